@@ -1,0 +1,279 @@
+"""Every exception of aiograd, as one tree.
+
+Each class is also the builtin a caller would naturally catch, carries its facts as attributes, and
+says what happened, where, and what to do next. All of them pickle, so they can cross the wire.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AiogradError",
+    "AuthError",
+    "BackwardFailed",
+    "ContextError",
+    "DeadlineExceeded",
+    "GradError",
+    "InsecureTransport",
+    "NestedContext",
+    "NoContext",
+    "NotAllowed",
+    "NotOwner",
+    "Overloaded",
+    "OwnerLost",
+    "ProtocolError",
+    "RRefError",
+    "RRefExpired",
+    "RRefLeak",
+    "RRefReleased",
+    "RemoteError",
+    "RpcError",
+    "SecurityError",
+    "SerializationError",
+    "UnknownContext",
+    "UnknownWorker",
+    "WorkerClosed",
+    "WorkerLost",
+    "WorkerUnresponsive",
+]
+
+
+class AiogradError(Exception):
+    """The root of every error that aiograd itself raises."""
+
+
+class GradError(AiogradError, RuntimeError):
+    """A gradient was asked for that does not exist, or would be wrong.
+
+    `reason` names the case in one word: "no_roots", "no_requires_grad", "not_scalar",
+    "no_grad_fn", "freed", "shape", "modified", "unused", "dtype", "received", "context", "inplace".
+    """
+
+    def __init__(self, message: str, reason: str = "other") -> None:
+        super().__init__(message, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+# ── calls ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class RpcError(AiogradError):
+    """A call could not be made or answered."""
+
+
+class DeadlineExceeded(RpcError, TimeoutError):
+    """The callee did not answer in time. You get WorkerLost instead if its connection broke."""
+
+    def __init__(self, worker: str, function: str, seconds: float) -> None:
+        super().__init__(worker, function, seconds)
+        self.worker, self.function, self.seconds = worker, function, seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker} did not answer {self.function}() within {self.seconds:g} s; "
+            "it may still be running there (pass timeout= to wait longer)"
+        )
+
+
+class WorkerLost(RpcError, ConnectionError):
+    """The connection to a worker broke and did not come back.
+
+    `executed` says whether the call may have run there: "no" or "unknown".
+    """
+
+    def __init__(self, worker: str, executed: str = "unknown", why: str = "") -> None:
+        super().__init__(worker, executed, why)
+        self.worker, self.executed, self.why = worker, executed, why
+
+    def __str__(self) -> str:
+        ran = "the call did not run" if self.executed == "no" else "the call may have run"
+        why = f" ({self.why})" if self.why else ""
+        return f"lost worker {self.worker}{why}; {ran} there"
+
+
+class OwnerLost(WorkerLost):
+    """The worker that held an RRef's value is gone, and the value with it."""
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.worker}, the owner of this RRef, is gone{why}, and the value with it"
+
+
+class WorkerUnresponsive(WorkerLost):
+    """The worker still has its connection, but has been silent for too long."""
+
+    def __str__(self) -> str:
+        why = f" for {self.why}" if self.why else ""
+        return f"{self.worker} is connected but has been silent{why}; it may be stopped or blocked"
+
+
+class UnknownWorker(RpcError, LookupError):
+    """No member of the cluster has this name or rank."""
+
+    def __init__(self, worker: str, known: tuple[str, ...] = ()) -> None:
+        super().__init__(worker, known)
+        self.worker, self.known = worker, tuple(known)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.known[:8]) + (", …" if len(self.known) > 8 else "")
+        return f"there is no worker {self.worker!r} here" + (f"; known: {shown}" if shown else "")
+
+
+class WorkerClosed(RpcError):
+    """This worker was shut down, or none was started."""
+
+    def __init__(self, message: str = "", worker: str = "") -> None:
+        super().__init__(message, worker)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return self.args[0] or (
+            "there is no worker here: start one with `async with ag.LocalCluster(...)`, "
+            "`async with ag.Worker(...)` or `await ag.init_rpc(...)`"
+        )
+
+
+class Overloaded(RpcError):
+    """A worker refused work because a limit was reached; the call did not run."""
+
+    def __init__(self, worker: str, what: str = "") -> None:
+        super().__init__(worker, what)
+        self.worker, self.what = worker, what
+
+    def __str__(self) -> str:
+        return f"{self.worker} refused the call: {self.what or 'too much work in flight'}"
+
+
+class RemoteError(RpcError):
+    """A remote exception that cannot travel as itself."""
+
+    def __init__(
+        self, type_name: str, message: str = "", traceback_text: str = "", worker: str = ""
+    ) -> None:
+        super().__init__(type_name, message, traceback_text, worker)
+        self.type_name, self.message = type_name, message
+        self.traceback_text, self.worker = traceback_text, worker
+
+    def __str__(self) -> str:
+        where = f" on {self.worker}" if self.worker else ""
+        return f"{self.type_name}{where}: {self.message}"
+
+
+class SerializationError(RpcError, TypeError):
+    """Something in a call or a result cannot travel; `path` says where it sits."""
+
+    def __init__(self, path: str, what: str = "", worker: str = "") -> None:
+        super().__init__(path, what, worker)
+        self.path, self.what, self.worker = path, what, worker
+
+    def __str__(self) -> str:
+        where = f" (on {self.worker})" if self.worker else ""
+        return f"{self.path} cannot travel{where}: {self.what}"
+
+
+# ── security and protocol ───────────────────────────────────────────────────────────────────────
+
+
+class _NamesWorker:
+    """A message and, where known, the worker it is about."""
+
+    args: tuple[object, ...]
+
+    def __init__(self, message: str = "", worker: str = "") -> None:
+        super().__init__(message, worker)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SecurityError(_NamesWorker, AiogradError, PermissionError):
+    """Something was refused because it is not safe."""
+
+
+class AuthError(SecurityError):
+    """The other side could not prove that it knows the cluster's secret."""
+
+
+class NotAllowed(SecurityError):
+    """The peer may not call this function, or may not touch this value."""
+
+
+class InsecureTransport(SecurityError):
+    """Listening beyond this host without TLS; pass allow_plaintext=True if that is meant."""
+
+
+class ProtocolError(_NamesWorker, AiogradError):
+    """The other side broke the wire protocol."""
+
+
+# ── references ──────────────────────────────────────────────────────────────────────────────────
+
+
+class RRefError(_NamesWorker, AiogradError, RuntimeError):
+    """An RRef cannot be used like this."""
+
+
+class NotOwner(RRefError):
+    """Only the owner has the value; elsewhere use `await rref` or a proxy."""
+
+    def __init__(self, message: str = "", owner: str = "") -> None:
+        super().__init__(message, owner)
+        self.owner = owner
+
+
+class RRefExpired(RRefError):
+    """The owner gave the value up because this user was taken for dead."""
+
+
+class RRefReleased(RRefError):
+    """This reference was released."""
+
+
+class RRefLeak(RRefError):
+    """References were still alive at shutdown; the message lists where they were made."""
+
+
+# ── contexts ────────────────────────────────────────────────────────────────────────────────────
+
+
+class ContextError(AiogradError, RuntimeError):
+    """A distributed autograd context cannot be used like this."""
+
+
+class UnknownContext(ContextError):
+    """There is no such context here: never made, already released, or of another worker."""
+
+    def __init__(self, context_id: int, why: str = "") -> None:
+        super().__init__(context_id, why)
+        self.context_id, self.why = context_id, why
+
+    def __str__(self) -> str:
+        return f"there is no autograd context {self.context_id} here" + (
+            f": {self.why}" if self.why else " (never made, or already released)"
+        )
+
+
+class NestedContext(ContextError):
+    """A context was opened inside another one in the same task."""
+
+
+class NoContext(ContextError):
+    """No autograd context is current; wrap the code in `async with ag.context():`."""
+
+
+class BackwardFailed(ContextError):
+    """A backward pass was ended everywhere because one worker failed.
+
+    The cause is chained; no gradient of the failed pass can be read on any worker.
+    """
+
+    def __init__(self, worker: str, op: str = "", why: str = "") -> None:
+        super().__init__(worker, op, why)
+        self.worker, self.op, self.why = worker, op, why
+
+    def __str__(self) -> str:
+        where = f" in {self.op}" if self.op else ""
+        return f"the backward pass failed on {self.worker}{where}: {self.why}"

@@ -1,0 +1,101 @@
+"""Both event loops, a deadline that really stops a hung test, and a leak check around every test."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+
+DEADLINE = 30.0  # seconds; `@pytest.mark.deadline(n)` sets another one
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # pytest-asyncio replaces the call itself, so a deadline must be inside the coroutine function.
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            mark = item.get_closest_marker("deadline")
+            item.obj = _limited(item.obj, mark.args[0] if mark else DEADLINE)
+
+
+def _limited(test: Callable[..., object], seconds: float) -> Callable[..., object]:
+    @functools.wraps(test)
+    async def limited(*args: object, **kwargs: object) -> None:
+        async with asyncio.timeout(seconds):
+            await test(*args, **kwargs)
+
+    return limited
+
+
+class _AsyncioErrors(logging.Handler):
+    """Collects what asyncio only logs: exceptions and tasks that nobody looked at."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _open_files() -> dict[str, str]:
+    files = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if not target.startswith(("/proc/", "/dev/", "/sys/")):
+            files[fd] = target
+    return files
+
+
+def _children() -> set[str]:
+    found: set[str] = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as file:
+                found |= set(file.read().split())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No thread, file descriptor, child process or unretrieved error outlives a test."""
+    errors = _AsyncioErrors()
+    logging.getLogger("asyncio").addHandler(errors)
+    threads, files, children = set(threading.enumerate()), _open_files(), _children()
+    try:
+        yield
+    finally:
+        logging.getLogger("asyncio").removeHandler(errors)
+    if not inspect.iscoroutinefunction(getattr(request.node, "obj", None)) and not errors.messages:
+        if set(threading.enumerate()) <= threads and _children() <= children:
+            return  # a pure test: nothing to wait for
+    gc.collect()
+    end = time.monotonic() + 2.0
+    while True:
+        left = {
+            "threads": [t.name for t in set(threading.enumerate()) - threads],
+            "children": sorted(_children() - children),
+            "files": sorted(set(_open_files().values()) - set(files.values())),
+        }
+        if not any(left.values()) or time.monotonic() > end:
+            break
+        time.sleep(0.01)
+    assert not any(left.values()), f"left behind: {left}"
+    assert not errors.messages, errors.messages

@@ -1,0 +1,184 @@
+"""The launch contract: who am I, and where do we meet, as a pure function of environment variables.
+
+`aiograd run`, torchrun, Slurm, Open MPI, PMI (MPICH, Intel MPI) and Kubernetes indexed jobs all
+tell a process its rank in their own words. This module reads them; it opens and starts nothing.
+
+    our own AIOGRAD_* variables come first, one by one;
+    the first launcher that names a rank fills in the rest.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Launch", "expand_hosts", "read_launch"]
+
+Environment = Mapping[str, str]
+
+DEFAULT_PORT = 29500  # what torchrun and its users expect
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the environment says about this process; None where it says nothing."""
+
+    name: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    rendezvous: str | None = None
+    secret_file: str | None = None
+    launcher: str | None = None  # the row of the table that gave the rank
+
+
+def read_launch(environment: Environment) -> Launch:
+    """Read the launch contract from `environment`, usually `os.environ`."""
+    given = Launch(
+        name=environment.get("AIOGRAD_NAME") or None,
+        rank=_number(environment, "AIOGRAD_RANK"),
+        world_size=_number(environment, "AIOGRAD_WORLD_SIZE"),
+        rendezvous=environment.get("AIOGRAD_RENDEZVOUS") or None,
+        secret_file=environment.get("AIOGRAD_SECRET_FILE") or None,
+        launcher="aiograd" if environment.get("AIOGRAD_RANK") else None,
+    )
+    if given.rank is not None:
+        # `aiograd run` said who we are; a launcher around it speaks of its own processes, not ours.
+        return given
+    for launcher in LAUNCHERS:
+        rank = _number(environment, launcher.rank)
+        if rank is None:
+            continue
+        sizes = (_number(environment, name) for name in launcher.world_size)
+        size = next((size for size in sizes if size is not None), None)
+        return Launch(
+            name=given.name,
+            rank=rank,
+            world_size=size if given.world_size is None else given.world_size,
+            rendezvous=given.rendezvous or _master(environment) or launcher.meet(environment),
+            secret_file=given.secret_file,
+            launcher=launcher.name,
+        )
+    return given
+
+
+# ── launchers ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """How one launcher says rank and size, and where its rank 0 can be met."""
+
+    name: str
+    rank: str
+    meet: Callable[[Environment], str | None]
+    world_size: tuple[str, ...]  # the first one that is set counts
+
+
+def _master(environment: Environment) -> str | None:
+    host = environment.get("MASTER_ADDR")
+    if not host:
+        return None
+    return _address(host, environment.get("MASTER_PORT") or DEFAULT_PORT)
+
+
+def _meet_slurm(environment: Environment) -> str | None:
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST")
+    hosts = hosts or environment.get("SLURM_JOB_NODELIST")
+    if not hosts:
+        return None
+    job = environment.get("SLURM_JOB_ID", "0") + "." + environment.get("SLURM_STEP_ID", "0")
+    return _address(next(expand_hosts(hosts)), _port_of(job))
+
+
+def _meet_open_mpi(environment: Environment) -> str | None:
+    # Open MPI does not tell the other hosts' names; on one host we need none.
+    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment.get("OMPI_COMM_WORLD_SIZE"):
+        return None
+    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
+    return _address("127.0.0.1", _port_of(job)) if job else None
+
+
+def _meet_kubernetes(environment: Environment) -> str | None:
+    # The pods of an indexed job are called <job>-<index>, and found through a headless service.
+    own, index = environment.get("HOSTNAME", ""), environment["JOB_COMPLETION_INDEX"]
+    if not own.endswith(f"-{index}"):
+        return None
+    first = own.removesuffix(index) + "0"
+    service = environment.get("AIOGRAD_SERVICE")
+    return _address(f"{first}.{service}" if service else first, DEFAULT_PORT)
+
+
+def _nowhere(environment: Environment) -> str | None:
+    return None
+
+
+# fmt: off
+LAUNCHERS = (
+    #        name          rank                    where             world size
+    Launcher("torchrun",   "RANK",                 _nowhere,         ("WORLD_SIZE",)),
+    Launcher("slurm",      "SLURM_PROCID",         _meet_slurm,      ("SLURM_STEP_NUM_TASKS",
+                                                                      "SLURM_NTASKS")),
+    Launcher("open-mpi",   "OMPI_COMM_WORLD_RANK", _meet_open_mpi,   ("OMPI_COMM_WORLD_SIZE",)),
+    Launcher("pmi",        "PMI_RANK",             _nowhere,         ("PMI_SIZE",)),
+    Launcher("kubernetes", "JOB_COMPLETION_INDEX", _meet_kubernetes, ()),
+)
+# fmt: on
+
+
+# ── words ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _number(environment: Environment, name: str) -> int | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{name} should be a number of 0 or more, not {text!r}")
+    return number
+
+
+def _address(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _port_of(job: str) -> int:
+    """Give each job a port of its own, the same one in all its processes.
+
+    Two jobs that share a host should not meet each other, and the kernel gives out none below 32768.
+    """
+    return 20000 + zlib.crc32(job.encode()) % 10000
+
+
+_HOST = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\])+")
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+
+
+def expand_hosts(text: str) -> Iterator[str]:
+    """Expand Slurm's short form lazily: `gpu[01-03,7]-ib,login` is gpu01-ib … gpu7-ib, login."""
+    for host in _HOST.findall(text.replace(" ", "")):
+        yield from _expand([(match[1], match[2]) for match in _PIECE.finditer(host)])
+
+
+def _expand(pieces: list[tuple[str | None, str | None]]) -> Iterator[str]:
+    if not pieces:
+        yield ""
+        return
+    (ranges, plain), rest = pieces[0], pieces[1:]
+    for head in [plain or ""] if ranges is None else _numbers(ranges):
+        for tail in _expand(rest):
+            yield head + tail
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"cannot read the host range [{ranges}]")
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{number:0{len(first)}d}"  # as many leading zeros as the first one has

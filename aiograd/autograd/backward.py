@@ -1,0 +1,185 @@
+"""The local backward pass: into `.grad` of the leaves, or as a tuple of derivatives.
+
+Both build one `Sweep` over the graph of this process. A graph that reaches a tensor received from
+another worker cannot be played back locally; its Recv node says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.graph import Accumulate, Joint, Node
+from aiograd.autograd.op import parent_of
+from aiograd.autograd.sweep import Sweep
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.errors import GradError
+
+
+def backward(
+    tensors: Tensor | Sequence[Tensor],
+    gradients: Any = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+) -> None:
+    """Add the derivative of `tensors` to `.grad` of every leaf they were made from."""
+    roots, grads = _roots(tensors, gradients, create_graph)
+    retain = retain_graph or create_graph
+    sweep = Sweep([node for node, _ in roots], retain_graph=retain, create_graph=create_graph)
+    del gradients, tensors
+    while roots:
+        node, _ = roots.pop()
+        sweep.feed(node, grads.pop())
+    for sink, grad in sweep.drain():
+        if grad is not None:
+            deposit(sink, grad)
+    if not sweep.complete:
+        raise AssertionError(f"nodes still wait: {sweep.waiting}")
+
+
+def deposit(sink: Node, grad: Any) -> None:
+    """Add a gradient that arrived at a leaf to its `.grad`."""
+    if not isinstance(sink, Accumulate):
+        refuse_received(sink)
+        return
+    leaf = sink.variable
+    if not isinstance(grad, Tensor):
+        grad = wrap(grad)
+    leaf._grad = grad if leaf._grad is None else accumulated(leaf._grad, grad)
+    after_accumulation(leaf)
+
+
+def accumulated(old: Tensor, new: Tensor) -> Tensor:
+    """The sum of two gradients of one leaf, as a new tensor unless the old one can be reused."""
+    if old.requires_grad or new.requires_grad:
+        return old + new
+    if old.data.__class__ is np.ndarray and new.data.__class__ is np.ndarray:
+        old.data += new.data
+        old._written()
+        return old
+    return wrap(old.data + new.data)
+
+
+def after_accumulation(leaf: Tensor) -> None:
+    """Run what `register_post_accumulate_grad_hook` asked for."""
+    for hook in list(getattr(leaf, "post_hooks", {}).values()):
+        hook(leaf)
+
+
+def refuse_received(sink: Node) -> None:
+    if isinstance(sink, Joint):
+        raise GradError(
+            "this graph reaches a tensor that was received from another worker; "
+            "use `await ctx.backward(...)` of its context instead of a local backward",
+            "received",
+        )
+    raise AssertionError(f"{sink.name} is no end of a graph")
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Return the derivatives of `outputs` by `inputs`, without touching any `.grad`."""
+    wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    nodes = [_input_node(tensor) for tensor in wanted]
+    roots, grads = _roots(outputs, grad_outputs, create_graph)
+    retain = create_graph if retain_graph is None else retain_graph
+    sweep = Sweep(
+        [node for node, _ in roots],
+        retain_graph=retain,
+        create_graph=create_graph,
+        capture=nodes,
+    )
+    for (node, _), value in zip(roots, grads, strict=True):
+        sweep.feed(node, value)
+    for sink, value in sweep.drain():
+        if value is not None and isinstance(sink, Joint):
+            refuse_received(sink)
+        if isinstance(sink, Accumulate) and sink in sweep.captured:
+            sweep.captured[sink] = value  # after the leaf's hooks
+    return tuple(_derivatives(nodes, sweep.captured, allow_unused))
+
+
+def _derivatives(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
+    results: list[Tensor | None] = []
+    for position, node in enumerate(nodes):
+        value = found.get(node)
+        if value is None and not allow_unused:
+            raise GradError(
+                f"input {position} was not used to make the outputs; "
+                "pass allow_unused=True to get None for it",
+                "unused",
+            )
+        results.append(value if value is None or isinstance(value, Tensor) else wrap(value))
+    return results
+
+
+def _input_node(tensor: Any) -> Node:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"derivatives are taken by Tensors, not by {type(tensor).__name__}")
+    node = parent_of(tensor)
+    if node is None:
+        raise GradError("an input does not require grad", "no_requires_grad")
+    return node
+
+
+def _roots(
+    tensors: Tensor | Sequence[Tensor], gradients: Any, create_graph: bool
+) -> tuple[list[tuple[Node, Tensor]], list[Any]]:
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not roots:
+        raise GradError("backward needs at least one tensor to start from", "no_roots")
+    if gradients is None or isinstance(gradients, Tensor) or not isinstance(gradients, list | tuple):
+        gradients = [gradients] * len(roots) if gradients is None else [gradients]
+    if len(gradients) != len(roots):
+        raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
+    pairs, values = [], []
+    for root, value in zip(roots, gradients, strict=True):
+        node = root_node(root)
+        pairs.append((node, root))
+        values.append(_root_gradient(root, value, create_graph))
+    return pairs, values
+
+
+def root_node(root: Any) -> Node:
+    """The node a pass starts from."""
+    if not isinstance(root, Tensor):
+        raise TypeError(f"backward starts from Tensors, not from {type(root).__name__}")
+    node = parent_of(root)
+    if node is None:
+        raise GradError(
+            "this tensor does not require grad and has no gradient function; "
+            "was it made under no_grad(), or from tensors without requires_grad=True?",
+            "no_requires_grad",
+        )
+    return node
+
+
+def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
+    if value is None:
+        if root.size != 1:
+            raise GradError(
+                f"backward needs a scalar, or a gradient for this tensor of shape {root.shape}; "
+                "reduce it first, e.g. with .sum()",
+                "not_scalar",
+            )
+        value = np.ones(root.shape, root.dtype)
+    elif not isinstance(value, Tensor):
+        value = np.asarray(value)
+    if tuple(value.shape) != root.shape:
+        raise GradError(
+            f"a gradient of shape {tuple(value.shape)} does not fit a tensor of shape {root.shape}",
+            "shape",
+        )
+    if create_graph:
+        return value if isinstance(value, Tensor) else wrap(value)
+    return value.data if isinstance(value, Tensor) else value

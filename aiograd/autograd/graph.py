@@ -1,0 +1,185 @@
+"""The tape: nodes that know how to turn the gradient of their output into those of their inputs.
+
+    x (leaf) ──▶ Accumulate ◀── OpNode "mul" ◀── OpNode "sum" ◀── loss.grad_fn
+
+Every edge is a plain reference to the node behind an input (None where no gradient is wanted), and
+every node has one output gradient. An operation with several outputs puts one `Part` between itself
+and each of them, so the reverse pass (`sweep.py`) never has to know. The distributed engine adds its
+own kinds of node (Send, Recv) by subclassing `Node` and `Joint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiograd.errors import GradError
+
+if TYPE_CHECKING:
+    from aiograd.autograd.op import Op
+    from aiograd.autograd.tensor import Tensor
+
+Hook = Callable[["Tensor"], "Tensor | None"]
+
+
+class Node:
+    """One step of the tape; `shape` and `dtype` are those of its output, and so of its gradient."""
+
+    __slots__ = ("__weakref__", "dtype", "hooks", "parents", "shape")
+
+    parents: tuple[Node | None, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    hooks: list[Hook] | None  # run on the summed gradient before it is passed on
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def next_nodes(self) -> tuple[tuple[Node, int], ...]:
+        """The nodes this one passes gradients to, each with the number of that node's output."""
+        return tuple(_seen_from_outside(parent) for parent in self.parents if parent is not None)
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Give the gradient of every parent (None: none). Arrays in, arrays out; with
+        `create_graph` Tensors in, Tensors out, and everything is recorded. Unless `retain`,
+        let go of what was saved for the backward pass."""
+        raise AssertionError(f"{self.name} does not pass gradients on")
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+def _seen_from_outside(node: Node) -> tuple[Node, int]:
+    return (node.joint, node.index) if isinstance(node, Part) else (node, 0)
+
+
+class Accumulate(Node):
+    """The end of the tape at a leaf: what arrives here is the leaf's gradient."""
+
+    __slots__ = ("variable",)
+    name = "AccumulateGrad"
+
+    def __init__(self, variable: Tensor) -> None:
+        self.variable = variable  # the leaf only refers back weakly, so this is no cycle
+        self.parents = ()
+        self.shape = variable.data.shape
+        self.dtype = variable.data.dtype
+        self.hooks = None
+
+
+class Joint(Node):
+    """A node with several outputs: its gradient is a list, one slot per `Part`."""
+
+    __slots__ = ("outputs",)
+
+    outputs: int
+
+    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        raise AssertionError(f"{self.name} does not pass gradients on")
+
+
+class Part(Node):
+    """Output number `index` of a `Joint`."""
+
+    __slots__ = ("index", "joint")
+
+    def __init__(self, joint: Joint, index: int, shape: tuple[int, ...], dtype: Any) -> None:
+        self.joint, self.index = joint, index
+        self.parents = (joint,)
+        self.shape, self.dtype, self.hooks = shape, dtype, None
+
+
+class OpNode(Node):
+    """A recorded operation with one output."""
+
+    __slots__ = ("cell", "kwargs", "op", "saved", "versions")
+
+    def __init__(
+        self,
+        op: Op,
+        parents: tuple[Node | None, ...],
+        saved: tuple[Any, ...] | None,
+        versions: tuple[int, ...] | None,
+        cell: list[int] | None,
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        self.op = op
+        self.parents = parents
+        self.saved = saved  # (result, *arguments) as far as the rules need them; None once freed
+        self.versions = versions  # of the saved arguments; None: all were at version 0
+        self.cell = cell  # the version cell of the saved result
+        self.kwargs = kwargs
+        self.shape = output.shape
+        self.dtype = output.dtype
+        self.hooks = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.op.name
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        if self.saved is NOTHING_SAVED:
+            first, second = self.parents
+            rule_a, rule_b = self.op.rules
+            return (
+                None if first is None or rule_a is None else rule_a(grad, None, None, None),
+                None if second is None or rule_b is None else rule_b(grad, None, None, None),
+            )
+        contributions = self.op.gradients(self, grad, create_graph)
+        if not retain and self.op.saves:
+            self.saved = None
+        return contributions
+
+
+NOTHING_SAVED: tuple[Any, ...] = (None, None, None)  # of a binary operator like `+`, told by identity
+
+
+class JointOpNode(Joint):
+    """A recorded operation with several outputs."""
+
+    __slots__ = ("cells", "kwargs", "metas", "op", "saved", "versions")
+
+    def __init__(
+        self,
+        op: Op,
+        parents: tuple[Node | None, ...],
+        saved: tuple[Any, ...] | None,
+        versions: tuple[int, ...] | None,
+        kwargs: dict[str, Any],
+        metas: tuple[tuple[tuple[int, ...], Any], ...],
+    ) -> None:
+        self.op, self.parents, self.saved, self.versions = op, parents, saved, versions
+        self.cells: tuple[list[int], ...] = ()  # the version cells of the saved results
+        self.kwargs = kwargs
+        self.metas = metas  # shape and dtype of each output, for outputs that nobody used
+        self.outputs = len(metas)
+        self.shape, self.dtype, self.hooks = (), None, None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.op.name
+
+    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        contributions: Sequence[Any] = self.op.joint_gradients(self, grad, create_graph)
+        if not retain and self.op.saves:
+            self.saved = None
+        return contributions
+
+
+def modified(name: str) -> GradError:
+    return GradError(
+        f"a tensor that the backward pass of {name} needs was changed in place after it was used; "
+        "write into a copy instead",
+        "modified",
+    )
+
+
+def freed(name: str) -> GradError:
+    return GradError(
+        f"the values that {name} saved for the backward pass were already freed by an earlier "
+        "pass; give the earlier pass retain_graph=True to run a second one",
+        "freed",
+    )

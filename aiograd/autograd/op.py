@@ -1,0 +1,437 @@
+"""Operations are rows: a forward function on arrays and one gradient rule per argument.
+
+    mul = op("mul", np.multiply, lambda g, y, a, b: g * conj(b), lambda g, y, a, b: g * conj(a))
+
+In rules: `g` incoming gradient, `y` the result, `a`, `b` … the positional arguments; keyword
+arguments follow under their names. Positional arguments are differentiable, keyword arguments are
+not, and None instead of a rule says "no gradient on purpose". Rules are plain numpy expressions.
+In an ordinary pass they run on arrays; with `create_graph` the same expressions run on Tensors and
+are recorded, so derivatives of any order need nothing more. Broadcasting and promotion are undone in
+one place (`sweep.conform`), so a rule is only maths.
+
+Only what the rules read is kept for the backward pass: the code of a rule tells which arguments it
+uses, and whether it only wants their `.shape` or `.dtype`.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.graph import NOTHING_SAVED, JointOpNode, Node, OpNode, Part, freed, modified
+from aiograd.autograd.recording import recording
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.errors import GradError
+
+_ndarray = np.ndarray
+Rule = Callable[..., Any]
+
+#: Every operation of the library by name; calls on other workers name them instead of shipping them.
+OPS: dict[str, Op] = {}
+
+NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
+
+
+class Meta:
+    """The shape and dtype of an array that a rule does not need itself."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, array: Any) -> None:
+        self.shape: tuple[int, ...] = np.shape(array)
+        self.dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Op:
+    """A differentiable operation; call it on Tensors, arrays or numbers to get a Tensor."""
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        rules: Sequence[Rule | None],
+        *,
+        each: Rule | None = None,
+        joint: Rule | None = None,
+        shapes_only: bool = False,
+    ) -> None:
+        self.name = name
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = forward.__doc__
+        self.forward = forward
+        self.rules = tuple(rules)
+        self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
+        self.joint = joint  # one rule for all arguments of an op with several outputs
+        self._shapes_only = shapes_only
+        self._plans: dict[Any, tuple[bool, tuple[int, ...]]] = {}
+        self._needs = [needs(rule) for rule in self.rules]
+        self._variadic = needs_variadic(each or joint) if each or joint else None
+        self.saves = (
+            any(VALUE in (own, *args) for own, args in self._needs)
+            if self._variadic is None
+            else VALUE in self._variadic
+        )
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tracked = False
+        raw = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                raw.append(arg.data)
+                if arg._leaf or arg._node is not None:
+                    tracked = True
+            elif arg is None:
+                raise TypeError(f"{self.name}() got None where an array belongs")
+            else:
+                raw.append(arg)
+        result = self.forward(*raw, **kwargs)
+        if result.__class__ is tuple:
+            return self._wrap_all(args, raw, result, kwargs, tracked and recording.get())
+        if tracked and recording.get():
+            return self.record(args, raw, result, kwargs)
+        tensor = wrap(result)
+        if tensor.data.base is not None:
+            share_version(tensor, args)
+        return tensor
+
+    def of(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply to arrays giving an array, or to Tensors giving a Tensor; for use in rules."""
+        for arg in args:
+            if isinstance(arg, Tensor):
+                return self(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    # ── recording ───────────────────────────────────────────────────────────────────────────────
+
+    def record(self, args: Sequence[Any], raw: Sequence[Any], y: Any, kwargs: Any) -> Tensor:
+        """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
+        tensor = wrap(y)
+        y = tensor.data
+        if y.dtype.kind not in "fc":
+            return tensor  # comparisons, rounding to integers: nothing flows back
+        parents = tuple([parent_of(arg) for arg in args])
+        keep_y, uses = self._plan(parents)
+        versions = None
+        if self.saves:
+            saved, versions = self._save(args, raw, uses)
+            if keep_y:
+                tensor._cell = [0]
+        else:
+            saved = [None] * len(uses) if SHAPE not in uses else self._save(args, raw, uses)[0]
+        node = OpNode(
+            self, parents, (y if keep_y else None, *saved), versions, tensor._cell, kwargs, y
+        )
+        tensor._node = node
+        if y.base is not None:
+            share_version(tensor, args)
+            if keep_y:
+                node.cell = tensor._cell
+        return tensor
+
+    def _plan(self, parents: tuple[Node | None, ...]) -> tuple[bool, tuple[int, ...]]:
+        """What to keep, given which arguments want a gradient."""
+        active = tuple([parent is not None for parent in parents])
+        plan = self._plans.get(active)
+        if plan is None:
+            plan = self._plans[active] = self._make_plan(active)
+        return plan
+
+    def _make_plan(self, active: tuple[bool, ...]) -> tuple[bool, tuple[int, ...]]:
+        if self._variadic is not None:
+            own, rest = self._variadic
+            rest = min(rest, SHAPE) if self._shapes_only else rest
+            return own == VALUE, (rest,) * len(active)
+        keep_y, uses = False, [NOTHING] * len(active)
+        for wanted, (own, args) in zip(active, self._needs, strict=False):
+            if wanted:
+                keep_y = keep_y or own == VALUE
+                uses = [max(a, b) for a, b in zip(uses, args, strict=False)]
+        return keep_y, tuple(uses)
+
+    def _save(
+        self, args: Sequence[Any], raw: Sequence[Any], uses: tuple[int, ...]
+    ) -> tuple[list[Any], tuple[int, ...] | None]:
+        saved: list[Any] = []
+        versions: list[int] | None = None
+        for position, use in enumerate(uses):
+            if use == VALUE:
+                arg = args[position]
+                if isinstance(arg, Tensor):
+                    cell = arg._cell
+                    if cell is not None and cell[0]:
+                        versions = versions or [0] * len(uses)
+                        versions[position] = cell[0]
+                saved.append(arg)
+            elif use == SHAPE:
+                saved.append(Meta(raw[position]))
+            else:
+                saved.append(None)
+        return saved, None if versions is None else tuple(versions)
+
+    def _wrap_all(
+        self,
+        args: Sequence[Any],
+        raw: Sequence[Any],
+        results: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        record: bool,
+    ) -> tuple[Tensor, ...]:
+        tensors = tuple([wrap(y) for y in results])
+        if record:
+            parents = tuple([parent_of(arg) for arg in args])
+            keep_y, uses = self._plan(parents)
+            saved, versions = self._save(args, raw, uses)
+            arrays = tuple([t.data for t in tensors])
+            node = JointOpNode(
+                self,
+                parents,
+                (arrays if keep_y else None, *saved),
+                versions,
+                kwargs,
+                tuple([(y.shape, y.dtype) for y in arrays]),
+            )
+            for index, tensor in enumerate(tensors):
+                if tensor.data.dtype.kind in "fc":
+                    tensor._node = Part(node, index, tensor.data.shape, tensor.data.dtype)
+                if keep_y:
+                    tensor._cell = [0]
+                    node.cells = (*node.cells, tensor._cell)
+        for tensor in tensors:
+            if tensor.data.base is not None:
+                share_version(tensor, args)
+        return tensors
+
+    # ── the way back ────────────────────────────────────────────────────────────────────────────
+
+    def gradients(self, node: OpNode, g: Any, create_graph: bool) -> Sequence[Any]:
+        """Run the rules of the arguments that want a gradient."""
+        y, args = self._restore(node, create_graph)
+        if create_graph and y is not None:
+            y = wrap(y, node)
+        kwargs = node.kwargs
+        if self.each is not None:
+            each = self.each
+            return [
+                None if parent is None else each(g, y, i, *args, **kwargs)
+                for i, parent in enumerate(node.parents)
+            ]
+        return [
+            None if parent is None or rule is None else rule(g, y, *args, **kwargs)
+            for parent, rule in zip(node.parents, self.rules, strict=False)
+        ]
+
+    def joint_gradients(self, node: JointOpNode, gs: list[Any], create_graph: bool) -> Any:
+        """Run the one rule of an operation with several outputs."""
+        ys, args = self._restore(node, create_graph)
+        for cell in node.cells:
+            if cell[0]:
+                raise modified(self.name)
+        filled = []
+        for g, (shape, dtype) in zip(gs, node.metas, strict=True):
+            if g is None and dtype.kind in "fc":
+                g = np.zeros(shape, dtype)
+                g = wrap(g) if create_graph else g
+            filled.append(g)
+        if create_graph and ys is not None:
+            ys = tuple(
+                wrap(y, Part(node, i, *node.metas[i]) if y.dtype.kind in "fc" else None)
+                for i, y in enumerate(ys)
+            )
+        assert self.joint is not None
+        return self.joint(filled, ys, *args, **node.kwargs)
+
+    def _restore(self, node: Any, create_graph: bool) -> tuple[Any, Sequence[Any]]:
+        saved = node.saved
+        if saved is None:
+            raise freed(self.name)
+        if not self.saves:
+            return None, saved[1:]
+        versions = node.versions
+        if isinstance(node, OpNode) and node.cell is not None and node.cell[0]:
+            if saved[0] is not None:
+                raise modified(self.name)
+        args = []
+        for position, arg in enumerate(saved[1:]):
+            if isinstance(arg, Tensor):
+                cell = arg._cell
+                if cell is not None and cell[0] != (versions[position] if versions else 0):
+                    raise modified(self.name)
+                args.append(arg if create_graph else arg.data)
+            else:
+                args.append(arg)
+        return saved[0], args
+
+
+def binary(op: Op) -> Callable[[Tensor, Any], Any]:
+    """The operation as an operator method: the same as calling it, with the common case unrolled.
+
+    `a + b` on small arrays costs about as much as numpy itself, so every step here counts.
+    """
+    forward, new, dense = op.forward, object.__new__, _ndarray
+
+    def operator(a: Tensor, b: Any) -> Any:
+        if b.__class__ is Tensor:
+            y = forward(a.data, b.data)
+            second = b._node
+            if second is None and b._leaf:
+                second = b.accumulator()
+        elif isinstance(b, Tensor):
+            return op(a, b)
+        elif b is None or isinstance(b, str):
+            return NotImplemented
+        else:
+            y = forward(a.data, b)
+            second = None
+        first = a._node
+        if first is None and a._leaf:
+            first = a.accumulator()
+        if (
+            y.__class__ is not dense
+            or op.saves
+            or (first is None and second is None)
+            or not recording.get()
+        ):
+            if y is NotImplemented:
+                return y
+            if (first is None and second is None) or not recording.get():
+                return wrap(y)
+            return op.record((a, b), (a.data, b.data if isinstance(b, Tensor) else b), y, {})
+        node = new(OpNode)
+        node.op = op
+        node.parents = (first, second)
+        node.saved = NOTHING_SAVED
+        node.versions = node.cell = node.hooks = None
+        node.kwargs = _NO_KWARGS
+        node.shape = y.shape
+        node.dtype = y.dtype
+        tensor = new(Tensor)
+        tensor.data = y
+        tensor._node = node
+        tensor._leaf = False
+        tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+        return tensor
+
+    operator.__name__ = op.name
+    return operator
+
+
+_NO_KWARGS: dict[str, Any] = {}
+
+
+def parent_of(arg: Any) -> Node | None:
+    """The node behind an argument, or None if no gradient is wanted for it."""
+    if isinstance(arg, Tensor):
+        node = arg._node
+        if node is not None:
+            return node
+        if arg._leaf:
+            return arg.accumulator()
+    return None
+
+
+def share_version(result: Tensor, args: Sequence[Any]) -> None:
+    """Let a view count writes together with the tensor whose memory it shows."""
+    base = result.data.base
+    for arg in args:
+        if isinstance(arg, Tensor) and (arg.data is base or arg.data.base is base):
+            if arg._cell is None:
+                arg._cell = [0] if result._cell is None else result._cell
+            result._cell = arg._cell
+            return
+
+
+def op(
+    name: str,
+    forward: Callable[..., Any],
+    *rules: Rule | None,
+    each: Rule | None = None,
+    joint: Rule | None = None,
+    shapes_only: bool = False,
+) -> Op:
+    """Declare a new operation with one gradient rule per positional argument.
+
+    `forward` works on arrays. A rule is called as `rule(g, y, *args, **kwargs)` and returns the
+    gradient of its argument; None instead of a rule means that the argument has none. Example:
+
+        softplus = ag.op("softplus", lambda a: np.log1p(np.exp(a)), lambda g, y, a: g / (1 + np.exp(-a)))
+    """
+    if not callable(forward):
+        raise TypeError(f"the forward function of {name!r} must be callable, not {forward!r}")
+    for rule in (*rules, each, joint):
+        if rule is not None and not callable(rule):
+            raise TypeError(f"a gradient rule of {name!r} must be callable or None, not {rule!r}")
+    if not rules and each is None and joint is None:
+        raise TypeError(f"{name!r} needs a gradient rule per argument (None for no gradient)")
+    return Op(name, forward, rules, each=each, joint=joint, shapes_only=shapes_only)
+
+
+# ── reading rules ───────────────────────────────────────────────────────────────────────────────
+
+_SHAPELIKE = {"shape", "ndim", "dtype", "size"}
+
+
+def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:
+    """How much a rule reads of the result, and of each positional argument."""
+    if rule is None:
+        return NOTHING, ()
+    names = _positional(rule)
+    if names is None:
+        return VALUE, (VALUE,) * 16  # cannot tell: keep everything
+    return _use(rule, names[1]), tuple(_use(rule, name) for name in names[2:])
+
+
+def needs_variadic(rule: Rule) -> tuple[int, int]:
+    """How much an `each` or `joint` rule reads of the result, and of the arguments together."""
+    names = _positional(rule)
+    if names is None:
+        return VALUE, VALUE
+    code = rule.__code__
+    star = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 4 else ""
+    rest = [*names[2:], star] if star else names[2:]
+    return _use(rule, names[1]), max((_use(rule, name) for name in rest), default=NOTHING)
+
+
+def _positional(rule: Rule) -> list[str] | None:
+    if not inspect.isfunction(rule):
+        return None
+    code = rule.__code__
+    names = list(code.co_varnames[: code.co_argcount])
+    return names if len(names) >= 2 and not set(names) & set(code.co_cellvars) else None
+
+
+def _use(rule: Rule, name: str) -> int:
+    use = NOTHING
+    instructions = list(dis.get_instructions(rule))
+    for here, after in zip(instructions, [*instructions[1:], None], strict=True):
+        read = here.argval if isinstance(here.argval, tuple) else (here.argval,)
+        if "FAST" in here.opname and name in read:
+            shapelike = (
+                after is not None
+                and after.opname == "LOAD_ATTR"
+                and after.argval in _SHAPELIKE
+                and read[-1] == name
+                and read.count(name) == 1
+            )
+            use = max(use, SHAPE if shapelike else VALUE)
+    return use
+
+
+def wrong_count(name: str, given: int, expected: int) -> GradError:
+    return GradError(
+        f"the backward rule of {name} returned {given} gradients for {expected} inputs", "count"
+    )

@@ -1,0 +1,55 @@
+"""Whether operations are recorded: a switch per task, not per thread.
+
+A ContextVar, so that `no_grad()` held across an `await` never reaches another task.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+recording: ContextVar[bool] = ContextVar("aiograd_recording", default=True)
+
+
+class _Mode:
+    """A `with` block and a decorator that sets the switch and puts it back."""
+
+    value: bool
+
+    def __init__(self) -> None:
+        self._tokens: list[Token[bool]] = []  # one per block this object is open in
+
+    def __enter__(self) -> None:
+        self._tokens.append(recording.set(self.value))
+
+    def __exit__(self, *_: object) -> None:
+        recording.reset(self._tokens.pop())
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)():
+                return function(*args, **kwargs)
+
+        return cast(F, wrapped)
+
+
+class no_grad(_Mode):  # noqa: N801  a name users know
+    """Record nothing inside this block or function."""
+
+    value = False
+
+
+class enable_grad(_Mode):  # noqa: N801
+    """Record again inside a `no_grad()` block."""
+
+    value = True
+
+
+def is_grad_enabled() -> bool:
+    """Tell whether operations are recorded here and now."""
+    return recording.get()

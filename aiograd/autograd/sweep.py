@@ -1,0 +1,245 @@
+"""One reverse pass, as a state machine without I/O: feed gradients in, drain what became ready.
+
+    sweep = Sweep(entries)            count, for everything the entries reach, who will contribute
+    sweep.feed(entry, gradient)       each entry is fed exactly once; None says "no gradient"
+    for sink, gradient in sweep.drain(): ...
+
+A node runs when every contribution is in. Contributions may be None; a node that only got None passes
+None on without computing, so an unused branch costs nothing and never blocks. Nodes without parents
+(leaves, received tensors) are sinks: they come out of `drain` with the sum of their gradients.
+
+A local backward pass feeds its roots and drains once. A distributed one feeds what peers send, in
+whatever order, and drains after each message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.graph import Accumulate, Joint, Node, Part
+from aiograd.autograd.recording import enable_grad, no_grad
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.errors import GradError
+
+_ndarray = np.ndarray
+_references = sys.getrefcount
+
+
+class Sweep:
+    """The state of one reverse pass over the part of the tape that `entries` reach."""
+
+    def __init__(
+        self,
+        entries: Iterable[Node],
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        capture: Iterable[Node] = (),
+    ) -> None:
+        self.retain_graph = retain_graph
+        self.create_graph = create_graph
+        self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`
+        self._capture = frozenset(capture)
+        self._need: dict[Node, int] = {}  # contributions still missing, per node
+        self._grads: dict[Node, Any] = {}  # sums so far; a list of slots for a Joint
+        self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
+        self._ready: list[Node] = []
+        self._sinks: list[tuple[Node, Any]] = []
+        self._count(entries)
+
+    def _count(self, entries: Iterable[Node]) -> None:
+        need = self._need
+        stack = []
+        for node in entries:
+            if node in need:
+                need[node] += 1
+            else:
+                need[node] = 1
+                stack.append(node)
+        while stack:
+            for parent in stack.pop().parents:
+                if parent is not None:
+                    if parent in need:
+                        need[parent] += 1
+                    else:
+                        need[parent] = 1
+                        stack.append(parent)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._need
+
+    @property
+    def complete(self) -> bool:
+        """True when no node waits for anything any more."""
+        return not self._need
+
+    @property
+    def waiting(self) -> list[tuple[Node, int]]:
+        """The nodes that still wait, with the number of contributions each one misses."""
+        return list(self._need.items())
+
+    def feed(self, node: Node, grad: Any) -> None:
+        """Give an entry its gradient (a list with one slot per output for a `Joint`)."""
+        if grad is not None and not isinstance(node, Joint):
+            grad = conform(grad, node, node, self.create_graph)
+        self._deposit(node, grad)
+
+    def _deposit(self, node: Node, grad: Any) -> None:
+        if grad is not None:
+            self._add(node, grad)
+        need = self._need
+        missing = need[node] - 1
+        if missing:
+            need[node] = missing
+        else:
+            del need[node]
+            self._ready.append(node)
+
+    def _add(self, node: Node, grad: Any) -> None:
+        grads = self._grads
+        old = grads.get(node)
+        if old is None:
+            grads[node] = grad
+        elif isinstance(node, Joint):
+            raise AssertionError("a Joint is fed once, or through its parts")
+        elif node in self._ours:
+            old += grad
+        else:
+            total = grads[node] = old + grad
+            if total.__class__ is _ndarray:
+                self._ours.add(node)
+
+    def drain(self) -> list[tuple[Node, Any]]:
+        """Run everything that is ready, and return the sinks that are now known."""
+        with enable_grad() if self.create_graph else no_grad():
+            self._run_ready()
+        sinks, self._sinks = self._sinks, []
+        return sinks
+
+    def _run_ready(self) -> None:
+        """The inner loop of every backward pass; flat, because its cost is paid once per node."""
+        ready, grads, need = self._ready, self._grads, self._need
+        create_graph, retain = self.create_graph, self.retain_graph
+        capture, ours = self._capture, self._ours
+        while ready:
+            node = ready.pop()
+            grad = grads.pop(node, None)
+            if ours:
+                ours.discard(node)
+            if node.hooks is not None and grad is not None:
+                grad = _run_hooks(node.hooks, grad, node, create_graph)
+            if capture and node in capture:
+                self.captured[node] = grad
+            parents = node.parents
+            if grad is None or not parents or node.__class__ is Part:
+                contributions = part = None  # so that only the leaf's gradient is held below
+                self._special(node, parents, grad)
+                continue
+            contributions = node.run(grad, create_graph, retain)
+            for parent, part in zip(parents, contributions, strict=True):
+                if parent is None:
+                    continue
+                if part is not None:
+                    if (
+                        part.__class__ is not _ndarray
+                        or part.shape != parent.shape
+                        or part.dtype is not parent.dtype
+                    ):
+                        part = conform(part, parent, node, create_graph)
+                    if parent in grads:
+                        self._add(parent, part)
+                    else:
+                        grads[parent] = part
+                if need[parent] == 1:
+                    del need[parent]
+                    ready.append(parent)
+                else:
+                    need[parent] -= 1
+
+    def _special(self, node: Node, parents: tuple[Node | None, ...], grad: Any) -> None:
+        """Sinks, parts of several outputs, and nodes that got no gradient at all."""
+        if not parents:
+            if node.__class__ is Accumulate:
+                grad = self._settle(node, grad)
+            self._sinks.append((node, grad))
+        elif grad is None:
+            for parent in parents:
+                if parent is not None:
+                    self._deposit(parent, None)
+        else:
+            self._slot(node, grad)
+
+    def _slot(self, part: Any, grad: Any) -> None:
+        joint = part.joint
+        slots = self._grads.get(joint)
+        if slots is None:
+            slots = self._grads[joint] = [None] * joint.outputs
+        old = slots[part.index]
+        slots[part.index] = grad if old is None else old + grad
+        self._deposit(joint, None)
+
+    def _settle(self, node: Any, grad: Any) -> Any:
+        """A leaf's gradient after its hooks, in an array that nobody else holds."""
+        if grad is None:
+            return None
+        hooks = node.variable._hooks
+        if hooks:
+            grad = _run_hooks(list(hooks.values()), grad, node, self.create_graph)
+        if grad.__class__ is _ndarray:
+            # Held by the variables of our two callers, our own, and the call that counts.
+            if grad.base is not None or not grad.flags.forc or _references(grad) > 4:
+                return grad.copy()
+        elif not isinstance(grad, Tensor):
+            grad = grad.copy() if hasattr(grad, "copy") and _references(grad) > 4 else grad
+        return grad
+
+
+def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:
+    for hook in list(hooks):
+        given = grad if isinstance(grad, Tensor) else wrap(grad)
+        result = hook(given)
+        if result is not None:
+            grad = conform(result, node, node, create_graph)
+    return grad
+
+
+def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -> Any:
+    """Bring a gradient to the shape and dtype of what it is the gradient of.
+
+    The one place where broadcasting and type promotion of the forward pass are undone.
+    """
+    if isinstance(grad, Tensor):
+        if not create_graph:
+            grad = grad.data
+    elif create_graph:
+        grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))
+    elif not hasattr(grad, "dtype"):
+        grad = np.asarray(grad)
+    if grad.shape != target.shape:
+        grad = _unbroadcast(grad, target, source)
+    if grad.dtype is not target.dtype and grad.dtype != target.dtype:
+        if grad.dtype.kind == "c" and target.dtype.kind != "c":
+            grad = grad.real
+        grad = grad.astype(target.dtype)
+    return grad
+
+
+def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
+    shape = target.shape
+    extra = len(grad.shape) - len(shape)
+    axes = tuple(range(max(extra, 0))) + tuple(
+        i + extra for i, n in enumerate(shape) if extra >= 0 and n == 1 and grad.shape[i + extra] != 1
+    )
+    if extra >= 0 and axes:
+        grad = grad.sum(axis=axes, keepdims=True)
+        grad = grad.reshape(shape) if extra else grad
+    if grad.shape != shape:
+        raise GradError(
+            f"{source.name} gave a gradient of shape {tuple(grad.shape)} for an input of shape {shape}",
+            "shape",
+        )
+    return grad

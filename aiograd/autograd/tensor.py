@@ -1,0 +1,376 @@
+"""Tensor: a numpy array that remembers how it was made.
+
+What a Tensor *is* lives here: its data, its place in the graph, its flags and hooks, in-place
+writes and their versions. What can be *done* with it (operators, methods, numpy functions) is
+attached by the tables in `ops/`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiograd.autograd.graph import Accumulate, Hook, Node, Part
+from aiograd.autograd.recording import recording
+from aiograd.errors import GradError
+
+_ndarray = np.ndarray
+_new = object.__new__
+
+
+class Tensor:
+    """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
+
+    `==` is elementwise and the hash is identity, so tensors can be dictionary keys by who they are.
+    """
+
+    __slots__ = ("__weakref__", "_accumulate", "_cell", "_grad", "_hooks", "_leaf", "_node", "data")
+
+    data: Any  # the ndarray (or sparse array) itself
+    _node: Node | None  # what made it; None for a leaf
+    _leaf: bool  # a leaf that requires grad
+    _grad: Tensor | None
+    _cell: list[int] | None  # [version], shared by all tensors over the same memory
+    _hooks: dict[int, Hook] | None  # of a leaf; those of other tensors sit on the node
+    _accumulate: weakref.ref[Accumulate] | None
+
+    def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None) -> None:
+        if isinstance(data, Tensor):
+            data = data.data
+        if data is None:
+            raise TypeError("a Tensor needs data; got None")
+        self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
+        if self.data.dtype == object:
+            raise TypeError(f"a Tensor needs numbers; got {type(data).__name__} of objects")
+        self._node = self._grad = self._cell = self._hooks = self._accumulate = None
+        self._leaf = False
+        if requires_grad:
+            self.requires_grad = True
+
+    # ── attributes ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._leaf or self._node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if self._node is not None:
+            if not value:
+                raise GradError(
+                    "requires_grad can only be cleared on a leaf; use detach() instead", "not_leaf"
+                )
+            return
+        if value and self.data.dtype.kind not in "fc":
+            raise GradError(
+                f"only floating point and complex tensors can require grad, not {self.dtype}",
+                "dtype",
+            )
+        self._leaf = bool(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set `requires_grad` and return the tensor itself."""
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        return self._node is None
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The node that made this tensor; None for a leaf."""
+        node = self._node
+        return node.joint if isinstance(node, Part) else node
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that local `backward()` calls have summed up here."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                value = wrap(np.asarray(value))
+            if value.shape != self.shape:
+                raise GradError(
+                    f"a gradient of shape {value.shape} does not fit a tensor of shape {self.shape}",
+                    "shape",
+                )
+        self._grad = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.data.shape)
+
+    @property
+    def size(self) -> int:
+        return int(self.data.size)
+
+    @property
+    def dtype(self) -> Any:
+        return self.data.dtype
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.data.__class__ is not _ndarray and is_sparse_array(self.data)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+    # ── the value, without recording ────────────────────────────────────────────────────────────
+
+    def numpy(self) -> Any:
+        """Return the array itself (shared, not copied); nothing is recorded."""
+        return self.data if not self.is_sparse else self.data.to_dense()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def item(self) -> Any:
+        """Return the only element as a Python number."""
+        return self.data.item()
+
+    def tolist(self) -> Any:
+        """Return the value as nested Python lists."""
+        return self.numpy().tolist()
+
+    def __float__(self) -> float:
+        return float(self.data)
+
+    def __int__(self) -> int:
+        return int(self.data)
+
+    def __complex__(self) -> complex:
+        return complex(self.data)
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __index__(self) -> int:
+        if self.data.dtype.kind not in "iu" or self.data.size != 1:
+            raise TypeError("only a tensor with a single integer can be an index")
+        return int(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.data.item(), spec) if spec and self.size == 1 else repr(self)
+
+    def __repr__(self) -> str:
+        if self.is_sparse:
+            text = repr(self.data)
+        else:
+            text = np.array2string(self.data, separator=", ", prefix="tensor(")
+        if self.data.dtype not in (np.float64, np.int64, np.bool_):
+            text += f", dtype={self.data.dtype}"
+        if self._node is not None:
+            text += f", grad_fn={self.grad_fn!r}"
+        elif self._leaf:
+            text += ", requires_grad=True"
+        return f"tensor({text})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # ── copies ──────────────────────────────────────────────────────────────────────────────────
+
+    def detach(self) -> Tensor:
+        """Return a tensor over the same memory and version, without the graph."""
+        if self._cell is None:
+            self._cell = [0]
+        result = wrap(self.data)
+        result._cell = self._cell
+        return result
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.data, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if self._node is not None:
+            raise GradError(
+                "only leaf tensors can be deep-copied; use detach() for a copy of the value",
+                "not_leaf",
+            )
+        result = _rebuild(type(self), self.data.copy(), self._leaf)
+        memo[id(self)] = result
+        if self._grad is not None:
+            result._grad = _rebuild(Tensor, self._grad.data.copy(), False)
+        return result
+
+    # ── writing ─────────────────────────────────────────────────────────────────────────────────
+
+    def _before_write(self, value: Any = None) -> None:
+        """Refuse a write that the graph could not follow; note every other one."""
+        if recording.get():
+            if self._leaf:
+                raise GradError(
+                    "a leaf that requires grad cannot be written to while operations are "
+                    "recorded; wrap the write in `with ag.no_grad():`",
+                    "inplace",
+                )
+            if self._node is not None or (isinstance(value, Tensor) and value.requires_grad):
+                raise GradError(
+                    "writing into a tensor is not recorded; build a new tensor instead "
+                    "(ag.where, ag.concatenate, …), or write inside `with ag.no_grad():`",
+                    "inplace",
+                )
+
+    def _written(self) -> None:
+        cell = self._cell
+        if cell is None:
+            self._cell = [1]
+        else:
+            cell[0] += 1
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._before_write(value)
+        self.data[_plain_index(index)] = value.data if isinstance(value, Tensor) else value
+        self._written()
+
+    def copy_(self, value: Any) -> Tensor:
+        """Overwrite the whole tensor in place, under the rules of `tensor[...] = value`."""
+        self[...] = value
+        return self
+
+    # ── hooks and the graph ─────────────────────────────────────────────────────────────────────
+
+    def register_hook(self, hook: Hook) -> HookHandle:
+        """Call `hook(gradient)` once per pass with this tensor's summed gradient.
+
+        It may return another gradient. The returned handle has `remove()`.
+        """
+        if not self.requires_grad:
+            raise GradError(
+                "a hook needs a tensor that requires grad", "no_requires_grad"
+            )
+        if self._node is not None:
+            return HookHandle.on_list(self._node, hook)
+        if self._hooks is None:
+            self._hooks = {}
+        return HookHandle.on_dict(self._hooks, hook)
+
+    def accumulator(self) -> Accumulate:
+        """The node where gradients of this leaf arrive; the same one while anybody uses it."""
+        node = self._accumulate() if self._accumulate is not None else None
+        if node is None:
+            node = Accumulate(self)
+            self._accumulate = weakref.ref(node)
+        return node
+
+    def backward(
+        self, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        """Add the derivative of this tensor to `.grad` of every leaf it was made from."""
+        from aiograd.autograd.backward import backward
+
+        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
+    if TYPE_CHECKING:  # the tables in ops/ attach operators and methods
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, index: Any) -> Tensor: ...
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+
+
+class HookHandle:
+    """Takes a hook away again."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove: Callable[[], None] | None = remove
+
+    @classmethod
+    def on_dict(cls, hooks: dict[int, Any], hook: Any) -> HookHandle:
+        key = next(_hook_numbers)
+        hooks[key] = hook
+        return cls(lambda: hooks.pop(key, None))
+
+    @classmethod
+    def on_list(cls, node: Node, hook: Hook) -> HookHandle:
+        if node.hooks is None:
+            node.hooks = []
+        hooks = node.hooks
+        entry = _Once(hook)  # the same function may be registered twice
+        hooks.append(entry)
+
+        def remove() -> None:
+            if entry in hooks:
+                hooks.remove(entry)
+
+        return cls(remove)
+
+    def remove(self) -> None:
+        """Take the hook away; a second time does nothing."""
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+
+class _Once:
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return self.hook(grad)
+
+
+_hook_numbers = itertools.count()
+
+
+def wrap(data: Any, node: Node | None = None) -> Tensor:
+    """A Tensor around an array as it is, made by `node`."""
+    if data.__class__ is not _ndarray and not is_sparse_array(data):
+        data = np.asarray(data)
+    tensor = _new(Tensor)
+    tensor.data = data
+    tensor._node = node
+    tensor._leaf = False
+    tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+    return tensor
+
+
+def _rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
+    tensor = wrap(data)
+    if cls is not Tensor:
+        tensor = _new(cls)
+        tensor.data = data
+        tensor._node = tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+    tensor._leaf = requires_grad
+    return tensor
+
+
+def is_sparse_array(data: Any) -> bool:
+    """Tell whether this raw array is one of our sparse ones (they all say so themselves)."""
+    return getattr(data, "is_sparse_array", False) is True
+
+
+def _plain_index(index: Any) -> Any:
+    if isinstance(index, Tensor):
+        return index.data
+    if isinstance(index, tuple):
+        return tuple(_plain_index(i) for i in index)
+    return index

@@ -150,7 +150,7 @@ def _address(host: str, port: int | str) -> str:
 def _port_of(job: str) -> int:
     """Give each job a port of its own, the same one in all its processes.
 
-    Two jobs that share a host should not meet each other, and the kernel gives out none below 32768.
+    Two jobs on one host should not meet each other, and the kernel gives out none below 32768.
     """
     return 20000 + zlib.crc32(job.encode()) % 10000
 

@@ -1,0 +1,148 @@
+"""Gatherings and farewells, in every awkward order."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiograd.cluster.meetings import Farewell, Gatherings
+
+GROUP = (("a", b"1"), ("b", b"2"), ("c", b"3"))
+
+
+def test_a_gathering_is_complete_when_everyone_has_brought_something():
+    leader = Gatherings("a")
+    turn = leader.begin(GROUP)
+    assert leader.bring(GROUP, turn, "a", 1).missing() == ["b", "c"]
+    assert leader.bring(GROUP, turn, "c", 3).missing() == ["b"]
+    assert leader.bring(GROUP, turn, "b", 2).values == {"a": 1, "b": 2, "c": 3}
+    assert len(leader) == 0
+
+
+def test_the_nth_of_one_worker_pairs_with_the_nth_of_another():
+    leader, follower = Gatherings("a"), Gatherings("b")
+    group = GROUP[:2]
+    first, second = follower.begin(group), follower.begin(group)
+    leader.bring(group, second, "b", "b2")  # they may overtake each other on the way
+    leader.bring(group, first, "b", "b1")
+    mine = [leader.bring(group, leader.begin(group), "a", f"a{n}").values for n in (1, 2)]
+    assert mine == [{"a": "a1", "b": "b1"}, {"a": "a2", "b": "b2"}]
+
+
+def test_groups_count_their_turns_apart():
+    worker = Gatherings("a")
+    assert [worker.begin(GROUP), worker.begin(GROUP), worker.begin(GROUP[:2])] == [0, 1, 0]
+
+
+def test_who_comes_after_the_leader_gave_up_is_told_so():
+    leader = Gatherings("a")
+    gathering = leader.bring(GROUP, leader.begin(GROUP), "a", 1)
+    leader.end(gathering)
+    assert leader.bring(GROUP, 0, "b", 2) is None
+    assert leader.bring(GROUP, 1, "b", 2).missing() == ["a", "c"]
+
+
+def test_a_death_ends_the_gatherings_it_makes_impossible():
+    leader = Gatherings("a")
+    doomed = leader.bring(GROUP, leader.begin(GROUP), "a", 1)
+    other = leader.bring(GROUP[:2], leader.begin(GROUP[:2]), "a", 1)
+    assert leader.gone(b"3") == [doomed]
+    assert leader.gone(b"nobody") == []
+    assert leader.bring(GROUP[:2], 0, "b", 2) is other
+    assert len(leader) == 0
+
+
+def test_a_restarted_worker_and_the_others_count_from_zero_together():
+    leader, reborn = Gatherings("a"), Gatherings("b")
+    old, new = (("a", b"1"), ("b", b"2")), (("a", b"1"), ("b", b"9"))
+    leader.begin(old)
+    leader.gone(b"2")
+    assert leader.begin(new) == reborn.begin(new) == 0
+
+
+def test_a_farewell_of_idle_workers_takes_two_rounds_of_counts():
+    farewell = Farewell()
+    everyone = ["a", "b"]
+    for expected in (False, False, True):
+        farewell.report("a", 0, 7)
+        assert farewell.decide(everyone) is None
+        farewell.report("b", 0, 3)
+        assert farewell.decide(everyone) is expected
+
+
+def test_a_farewell_goes_on_while_calls_are_made():
+    farewell = Farewell()
+    for round_number, (started, expected) in enumerate(
+        [(1, False), (2, False), (5, False), (5, True)]
+    ):
+        farewell.report("a", 0, started)
+        assert farewell.decide(["a"]) is expected, round_number
+
+
+def test_a_farewell_does_not_wait_for_the_dead():
+    farewell = Farewell()
+    farewell.report("a", 0, 0)
+    assert farewell.decide(["a", "b"]) is None
+    assert farewell.decide(["a"]) is False
+
+
+class Cluster:
+    """Workers that pass calls on without waiting for them, and leave when told that all is quiet.
+
+    Each call makes some more from the callee before its answer goes back, as nested
+    fire-and-forget calls do.
+    """
+
+    def __init__(self, chance: random.Random, workers: int, calls: int) -> None:
+        self.chance = chance
+        self.names = [f"w{n}" for n in range(workers)]
+        self.outstanding = dict.fromkeys(self.names, 0)
+        self.started = dict.fromkeys(self.names, 0)
+        self.flying: list[tuple[str, str]] = []  # calls on their way: caller, callee
+        self.answers: list[str] = []  # answers on their way: to whom
+        self.left = calls
+
+    def call(self, caller: str) -> None:
+        if self.left:
+            self.left -= 1
+            self.outstanding[caller] += 1
+            self.started[caller] += 1
+            self.flying.append((caller, self.chance.choice(self.names)))
+
+    def step(self) -> None:
+        moves = [kind for kind in (self.flying, self.answers) if kind]
+        kind = self.chance.choice(moves)
+        item = kind.pop(self.chance.randrange(len(kind)))
+        if kind is self.flying:
+            for _ in range(self.chance.choice([0, 1, 1, 2])):
+                self.call(item[1])
+            self.answers.append(item[0])
+        else:
+            self.outstanding[item] -= 1
+
+
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 4), calls=st.integers(0, 40))
+def test_nobody_is_let_go_while_a_call_is_on_its_way(seed, workers, calls):
+    chance = random.Random(seed)
+    cluster = Cluster(chance, workers, calls)
+    for name in cluster.names:
+        cluster.call(name)
+    farewell, reported = Farewell(), set()
+    for _ in range(10_000):
+        ready = [n for n in cluster.names if n not in reported and not cluster.outstanding[n]]
+        if (cluster.flying or cluster.answers) and (not ready or chance.random() < 0.5):
+            cluster.step()
+            continue
+        name = chance.choice(ready)
+        reported.add(name)
+        farewell.report(name, cluster.outstanding[name], cluster.started[name])
+        done = farewell.decide(cluster.names)
+        if done:
+            assert not cluster.flying
+            assert not cluster.answers
+            return
+        if done is False:
+            reported.clear()
+    raise AssertionError("the farewell never ended")

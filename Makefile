@@ -1,0 +1,58 @@
+# Every verb makes what it needs: a machine with python3 and make is enough.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+GROUP  ?= test
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check style types cov oracle bench examples docs sim clean
+
+help:  ## list the verbs
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# One stamp per dependency group; uv when it is there, else venv and pip.
+$(VENV)/.%.ok: pyproject.toml
+	@if command -v uv >/dev/null 2>&1; then \
+	    { [ -x $(BIN)/python ] || uv venv -q --python $(PYTHON) $(VENV); } && \
+	    uv pip install -q --python $(BIN)/python -e . --group $*; \
+	else \
+	    { [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); } && \
+	    $(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1' && \
+	    $(BIN)/python -m pip install -q --disable-pip-version-check -e . --group $*; \
+	fi
+	@touch $@
+
+demo: $(VENV)/.test.ok  ## the main job on local workers
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test.ok  ## all tests, on asyncio and on uvloop
+	@$(BIN)/python -m pytest
+
+check: style types test  ## style, types and tests
+
+style: $(VENV)/.dev.ok  ## ruff: lint and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.dev.ok  ## mypy --strict
+	@$(BIN)/mypy
+
+cov: $(VENV)/.dev.ok  ## tests with branch coverage
+	@$(BIN)/coverage run -m pytest && $(BIN)/coverage combine -q; $(BIN)/coverage report
+
+# torch is an oracle, never a dependency: it lives in a venv of its own.
+.venv-oracle/.ok: pyproject.toml
+	@[ -x .venv-oracle/bin/python ] || $(PYTHON) -m venv .venv-oracle
+	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
+	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
+	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check -e . --group test
+	@touch $@
+
+oracle: .venv-oracle/.ok  ## values and gradients against torch 2.13
+	@.venv-oracle/bin/python -m pytest tests/oracle
+
+examples: $(VENV)/.test.ok  ## run every example with small sizes
+	@set -e; for story in examples/[0-9]*.py; do echo "── $$story"; $(BIN)/python $$story; done
+
+clean:  ## remove what the other verbs made
+	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -116,19 +116,18 @@ class Cluster:
         kind = self.chance.choice(moves)
         item = kind.pop(self.chance.randrange(len(kind)))
         if kind is self.flying:
-            for _ in range(self.chance.choice([0, 1, 1, 2])):
+            for _ in range(self.chance.choice([1, 1, 1, 1, 2])):
                 self.call(item[1])
             self.answers.append(item[0])
         else:
             self.outstanding[item] -= 1
 
 
-@given(seed=st.integers(0, 2**32), workers=st.integers(1, 4), calls=st.integers(0, 40))
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 4), calls=st.integers(1, 80))
 def test_nobody_is_let_go_while_a_call_is_on_its_way(seed, workers, calls):
     chance = random.Random(seed)
     cluster = Cluster(chance, workers, calls)
-    for name in cluster.names:
-        cluster.call(name)
+    cluster.call("w0")  # one chain dodges the counting better than many do
     farewell, reported = Farewell(), set()
     for _ in range(10_000):
         ready = [n for n in cluster.names if n not in reported and not cluster.outstanding[n]]

@@ -1,0 +1,38 @@
+"""The pytest plugin: a `cluster` fixture for asynchronous tests.
+
+    async def test_a_call(cluster):
+        async with cluster(2):
+            assert await ag.rpc_async("worker1", max, args=(1, 2)) == 2
+
+Workers live in the test's own loop, over an in-memory transport, unless `processes=True`. Every
+pytest run of every user loads this module, so it imports nothing but pytest until it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from aiograd.cluster.local import LocalCluster
+
+__all__ = ["cluster"]
+
+
+class Clusters:
+    """Makes clusters for one test."""
+
+    def __call__(
+        self, n_workers: int = 2, *, processes: bool = False, **settings: Any
+    ) -> LocalCluster:
+        """Make a `LocalCluster`, to be entered with `async with`; its workers are tasks here."""
+        from aiograd.cluster.local import LocalCluster
+
+        return LocalCluster(n_workers, processes=processes, **settings)
+
+
+@pytest.fixture
+def cluster() -> Clusters:
+    """Start clusters in a test: `async with cluster(2) as c: …`."""
+    return Clusters()

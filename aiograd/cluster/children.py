@@ -1,0 +1,217 @@
+"""Child processes of a loop: started by exec, watched without signals, heard line by line.
+
+A child gets its configuration, and with it the secret, over its standard input: neither arguments
+nor environment are private. The pipe then stays open as a lifeline: when this process dies, however
+it dies, the child reads the end of it. Children run in a session of their own, so that the
+interrupt key reaches only the parent. What a child does is `process.py`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import IO, Any
+
+__all__ = ["Child", "Lines", "Log"]
+
+# The path comes first, and by the one format that needs no import: without it there is no aiograd.
+BOOT = (
+    "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
+    "from aiograd.cluster.process import main; main()"
+)
+
+# One thread per array library: n workers with a pool of threads each would fight for the cores.
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+LONGEST_LINE = 64 * 1024  # bytes; what has no line end for longer is cut, to be shown at all
+
+
+class Lines:
+    """Collects bytes in any pieces and gives back whole lines, as text without the line end."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) >= LONGEST_LINE:
+            lines.append(self._rest[:LONGEST_LINE])
+            self._rest = self._rest[LONGEST_LINE:]
+        return [_text(line) for line in lines]
+
+    def end(self) -> list[str]:
+        rest, self._rest = self._rest, b""
+        return [_text(rest)] if rest else []
+
+
+def _text(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", "replace")
+
+
+class Log:
+    """The last lines that a worker has written; a bounded memory."""
+
+    def __init__(self, lines: int = 2000, characters: int = 1 << 20) -> None:
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._characters, self._limit = 0, characters
+
+    def add(self, line: str) -> None:
+        if len(self._lines) == self._lines.maxlen:
+            self._characters -= len(self._lines[0])
+        self._lines.append(line)
+        self._characters += len(line)
+        while self._characters > self._limit and len(self._lines) > 1:
+            self._characters -= len(self._lines.popleft())
+
+    def tail(self, lines: int) -> str:
+        return "\n".join(list(self._lines)[-lines:])
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+
+class _Output:
+    """One output pipe of a child: read whenever there is something, to the end at the end."""
+
+    def __init__(self, pipe: IO[bytes], heard: Callable[[str], None]) -> None:
+        self._pipe, self._heard = pipe, heard
+        self._lines = Lines()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(pipe.fileno(), False)
+        self._loop.add_reader(pipe.fileno(), self._read)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        for line in self._lines.feed(data):
+            self._heard(line)
+        if not data:
+            self._close()
+        return bool(data)
+
+    def finish(self) -> None:
+        """Read what the process left, without waiting for others that hold the pipe open."""
+        while not self._pipe.closed and self._read():
+            pass
+        self._close()
+
+    def _close(self) -> None:
+        if not self._pipe.closed:
+            self._loop.remove_reader(self._pipe.fileno())
+            self._pipe.close()
+            for line in self._lines.end():
+                self._heard(line)
+
+
+class Child:
+    """One child process; belongs to the loop it was started on.
+
+    `exited` ends with the return code once the process is gone and all it wrote has been read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        path: Iterable[str],
+        heard: Callable[[str, str], None],
+    ) -> None:
+        """Start the process. `heard(stream, line)` gets every line of "stdout" and "stderr"."""
+        self.name = name
+        self.log = Log()
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self._process = subprocess.Popen(
+            [sys.executable, *_interpreter_flags(), "-c", BOOT, f"aiograd-{name}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=worker_environment(os.environ),
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._watch_exit()
+        self._outputs = [
+            _Output(getattr(self._process, stream), partial(self._heard, heard, stream))
+            for stream in ("stdout", "stderr")
+        ]
+        self._send(marshal.dumps(list(path)) + pickle.dumps(dict(config)))
+
+    def signal(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal, unless the process has ended: its number may be another's by then."""
+        self._process.send_signal(number)
+
+    def release(self) -> None:
+        """Cut the lifeline: the child ends by itself, if it has not yet."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; cancelling the wait leaves the process alone."""
+        return await asyncio.shield(self.exited)
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────
+
+    def _heard(self, heard: Callable[[str, str], None], stream: str, line: str) -> None:
+        self.log.add(line)
+        heard(stream, line)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        # A child that died at once is reported by its exit, with what it had to say.
+        with contextlib.suppress(BrokenPipeError):
+            while view:
+                view = view[os.write(self._process.stdin.fileno(), view) :]
+
+    def _watch_exit(self) -> None:
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            # No such thing on this system: a thread waits, and ends with the process.
+            name = f"aiograd-wait-{self.name}"
+            threading.Thread(target=self._wait_in_thread, name=name, daemon=True).start()
+            return
+
+        def ended() -> None:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+            self._ended()
+
+        self._loop.add_reader(descriptor, ended)
+
+    def _wait_in_thread(self) -> None:
+        self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            self._loop.call_soon_threadsafe(self._ended)
+
+    def _ended(self) -> None:
+        code = self._process.wait()  # it has ended, so this only reaps
+        self.release()
+        for output in self._outputs:
+            output.finish()
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give a worker its parent's environment, with one thread per array library unless set."""
+    return {**dict.fromkeys(ONE_THREAD, "1"), **environment}
+
+
+def _interpreter_flags() -> list[str]:
+    # What the parent was started with (-X dev, -W error, -O …) holds for its workers too.
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]

@@ -1,0 +1,125 @@
+"""Meeting places and secrets."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from aiograd.cluster.rendezvous import (
+    Place,
+    Sign,
+    find_secret,
+    parse_place,
+    read_secret_file,
+    user_secret,
+)
+from aiograd.errors import AuthError, RpcError
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "local"),
+    [
+        ("host:29500", Place("tcp", "host:29500"), False),
+        ("tcp://host:1", Place("tcp", "host:1"), False),
+        ("0.0.0.0:80", Place("tcp", "0.0.0.0:80"), False),
+        ("127.0.0.1:80", Place("tcp", "127.0.0.1:80"), True),
+        ("localhost:80", Place("tcp", "localhost:80"), True),
+        ("[::1]:80", Place("tcp", "[::1]:80"), True),
+        ("unix:/tmp/a:b", Place("unix", "/tmp/a:b"), True),
+        ("file:meet", Place("file", "meet"), False),
+        ("memory:x", Place("memory", "x"), True),
+    ],
+)
+def test_a_rendezvous_has_a_few_forms(text, place, local):
+    assert parse_place(text) == place
+    assert parse_place(text).local is local
+
+
+@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:70000", "unix:"])
+def test_a_malformed_rendezvous_is_a_value_error(text):
+    with pytest.raises(ValueError, match="rendezvous"):
+        parse_place(text)
+
+
+def test_a_sign_is_read_back_and_nobody_else_may_read_it(tmp_path):
+    path = str(tmp_path / "meet")
+    assert Sign.read(path) is None
+    Sign(("unix:/x",), b"s" * 32).write(path)
+    Sign(("unix:/y", "tcp:h:1"), b"t" * 32).write(path)
+    assert Sign.read(path) == Sign(("unix:/y", "tcp:h:1"), b"t" * 32)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["meet"]
+
+
+def test_a_file_of_something_else_is_not_taken_for_a_sign(tmp_path):
+    (tmp_path / "meet").write_text("{}")
+    with pytest.raises(RpcError, match="no worker wrote it"):
+        Sign.read(str(tmp_path / "meet"))
+
+
+def test_a_secret_file_holds_raw_bytes_without_the_whitespace_around_them(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b" \n0123456789abcdef\n")
+    assert read_secret_file(str(path)) == b"0123456789abcdef"
+    path.write_bytes(b"short\n")
+    with pytest.raises(AuthError, match="16"):
+        read_secret_file(str(path))
+    with pytest.raises(AuthError, match="cannot read"):
+        read_secret_file(str(tmp_path / "none"))
+
+
+def secret_for(rendezvous: str, environment=None, secret=None, secret_file=None) -> bytes | None:
+    return find_secret(
+        parse_place(rendezvous),
+        secret=secret,
+        secret_file=secret_file,
+        environment={} if environment is None else environment,
+        token=os.urandom,
+    )
+
+
+def test_a_secret_in_the_environment_is_used_and_taken_out_of_it():
+    environment = {"AIOGRAD_SECRET": "x" * 20, "OTHER": "1"}
+    assert secret_for("host:1", environment) == b"x" * 20
+    assert environment == {"OTHER": "1"}
+    environment = {"AIOGRAD_SECRET": "x" * 20}
+    assert secret_for("host:1", environment, secret=b"y" * 16) == b"y" * 16
+    assert environment == {}
+
+
+def test_a_short_secret_is_refused_without_being_shown():
+    with pytest.raises(AuthError) as caught:
+        secret_for("host:1", {"AIOGRAD_SECRET": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_meeting_across_the_network_needs_a_secret():
+    with pytest.raises(AuthError, match="AIOGRAD_SECRET_FILE"):
+        secret_for("node7:29500")
+
+
+def test_a_file_rendezvous_carries_a_secret_of_its_own():
+    assert secret_for("file:/anywhere") is None
+
+
+def test_workers_of_one_user_on_one_host_share_a_secret(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        secrets = set(
+            threads.map(lambda _: user_secret(tmp_path, os.getuid(), os.urandom), range(32))
+        )
+    assert len(secrets) == 1
+    assert len(secrets.pop()) == 64
+    folder = tmp_path / f"aiograd-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+    assert os.listdir(folder) == ["secret"]
+
+
+def test_a_secret_that_others_could_have_put_there_is_not_used(tmp_path):
+    folder = tmp_path / f"aiograd-{os.getuid()}"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(AuthError, match="not private"):
+        user_secret(tmp_path, os.getuid(), os.urandom)

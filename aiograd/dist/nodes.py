@@ -1,0 +1,54 @@
+"""The two ends of an edge: where a tensor left a worker, and where it arrived at another.
+
+    sender                               receiver
+    x ──▶ SendNode  ═══ one message ═══▶ RecvNode ──▶ x' (received)
+
+Forward, an edge is one message that carried tensors with gradients. In backward it is answered exactly
+once per pass: the receiver's RecvNode ends its part of the tape, its gradients travel back, and the
+sender's SendNode feeds them into the tape there. Both ends know the edge by the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.autograd.graph import Joint, Node
+
+
+class SendNode(Joint):
+    """Where gradients that come back from `peer` enter this worker's tape."""
+
+    __slots__ = ("edge", "incarnation", "peer")
+    name = "Send"
+
+    def __init__(
+        self, edge: int, peer: str, incarnation: bytes, parents: tuple[Node | None, ...]
+    ) -> None:
+        self.edge, self.peer, self.incarnation = edge, peer, incarnation
+        self.parents = parents
+        self.outputs = len(parents)
+        self.shape, self.dtype, self.hooks = (), None, None
+
+    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        return grad
+
+
+class RecvNode(Joint):
+    """Where this worker's tape ends: gradients that reach it belong to `peer`."""
+
+    __slots__ = ("context_id", "edge", "incarnation", "peer")
+    name = "Recv"
+
+    def __init__(
+        self, context_id: int, edge: int, peer: str, incarnation: bytes, outputs: int
+    ) -> None:
+        self.context_id, self.edge, self.peer, self.incarnation = (
+            context_id,
+            edge,
+            peer,
+            incarnation,
+        )
+        self.parents = ()
+        self.outputs = outputs
+        self.shape, self.dtype, self.hooks = (), None, None

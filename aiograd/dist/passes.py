@@ -1,0 +1,234 @@
+"""One worker's part of one backward pass, as a state machine without I/O.
+
+    feed(...)     a message of the pass came in (or, at the originator, the roots)
+    drain()       run what became ready; the only step that computes, and may run in a thread
+    collect(...)  what to send now, one message per peer; whether this worker is through
+
+Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply nobody
+used. Three rules make that exact:
+
+- On joining, a worker sweeps its tape from the roots (originator only) and from every SendNode of the
+  context that exists then. RecvNodes that no entry reaches are answered "none" at once.
+- Its first message to each peer it once sent tensors to lists the edges it expects answers for. The
+  peer answers "none" for those it did not know when it joined: they were lost, refused or still under
+  way, so they cannot have influenced the roots. (The listing is what lets peers join that would hear
+  of the pass in no other way.)
+- Answers for edges that are not awaited are ignored: they were made after the join.
+
+The originator knows the end by returned credit: it starts with 1, every message carries a part, a worker
+keeps a part while its sweep is unfinished and otherwise sends all it has onwards or home. When all
+credit is home, every gradient is where it belongs: n + 1 hops for a chain of n, not 2n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from aiograd.autograd.graph import Accumulate, Node
+from aiograd.autograd.sweep import Sweep
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.errors import GradError, WorkerLost
+
+Answer = tuple[int, list[Any] | None]  # an edge, and the gradients of its tensors or none at all
+
+
+class Credit(NamedTuple):
+    """A share of the originator's 1, as number / 2**places; it can always be split further."""
+
+    number: int
+    places: int
+
+    def plus(self, other: Credit) -> Credit:
+        if self.places < other.places:
+            return other.plus(self)
+        number = self.number + (other.number << (self.places - other.places))
+        if not number:
+            return NONE
+        zeros = min((number & -number).bit_length() - 1, self.places)
+        return Credit(number >> zeros, self.places - zeros)
+
+    def split(self, parts: int) -> tuple[Credit, Credit]:
+        """One of `parts` equal shares, and what is left when `parts - 1` of them are gone."""
+        if parts == 1:
+            return NONE, self
+        bits = parts.bit_length()
+        places = self.places + bits
+        share = (self.number << bits) // parts
+        return Credit(share, places), Credit((self.number << bits) - share * (parts - 1), places)
+
+    @property
+    def whole(self) -> bool:
+        return self.number == 1 << self.places
+
+
+NONE = Credit(0, 0)
+ALL = Credit(1, 0)
+
+
+@dataclass(slots=True)
+class Message:
+    """What one worker tells another in a pass."""
+
+    to: str
+    answers: list[Answer] = field(default_factory=list)
+    expected: list[int] | None = None  # in the first message to a peer: edges we await answers for
+    credit: Credit = NONE
+
+
+class Terms(NamedTuple):
+    """What a pass asks of every participant; travels with each of its messages."""
+
+    retain_graph: bool = False
+    create_graph: bool = False
+    keep: bool = True  # whether leaves keep their gradients in the context (backward) or not (grad)
+
+
+class Pass:
+    """The state of one pass on one worker."""
+
+    def __init__(
+        self,
+        number: int,
+        originator: str,
+        here: str,
+        terms: Terms,
+        sends: Mapping[int, SendNode],
+        receives: Mapping[int, RecvNode],
+        *,
+        context_id: int,
+        roots: Iterable[Node] = (),
+        capture: Iterable[Node] = (),
+        gone: Iterable[bytes] = (),
+    ) -> None:
+        self.number, self.originator, self.here, self.terms = number, originator, here, terms
+        self.context_id = context_id
+        self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
+        self.awaited = {e: n for e, n in sends.items() if n.incarnation not in set(gone)}
+        self.credit = NONE
+        self.informed: set[str] = set()  # peers that got a message of ours
+        self.heard: set[str] = set()  # peers that sent us one
+        self._gone = set(gone)  # incarnations that were dead when the pass began
+        self._snapshot = dict(receives)
+        self.sweep = Sweep(
+            [*roots, *sends.values()],
+            retain_graph=terms.retain_graph,
+            create_graph=terms.create_graph,
+            capture=capture,
+        )
+        self._unreached = [r for r in receives.values() if r not in self.sweep]
+        self._out: dict[str, Message] = {}
+        self._first = True
+        for edge, send in sends.items():
+            if edge not in self.awaited:
+                self.sweep.feed(send, None)  # its receiver is dead; who needs it will say so
+
+    @property
+    def complete(self) -> bool:
+        """True when nobody owes this worker an answer any more."""
+        return not self.awaited
+
+    @property
+    def over(self) -> bool:
+        """At the originator: true when the pass has ended everywhere."""
+        return not self.awaited and self.credit.whole
+
+    def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
+        """At the originator: feed the roots and take all credit."""
+        self.credit = ALL
+        for node, gradient in roots:
+            self.sweep.feed(node, gradient)
+
+    def feed(
+        self, sender: str, answers: Iterable[Answer], expected: list[int] | None, credit: Credit
+    ) -> None:
+        """Take in a message of the pass."""
+        self.heard.add(sender)
+        self.credit = self.credit.plus(credit)
+        for edge, gradients in answers:
+            send = self.awaited.get(edge)
+            if send is not None and send.peer == sender:
+                if gradients is not None and len(gradients) != send.outputs:
+                    raise GradError(
+                        f"{sender} answered edge {edge} with {len(gradients)} gradients "
+                        f"for {send.outputs} tensors",
+                        "shape",
+                    )
+                del self.awaited[edge]
+                self.sweep.feed(send, gradients)
+        for edge in expected or ():
+            known = self._snapshot.get(edge)
+            if known is None or known.peer != sender:
+                self._to(sender).answers.append((edge, None))
+
+    def drain(self) -> list[tuple[Node, Any]]:
+        """Run every node whose inputs are all there."""
+        return self.sweep.drain()
+
+    def collect(self, sinks: Iterable[tuple[Node, Any]]) -> list[Message]:
+        """Keep what reached leaves, and say what goes to whom, each with its share of credit."""
+        for node, gradient in sinks:
+            if isinstance(node, RecvNode):
+                self._answer(node, gradient)
+            elif gradient is not None and isinstance(node, Accumulate) and self.terms.keep:
+                self.gradients[node.variable] = gradient
+        if self._first:
+            self._first = False
+            for node in self._unreached:
+                self._answer(node, None)
+            for edge, send in self.awaited.items():
+                message = self._to(send.peer)
+                if message.expected is None:
+                    message.expected = []
+                message.expected.append(edge)
+        messages, self._out = list(self._out.values()), {}
+        self._share_credit(messages)
+        return messages
+
+    def _to(self, peer: str) -> Message:
+        message = self._out.get(peer)
+        if message is None:
+            message = self._out[peer] = Message(peer)
+        return message
+
+    def _answer(self, node: RecvNode, gradients: list[Any] | None) -> None:
+        if node.context_id != self.context_id:
+            if gradients is not None:
+                raise GradError(
+                    f"this pass of context {self.context_id} reached a tensor that was received "
+                    f"in context {node.context_id}; a graph must not cross contexts",
+                    "context",
+                )
+        elif node.incarnation in self._gone:
+            if gradients is not None:
+                raise WorkerLost(node.peer, "no", "it died before the backward pass")
+        else:
+            self._to(node.peer).answers.append((node.edge, gradients))
+
+    def _share_credit(self, messages: list[Message]) -> None:
+        if not messages:
+            if self.complete and self.here != self.originator:
+                messages.append(Message(self.originator))
+            else:
+                return
+        keep = 0 if self.complete else 1
+        share, rest = self.credit.split(len(messages) + keep)
+        for message in messages:
+            message.credit = share
+            self.informed.add(message.to)
+        if keep:
+            self.credit = rest
+        else:
+            messages[-1].credit = rest
+            self.credit = NONE
+
+    def waits_for(self) -> str:
+        """Who owes this worker an answer, for people."""
+        owed: dict[str, int] = {}
+        for send in self.awaited.values():
+            owed[send.peer] = owed.get(send.peer, 0) + 1
+        if not owed:
+            return f"{self.here} waits for nobody"
+        return f"{self.here} waits for " + ", ".join(f"{n} edges of {p}" for p, n in owed.items())

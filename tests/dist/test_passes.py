@@ -1,0 +1,168 @@
+"""The pass state machine under arbitrary programs, delays and reordering: exact, and always ending."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from aiograd.autograd.graph import Node, Part
+from aiograd.autograd.op import parent_of
+from aiograd.autograd.ops.elementwise import add, multiply
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.passes import ALL, NONE, Credit, Pass, Terms
+
+PROGRAMS = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
+
+
+class World:
+    """Workers with a tape each, and a network that delivers in any order it likes."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.names = [f"w{i}" for i in range(self.random.randint(1, 4))]
+        self.pool: dict[str, list[tuple[Tensor, dict[Tensor, int]]]] = {n: [] for n in self.names}
+        self.sends: dict[str, dict[int, SendNode]] = {n: {} for n in self.names}
+        self.receives: dict[str, dict[int, RecvNode]] = {n: {} for n in self.names}
+        self.passes: dict[tuple[str, int], Pass] = {}
+        self.truth: dict[int, dict[Tensor, int]] = {}
+        self.started_by: dict[int, str] = {}
+        self.over: dict[int, dict[Tensor, float]] = {}
+        self.network: list[tuple] = []
+        self.edges = 0
+        for name in self.names:
+            for _ in range(2):
+                self.leaf(name)
+
+    def leaf(self, name: str) -> None:
+        leaf = Tensor(float(self.random.randint(1, 9)), requires_grad=True)
+        self.pool[name].append((leaf, {leaf: 1}))
+
+    def local(self, name: str) -> None:
+        total, truth = None, {}
+        for _ in range(self.random.randint(1, 3)):
+            tensor, its_truth = self.random.choice(self.pool[name])
+            factor = self.random.randint(-3, 3)
+            term = multiply(tensor, float(factor))
+            total = term if total is None else add(total, term)
+            for leaf, n in its_truth.items():
+                truth[leaf] = truth.get(leaf, 0) + factor * n
+        self.pool[name].append((total, truth))
+
+    def send(self, name: str) -> None:
+        to = self.random.choice(self.names)
+        items = [self.random.choice(self.pool[name]) for _ in range(self.random.randint(1, 2))]
+        items = list({id(tensor): (tensor, truth) for tensor, truth in items}.values())
+        self.edges += 1
+        node = SendNode(self.edges, to, to.encode(), tuple(parent_of(t) for t, _ in items))
+        self.sends[name][self.edges] = node
+        if self.random.random() < 0.9:  # the rest is lost or refused on the way
+            self.network.append(("forward", name, to, self.edges, items))
+
+    def backward(self, name: str) -> None:
+        number = len(self.truth)
+        tensor, truth = self.random.choice(self.pool[name])
+        self.truth[number], self.started_by[number] = truth, name
+        root = parent_of(tensor)
+        assert root is not None
+        this = self.join(name, number, [root])
+        this.start([(root, np.ones(()))])
+        self.run(name, number)
+
+    def join(self, name: str, number: int, roots: list[Node]) -> Pass:
+        this = self.passes[name, number] = Pass(
+            number,
+            self.started_by[number],
+            name,
+            Terms(retain_graph=True),
+            self.sends[name],
+            self.receives[name],
+            context_id=1,
+            roots=roots,
+        )
+        return this
+
+    def run(self, name: str, number: int) -> None:
+        this = self.passes[name, number]
+        for message in this.collect(this.drain()):
+            assert message.credit.number > 0
+            self.network.append(("gradients", name, message.to, number, message))
+        if this.over and name == self.started_by[number]:
+            assert number not in self.over
+            self.over[number] = {
+                leaf: float(g)
+                for (_, n), part in self.passes.items()
+                if n == number
+                for leaf, g in part.gradients.items()
+            }
+
+    def deliver(self) -> None:
+        kind, sender, to, what, load = self.network.pop(self.random.randrange(len(self.network)))
+        if kind == "forward":
+            node = RecvNode(1, what, sender, sender.encode(), len(load))
+            self.receives[to][what] = node
+            for index, (tensor, truth) in enumerate(load):
+                part = Part(node, index, tensor.shape, tensor.dtype)
+                self.pool[to].append((wrap(tensor.data.copy(), part), truth))
+        else:
+            if (to, what) not in self.passes:
+                self.join(to, what, [])
+            self.passes[to, what].feed(sender, load.answers, load.expected, load.credit)
+            self.run(to, what)
+
+    def play(self) -> None:
+        steps = self.random.randint(5, 120)
+        starts = {self.random.randrange(steps) for _ in range(self.random.randint(1, 3))}
+        for step in range(steps):
+            if step in starts:
+                self.backward(self.random.choice(self.names))
+            dice = self.random.random()
+            name = self.random.choice(self.names)
+            if dice < 0.35:
+                self.local(name)
+            elif dice < 0.65:
+                self.send(name)
+            elif dice < 0.7:
+                self.leaf(name)
+            elif self.network:
+                self.deliver()
+        while self.network:
+            self.deliver()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs_end_with_exact_gradients_and_all_credit_home(block: int) -> None:
+    for seed in range(block * PROGRAMS // 10, (block + 1) * PROGRAMS // 10):
+        world = World(seed)
+        world.play()
+        for number, truth in world.truth.items():
+            assert number in world.over, f"seed {seed}: pass {number} did not end"
+            assert world.over[number] == {leaf: n for leaf, n in truth.items()}, f"seed {seed}"
+        for (name, number), part in world.passes.items():
+            assert part.complete, f"seed {seed}: {part.waits_for()} in pass {number} on {name}"
+
+
+def test_credit_is_never_lost_however_often_it_is_split() -> None:
+    dice = random.Random(7)
+    purses = [ALL]
+    for _ in range(2000):
+        purse = purses.pop(dice.randrange(len(purses)))
+        parts = dice.randint(1, 5)
+        share, rest = purse.split(parts)
+        purses += [share] * (parts - 1) + [rest]
+        if len(purses) > 40:
+            total = NONE
+            for purse in purses:
+                total = total.plus(purse)
+            assert total.whole
+            purses = [total]
+
+
+def test_half_and_half_make_a_whole() -> None:
+    share, rest = ALL.split(2)
+    assert not share.whole
+    assert share.plus(rest).whole
+    assert Credit(2, 1).whole

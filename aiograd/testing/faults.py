@@ -1,0 +1,87 @@
+"""Faults on purpose: make chosen messages of a worker fail, vanish, arrive late or arrive twice.
+
+    worker.faults = Faults()                                   # control messages fail 3 times
+    worker.faults = Faults(fail={}, delay={"call": 1.5})       # calls leave 1.5 s late
+    worker.faults = Faults(fail={}, drop={"rref.release": 2})  # the first two are lost
+
+Kinds are those of the agent: "call", "op", "remote", "reply", or the name of a service. Counts hold
+per kind and receiver, so that what one peer suffers does not spare another. The agent asks; what
+happens to the message is its business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+
+__all__ = ["CALLS", "CONTROL", "Faults"]
+
+# The library's own idempotent messages, which it sends again until they are answered: requests
+# for a fork, accepted children, released users, released contexts.
+CONTROL = ("rref.fork", "rref.accept", "rref.release", "context.release")
+CALLS = ("call", "op")  # user functions and registered ops
+
+FAILURES = 3  # fewer than the library's retries, more than luck
+DELAY = 1.5  # seconds; longer than the timeouts that tests use
+
+Counts = Mapping[str, float] | Iterable[str]
+
+
+@dataclass
+class Faults:
+    """Which messages go wrong, and how.
+
+    `fail`, `drop` and `duplicate` say how many of the first messages of a kind are hit; a plain
+    list of kinds means every one. `delay` gives seconds, for every message of the kind.
+    """
+
+    fail: Counts = field(default_factory=lambda: dict.fromkeys(CONTROL, FAILURES))
+    drop: Counts = ()
+    duplicate: Counts = ()
+    delay: Mapping[str, float] = field(default_factory=dict)
+    hit: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
+    """How often each (action, kind) was chosen, for tests to look at."""
+
+    def __post_init__(self) -> None:
+        self._counted = (
+            ("fail", FAIL, _counts("fail", self.fail)),
+            ("drop", DROP, _counts("drop", self.drop)),
+            ("duplicate", DUPLICATE, _counts("duplicate", self.duplicate)),
+        )
+        for kind, seconds in self.delay.items():
+            if not seconds >= 0:
+                raise ValueError(f"delay[{kind!r}] should be 0 seconds or more, not {seconds!r}")
+        self._seen: Counter[tuple[str, str, str]] = Counter()  # (action, kind, to): so far
+
+    @classmethod
+    def delays(cls, kinds: Iterable[str] = CALLS, seconds: float = DELAY) -> Faults:
+        """Make faults that only delay: calls and ops by 1.5 s, unless said otherwise."""
+        return cls(fail={}, delay=dict.fromkeys(kinds, seconds))
+
+    def on_send(self, kind: str, to: str) -> Verdict:
+        """Decide about one message; failing comes before dropping, and so on."""
+        for action, verdict, limits in self._counted:
+            limit = limits.get(kind, 0)
+            if self._seen[action, kind, to] < limit:
+                self._seen[action, kind, to] += 1
+                self.hit[action, kind] += 1
+                return verdict
+        if kind in self.delay:
+            self.hit["delay", kind] += 1
+            return Verdict("delay", self.delay[kind])
+        return SEND
+
+
+def _counts(name: str, counts: Counts) -> dict[str, float]:
+    if isinstance(counts, str):
+        raise TypeError(f"{name} should be kinds with their counts, not the string {counts!r}")
+    if not isinstance(counts, Mapping):
+        return dict.fromkeys(counts, math.inf)
+    for kind, count in counts.items():
+        if not count >= 0:
+            raise ValueError(f"{name}[{kind!r}] should be a number of messages, not {count!r}")
+    return dict(counts)

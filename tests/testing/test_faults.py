@@ -1,0 +1,65 @@
+"""Which messages are hit, as plain values; what then happens is tested with the agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.testing.faults import CALLS, CONTROL, Faults
+
+
+def actions(faults: Faults, kind: str, times: int, to: str = "b") -> list[str]:
+    return [faults.on_send(kind, to).action for _ in range(times)]
+
+
+def test_fi_options_by_default_the_first_three_control_messages_fail():
+    faults = Faults()
+    assert len(CONTROL) == 4
+    for kind in CONTROL:
+        assert actions(faults, kind, 5) == ["fail", "fail", "fail", "send", "send"]
+    assert actions(faults, "call", 2) == ["send", "send"]
+    assert faults.hit == {("fail", kind): 3 for kind in CONTROL}
+
+
+def test_fi_options_the_default_delay_is_for_calls_and_ops():
+    faults = Faults.delays()
+    assert [faults.on_send(kind, "b") for kind in CALLS] == [Verdict("delay", 1.5)] * 2
+    assert faults.on_send("remote", "b") == SEND
+
+
+def test_fi_options_lists_can_be_replaced_or_emptied():
+    faults = Faults(fail={"rref.fetch": 1}, delay={"remote": 0.1})
+    assert actions(faults, "rref.fetch", 2) == ["fail", "send"]
+    assert actions(faults, CONTROL[0], 1) == ["send"]
+    assert faults.on_send("remote", "b") == Verdict("delay", 0.1)
+    assert actions(Faults(fail={}), CONTROL[0], 4) == ["send"] * 4
+    assert Faults.delays(kinds=[]).on_send("call", "b") == SEND
+
+
+def test_counts_hold_for_each_receiver():
+    faults = Faults(fail={"call": 1})
+    assert actions(faults, "call", 2, to="b") == ["fail", "send"]
+    assert actions(faults, "call", 2, to="c") == ["fail", "send"]
+
+
+def test_kinds_without_a_count_are_always_hit():
+    faults = Faults(fail={}, drop=["reply"])
+    assert actions(faults, "reply", 50) == ["drop"] * 50
+
+
+def test_faults_of_one_kind_follow_each_other():
+    faults = Faults(fail={"x": 1}, drop={"x": 1}, duplicate={"x": 1}, delay={"x": 2.0})
+    late = Verdict("delay", 2.0)
+    assert [faults.on_send("x", "b") for _ in range(5)] == [FAIL, DROP, DUPLICATE, late, late]
+
+
+@pytest.mark.parametrize("wrong", [{"fail": "call"}, {"drop": "call"}])
+def test_a_string_is_not_a_list_of_kinds(wrong):
+    with pytest.raises(TypeError, match="not the string"):
+        Faults(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"fail": {"call": -1}}, {"delay": {"call": -0.5}}])
+def test_negative_counts_and_delays_are_refused(wrong):
+    with pytest.raises(ValueError, match="call"):
+        Faults(**wrong)

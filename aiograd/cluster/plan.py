@@ -1,0 +1,91 @@
+"""What a worker is going to be, decided before anything is opened.
+
+A `Plan` is made from arguments and the environment (`plan_worker`), or by a `LocalCluster`, which
+knows everything itself. `worker.py` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiograd.cluster.environment import read_launch
+from aiograd.cluster.rendezvous import Place, parse_place
+from aiograd.rpc.directory import PeerInfo, check_name
+from aiograd.rpc.options import Options
+from aiograd.rpc.transport import Network
+
+__all__ = ["Plan", "plan_worker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a worker needs to know to start."""
+
+    name: str
+    rank: int | None  # None: the coordinator gives one
+    world_size: int | None = None  # None: an open cluster
+    options: Options = field(default_factory=Options)
+    place: Place | None = None  # where to meet; None: alone, or the coordinator is known already
+    coordinator: PeerInfo | None = None  # given by a LocalCluster
+    network: Network | None = None  # one that several workers share
+    listen: tuple[str, ...] = ()  # where to listen, if that is decided
+    secret: bytes | None = None  # if it is known already; never in `options`, which are shown
+    spin: float = 0.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the coordinator."""
+        return self.coordinator is None and (self.place is None or self.rank == 0)
+
+
+def plan_worker(
+    name: str | None,
+    rank: int | None,
+    world_size: int | None,
+    rendezvous: str | None,
+    options: Options | None,
+    environment: Mapping[str, str],
+) -> Plan:
+    """Put arguments and environment together, and check them."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
+    options = options or Options()
+    launch = read_launch(environment)
+    rank = _count("rank", launch.rank if rank is None else rank)
+    world_size = _count("world_size", launch.world_size if world_size is None else world_size)
+    rendezvous = launch.rendezvous if rendezvous is None else rendezvous
+    name = launch.name if name is None else name
+    if name is None and rank is not None:
+        name = f"worker{rank}"
+    check_name(name)
+    assert name is not None
+    if world_size is not None and not 0 <= (rank or 0) < world_size:
+        raise ValueError(f"rank {rank} is not in a world of {world_size}")
+    if options.secret is None and options.secret_file is None and launch.secret_file:
+        options = replace(options, secret_file=launch.secret_file)
+    if rendezvous is None:
+        if (world_size or 1) > 1 or rank:
+            raise ValueError(
+                "a world of several workers needs a rendezvous: pass rendezvous= "
+                '("host:port", "unix:path" or "file:path") or set AIOGRAD_RENDEZVOUS'
+            )
+        return Plan(name=name, rank=0, world_size=1, options=options)
+    if rank is None:
+        raise ValueError(
+            f"{name!r} has a rendezvous but no rank: pass rank=, "
+            "or set AIOGRAD_RANK (or RANK, as torchrun does)"
+        )
+    place = parse_place(rendezvous)
+    return Plan(name=name, rank=rank, world_size=world_size, options=options, place=place)
+
+
+def _count(what: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} should be an int, not {type(value).__name__}")
+    if value < (least := 1 if what == "world_size" else 0):
+        raise ValueError(f"{what} should be {least} or more, not {value}")
+    return value

@@ -4,12 +4,13 @@
     sweep.feed(entry, gradient)       each entry is fed exactly once; None says "no gradient"
     for sink, gradient in sweep.drain(): ...
 
-A node runs when every contribution is in. Contributions may be None; a node that only got None passes
-None on without computing, so an unused branch costs nothing and never blocks. Nodes without parents
-(leaves, received tensors) are sinks: they come out of `drain` with the sum of their gradients.
+A node runs when every contribution is in. Contributions may be None; a node that only got None
+passes None on without computing, so an unused branch costs nothing and never blocks. Nodes
+without parents (leaves, received tensors) are sinks: they come out of `drain` with the sum of
+their gradients.
 
-A local backward pass feeds its roots and drains once. A distributed one feeds what peers send, in
-whatever order, and drains after each message.
+A local backward pass feeds its roots and drains once. A distributed one feeds what peers send,
+in whatever order, and drains after each message.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Sweep:
         self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
         self._ready: list[Node] = []
         self._sinks: list[tuple[Node, Any]] = []
+        self._current: Node | None = None
+        self.failed: Node | None = None  # the node whose rule or hook raised
         self._count(entries)
 
     def _count(self, entries: Iterable[Node]) -> None:
@@ -115,8 +118,12 @@ class Sweep:
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run everything that is ready, and return the sinks that are now known."""
-        with enable_grad() if self.create_graph else no_grad():
-            self._run_ready()
+        try:
+            with enable_grad() if self.create_graph else no_grad():
+                self._run_ready()
+        except Exception:
+            self.failed = self._current
+            raise
         sinks, self._sinks = self._sinks, []
         return sinks
 
@@ -126,7 +133,7 @@ class Sweep:
         create_graph, retain = self.create_graph, self.retain_graph
         capture, ours = self._capture, self._ours
         while ready:
-            node = ready.pop()
+            self._current = node = ready.pop()
             grad = grads.pop(node, None)
             if ours:
                 ours.discard(node)
@@ -165,6 +172,8 @@ class Sweep:
         if not parents:
             if node.__class__ is Accumulate:
                 grad = self._settle(node, grad)
+                if node in self._capture:
+                    self.captured[node] = grad
             self._sinks.append((node, grad))
         elif grad is None:
             for parent in parents:
@@ -189,13 +198,24 @@ class Sweep:
         hooks = node.variable._hooks
         if hooks:
             grad = _run_hooks(list(hooks.values()), grad, node, self.create_graph)
+        if node.variable.data.__class__ is not _ndarray:
+            grad = _in_layout_of(node.variable.data, grad)
         if grad.__class__ is _ndarray:
             # Held by the variables of our two callers, our own, and the call that counts.
             if grad.base is not None or not grad.flags.forc or _references(grad) > 4:
                 return grad.copy()
-        elif not isinstance(grad, Tensor):
-            grad = grad.copy() if hasattr(grad, "copy") and _references(grad) > 4 else grad
+        elif not isinstance(grad, Tensor) and (_references(grad) > 4 or not grad.contiguous):
+            return grad.copy()
         return grad
+
+
+def _in_layout_of(leaf: Any, grad: Any) -> Any:
+    """A sparse leaf gets a sparse gradient, at the leaf's positions if it came as a dense one."""
+    if isinstance(grad, Tensor) and not grad.is_sparse:
+        from aiograd.autograd.sparse import mask  # made of operations, which are made of this
+
+        return mask(grad, leaf)
+    return leaf.mask(grad) if grad.__class__ is _ndarray else grad
 
 
 def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:

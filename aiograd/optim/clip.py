@@ -1,0 +1,78 @@
+"""Limit gradients before a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.coo import Coo
+from aiograd.autograd.tensor import Tensor
+
+
+def clip_grad_norm(
+    params: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    grads: Mapping[Tensor, Tensor] | None = None,
+) -> float:
+    """Scale all gradients together so that their norm is at most `max_norm`; return the old norm.
+
+    They are those in `grads` where it is given (as from `ctx.gradients`), else `.grad`.
+    """
+    found = _gradients(params, grads)
+    total = gradient_norm(found, norm_type)
+    scale = max_norm / (total + 1e-6)
+    if scale < 1:
+        scale_gradients(found, scale)
+    return total
+
+
+def clip_grad_value(
+    params: Tensor | Iterable[Tensor],
+    clip_value: float,
+    *,
+    grads: Mapping[Tensor, Tensor] | None = None,
+) -> None:
+    """Cut every entry of the gradients to at most `clip_value` in size."""
+    for grad in _gradients(params, grads):
+        _replace(grad, np.clip(_entries(grad), -clip_value, clip_value))
+
+
+def gradient_norm(grads: Iterable[Tensor], norm_type: float = 2.0) -> float:
+    """The norm of all gradients taken as one vector."""
+    sizes = [np.abs(_entries(grad)) for grad in grads]
+    if math.isinf(norm_type):
+        return max((float(size.max(initial=0.0)) for size in sizes), default=0.0)
+    if norm_type == 2.0:
+        return math.sqrt(sum(float(np.vdot(size, size)) for size in sizes))
+    return float(sum(float((size**norm_type).sum()) for size in sizes) ** (1 / norm_type))
+
+
+def scale_gradients(grads: Iterable[Tensor], scale: float) -> None:
+    """Multiply gradients by a number, in place."""
+    for grad in grads:
+        _replace(grad, _entries(grad) * float(scale))
+
+
+def _gradients(
+    params: Tensor | Iterable[Tensor], grads: Mapping[Tensor, Tensor] | None
+) -> list[Tensor]:
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    found = [param.grad if grads is None else grads.get(param) for param in listed]
+    return [grad for grad in found if grad is not None]
+
+
+def _entries(grad: Tensor) -> Any:
+    return grad.data.coalesce().values if isinstance(grad.data, Coo) else grad.data
+
+
+def _replace(grad: Tensor, entries: Any) -> None:
+    if isinstance(grad.data, Coo):
+        grad.data = grad.data.coalesce().with_values(entries)
+    else:
+        grad.data[...] = entries
+    grad._written()

@@ -1,0 +1,208 @@
+"""Learning rates over time: a schedule is a formula of the epoch, applied after each `step()`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from aiograd.optim.optimizer import Optimizer
+
+
+class Scheduler:
+    """Sets `lr` of every group to `rate(initial, epoch)`; call `step()` once per epoch."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.last_epoch = 0
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.base_lrs = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        self._set()
+
+    def rate(self, initial: float, epoch: int) -> float:
+        """The learning rate at an epoch, for a group that started with `initial`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a rate()")
+
+    def rates(self) -> list[float]:
+        """The learning rate of every group now."""
+        return [self.rate(initial, self.last_epoch) for initial in self.base_lrs]
+
+    def step(self) -> None:
+        """Go on to the next epoch."""
+        self.last_epoch += 1
+        self._set()
+
+    def _set(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates(), strict=True):
+            group["lr"] = rate
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates in use, one per group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to continue, without the optimizer and without functions."""
+        return {
+            key: value
+            for key, value in vars(self).items()
+            if key != "optimizer" and not key.startswith("_")
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        vars(self).update(state_dict)
+        self._set()
+
+
+class StepLR(Scheduler):
+    """Multiply by `gamma` every `step_size` epochs."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer)
+
+    def rate(self, initial: float, epoch: int) -> float:
+        return float(initial * self.gamma ** (epoch // self.step_size))
+
+
+class MultiStepLR(Scheduler):
+    """Multiply by `gamma` at each of the milestones."""
+
+    def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
+        self.milestones, self.gamma = sorted(milestones), gamma
+        super().__init__(optimizer)
+
+    def rate(self, initial: float, epoch: int) -> float:
+        return float(initial * self.gamma ** bisect_right(self.milestones, epoch))
+
+
+class ExponentialLR(Scheduler):
+    """Multiply by `gamma` every epoch."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def rate(self, initial: float, epoch: int) -> float:
+        return float(initial * self.gamma**epoch)
+
+
+class CosineAnnealingLR(Scheduler):
+    """Follow half a cosine from the initial rate down to `eta_min` in `T_max` epochs."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
+        self.t_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer)
+
+    def rate(self, initial: float, epoch: int) -> float:
+        wave = (1 + math.cos(math.pi * epoch / self.t_max)) / 2
+        return self.eta_min + (initial - self.eta_min) * wave
+
+
+class LinearLR(Scheduler):
+    """Go in a straight line from one factor of the initial rate to another."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+    ) -> None:
+        self.start_factor, self.end_factor = start_factor, end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer)
+
+    def rate(self, initial: float, epoch: int) -> float:
+        done = min(epoch, self.total_iters) / self.total_iters
+        return initial * (self.start_factor + (self.end_factor - self.start_factor) * done)
+
+
+class LambdaLR(Scheduler):
+    """Multiply the initial rate by a function of the epoch (one for all groups, or one each)."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+    ) -> None:
+        count = len(optimizer.param_groups)
+        self._functions = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
+        if len(self._functions) != count:
+            raise ValueError(f"{len(self._functions)} functions for {count} parameter groups")
+        super().__init__(optimizer)
+
+    def rates(self) -> list[float]:
+        pairs = zip(self.base_lrs, self._functions, strict=True)
+        return [initial * function(self.last_epoch) for initial, function in pairs]
+
+
+class ReduceLROnPlateau:
+    """Lower the rate when a measured value has not improved for `patience` epochs."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        if factor >= 1:
+            raise ValueError(f"the factor must be below 1, not {factor}")
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            raise ValueError("mode is 'min' or 'max', threshold_mode is 'rel' or 'abs'")
+        self.optimizer = optimizer
+        self.mode, self.factor, self.patience = mode, factor, patience
+        self.threshold, self.threshold_mode = threshold, threshold_mode
+        self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.bad_epochs = self.resting = self.last_epoch = 0
+
+    def step(self, metric: Any) -> None:
+        """Tell the value of this epoch."""
+        value = float(metric)
+        self.last_epoch += 1
+        if self._better(value):
+            self.best, self.bad_epochs = value, 0
+        else:
+            self.bad_epochs += 1
+        if self.resting > 0:
+            self.resting -= 1
+            self.bad_epochs = 0
+        if self.bad_epochs > self.patience:
+            self._lower()
+            self.resting, self.bad_epochs = self.cooldown, 0
+
+    def _better(self, value: float) -> bool:
+        if math.isinf(self.best):
+            return True
+        margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
+        if self.mode == "min":
+            return value < self.best - margin
+        return value > self.best + margin
+
+    def _lower(self) -> None:
+        for group in self.optimizer.param_groups:
+            old = float(group["lr"])
+            new = max(old * self.factor, self.min_lr)
+            if old - new > self.eps:
+                group["lr"] = new
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates in use, one per group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to continue, without the optimizer."""
+        return {key: value for key, value in vars(self).items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        vars(self).update(state_dict)

@@ -1,0 +1,58 @@
+"""Stochastic gradient descent, with momentum where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiograd.autograd.coo import Coo
+from aiograd.optim.optimizer import Group, Optimizer, State, decayed, require
+
+
+class SGD(Optimizer):
+    """Step against the gradient; `momentum` keeps a velocity, `nesterov` looks one step ahead."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        require(lr >= 0, "learning rate", lr)
+        require(momentum >= 0, "momentum", momentum)
+        require(weight_decay >= 0, "weight decay", weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum needs a momentum and no dampening")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
+        grad = decayed(grad, param, group)
+        momentum = float(group["momentum"])
+        if momentum:
+            velocity = state.get("momentum_buffer")
+            if velocity is None:
+                velocity = state["momentum_buffer"] = grad.copy()
+            else:
+                velocity *= momentum
+                velocity += (1 - float(group["dampening"])) * grad
+            grad = grad + momentum * velocity if group["nesterov"] else velocity
+        param -= float(group["lr"]) * grad
+
+    def update_rows(self, param: Any, grad: Coo, state: State, group: Group) -> bool:
+        if group["momentum"] or group["weight_decay"]:
+            return False
+        param[tuple(grad.indices)] -= float(group["lr"]) * grad.values
+        return True

@@ -1,4 +1,4 @@
-"""Both event loops, a deadline that really stops a hung test, and a leak check around every test."""
+"""Both event loops, a deadline that really stops a hung test, a leak check around every test."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import pytest
 import uvloop
 
 DEADLINE = 30.0  # seconds; `@pytest.mark.deadline(n)` sets another one
+
+uvloop.new_event_loop().close()  # the first one opens a pipe that stays for the whole process
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -83,9 +85,9 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         logging.getLogger("asyncio").removeHandler(errors)
-    if not inspect.iscoroutinefunction(getattr(request.node, "obj", None)) and not errors.messages:
-        if set(threading.enumerate()) <= threads and _children() <= children:
-            return  # a pure test: nothing to wait for
+    pure = not inspect.iscoroutinefunction(getattr(request.node, "obj", None))
+    if pure and not errors.messages and set(threading.enumerate()) <= threads:
+        return  # nothing to wait for
     gc.collect()
     end = time.monotonic() + 2.0
     while True:

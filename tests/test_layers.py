@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 PURE = {"autograd", "wire", "errors"}
 IMPURE = {"asyncio", "socket", "threading", "ssl", "selectors", "uvloop", "subprocess"}
-MODULES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT) + [
+MODULES = [
+    *sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT),
     ROOT / "errors.py",
     ROOT / "viz.py",
 ]

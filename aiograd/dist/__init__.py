@@ -1,0 +1,26 @@
+"""Gradients across workers: where the tape meets the calls."""
+
+from __future__ import annotations
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.context import Contexts
+from aiograd.dist.engine import Engine
+from aiograd.dist.travel import ContextBaggage, TensorTraveller
+from aiograd.rpc.agent import Agent
+
+__all__ = ["attach"]
+
+
+def attach(agent: Agent) -> Contexts:
+    """Plug distributed autograd into an agent."""
+    contexts = Contexts(agent)
+    engine = contexts.engine = Engine(contexts)
+    agent.parts[Contexts] = contexts
+    agent.travellers.add(Tensor, TensorTraveller())
+    agent.baggage = ContextBaggage(contexts)
+    agent.services["gradients"] = engine.arrived
+    agent.services["gradients.failed"] = engine.failure_reported
+    agent.services["gradients.abort"] = engine.abort_asked
+    agent.services["context.release"] = contexts.release_asked
+    agent.lost.append(contexts.lost)
+    return contexts

@@ -3,9 +3,10 @@
     sender                               receiver
     x ──▶ SendNode  ═══ one message ═══▶ RecvNode ──▶ x' (received)
 
-Forward, an edge is one message that carried tensors with gradients. In backward it is answered exactly
-once per pass: the receiver's RecvNode ends its part of the tape, its gradients travel back, and the
-sender's SendNode feeds them into the tape there. Both ends know the edge by the same id.
+Forward, an edge is one message that carried tensors with gradients. In backward it is answered
+exactly once per pass: the receiver's RecvNode ends its part of the tape, its gradients travel
+back, and the sender's SendNode feeds them into the tape there. Both ends know the edge by the
+same id.
 """
 
 from __future__ import annotations

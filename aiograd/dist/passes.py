@@ -4,20 +4,21 @@
     drain()       run what became ready; the only step that computes, and may run in a thread
     collect(...)  what to send now, one message per peer; whether this worker is through
 
-Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply nobody
-used. Three rules make that exact:
+Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply
+nobody used. Three rules make that exact:
 
-- On joining, a worker sweeps its tape from the roots (originator only) and from every SendNode of the
-  context that exists then. RecvNodes that no entry reaches are answered "none" at once.
-- Its first message to each peer it once sent tensors to lists the edges it expects answers for. The
-  peer answers "none" for those it did not know when it joined: they were lost, refused or still under
-  way, so they cannot have influenced the roots. (The listing is what lets peers join that would hear
-  of the pass in no other way.)
+- On joining, a worker sweeps its tape from the roots (originator only) and from every SendNode
+  of the context that exists then. RecvNodes that no entry reaches are answered "none" at once.
+- Its first message to each peer it once sent tensors to lists the edges it expects answers for.
+  The peer answers "none" for those it did not know when it joined: they were lost, refused or
+  still under way, so they cannot have influenced the roots. (The listing is what lets peers
+  join that would hear of the pass in no other way.)
 - Answers for edges that are not awaited are ignored: they were made after the join.
 
-The originator knows the end by returned credit: it starts with 1, every message carries a part, a worker
-keeps a part while its sweep is unfinished and otherwise sends all it has onwards or home. When all
-credit is home, every gradient is where it belongs: n + 1 hops for a chain of n, not 2n.
+The originator knows the end by returned credit: it starts with 1, every message carries a part,
+a worker keeps a part while its sweep is unfinished and otherwise sends all it has onwards or
+home. When all credit is home, every gradient is where it belongs: n + 1 hops for a chain of n,
+not 2n.
 """
 
 from __future__ import annotations

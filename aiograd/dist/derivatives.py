@@ -1,0 +1,83 @@
+"""The public verbs of distributed differentiation: `backward` by context or id, and `grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.autograd import backward as local
+from aiograd.autograd.graph import Node
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.context import Context, contexts, resolve
+from aiograd.dist.nodes import RecvNode
+
+
+async def backward(
+    context_or_id: Context | int,
+    roots: Sequence[Tensor] | Tensor,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Play `roots` backwards in a context; the same as `await ctx.backward(*roots, …)`."""
+    if not isinstance(roots, Tensor | list | tuple):
+        raise TypeError(f"the roots of backward are a list of Tensors, not {type(roots).__name__}")
+    context = resolve(context_or_id)
+    await context.backward(
+        *([roots] if isinstance(roots, Tensor) else roots),
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        timeout=timeout,
+    )
+
+
+async def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Return the derivatives of `outputs` by `inputs`, across all workers the graph passes through.
+
+    Both may be any tensors of this worker: leaves, results, received ones. Touches neither
+    `ctx.gradients` nor `.grad`. With `create_graph` the derivatives can be differentiated again.
+    """
+    wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    nodes = [local.input_node(tensor) for tensor in wanted]
+    entries = local.entries(outputs, grad_outputs, create_graph)
+    context = _context_of([node for node, _ in entries])
+    if context is None:
+        return local.grad(
+            outputs,
+            inputs,
+            grad_outputs,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=allow_unused,
+        )
+    found = await context.home.engine.derivatives(
+        context,
+        entries,
+        nodes,
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+        create_graph=create_graph,
+    )
+    return tuple(local.results(nodes, found, allow_unused))
+
+
+def _context_of(roots: list[Node]) -> Context | None:
+    """The context whose edges these roots reach; None if the graph is all local."""
+    stack, seen = list(roots), set(roots)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, RecvNode):
+            return contexts().get(node.context_id)
+        for parent in node.parents:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return None

@@ -1,0 +1,88 @@
+"""How tensors and contexts travel with calls: what `dist` plugs into an agent.
+
+A tensor that requires grad, sent inside a context, leaves a `SendNode` behind and arrives
+behind a `RecvNode`; outside a context it arrives as an independent leaf with the same flag. One
+message is one edge, however many tensors it carries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiograd.autograd.graph import Node, Part
+from aiograd.autograd.op import parent_of
+from aiograd.autograd.tensor import Tensor, rebuild
+from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.rpc.travel import Arrival, Departure
+
+if TYPE_CHECKING:
+    from aiograd.dist.context import Context, Contexts
+
+EDGE = "edge"  # the key of this message's tensors (departing) or RecvNode (arriving) in `scratch`
+
+
+class TensorTraveller:
+    """Takes care of tensors on the way."""
+
+    tag = "tensor"
+
+    def depart(self, tensor: Tensor, departure: Departure) -> Any:
+        cls = None if tensor.__class__ is Tensor else tensor.__class__
+        if not tensor.requires_grad:
+            return tensor.data, False, -1, cls
+        if departure.held is None:
+            return tensor.data, True, -1, cls
+        nodes: list[Node | None] = departure.scratch.setdefault(EDGE, [])
+        nodes.append(parent_of(tensor))
+        return tensor.data, True, len(nodes) - 1, cls
+
+    def arrive(self, data: Any, arrival: Arrival) -> Tensor:
+        array, requires_grad, slot, cls = data
+        node: RecvNode | None = arrival.scratch.get(EDGE)
+        if slot < 0 or node is None:
+            return rebuild(cls or Tensor, array, requires_grad)
+        tensor = rebuild(Tensor, array, False)
+        tensor._node = Part(node, slot, array.shape, array.dtype)
+        return tensor
+
+
+class ContextBaggage:
+    """Takes the current context along with calls and replies."""
+
+    def __init__(self, contexts: Contexts) -> None:
+        self._contexts = contexts
+
+    def current(self) -> Context | None:
+        return self._contexts.current()
+
+    def enter(self, held: Context | None) -> None:
+        self._contexts.enter(held)
+
+    def depart(self, held: Context | None, departure: Departure) -> Any:
+        if held is None or held.released:
+            return None
+        nodes = departure.scratch.get(EDGE)
+        peer = departure.to
+        if not nodes:
+            # The answer of a function or a fetch may need grad, even if no argument does.
+            if departure.kind in ("op", "reply", "gradients"):
+                return None
+            held.met(peer)
+            return held.id, 0, 0
+        edge = self._contexts.new_edge()
+        held.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes))
+        departure.undo.append(lambda: held.unsend(edge))
+        held.met(peer)
+        return held.id, edge, len(nodes)
+
+    def arrive(self, data: Any, arrival: Arrival) -> Context | None:
+        context_id, edge, outputs = data
+        context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)
+        if context is not None and edge:
+            sender = arrival.sender
+            node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
+            context.receives[edge] = arrival.scratch[EDGE] = node
+        return context
+
+    def landed(self, arrival: Arrival) -> None:
+        """Nothing is left to do: the RecvNode stands since the message came in."""

@@ -204,6 +204,8 @@ class Sweep:
             # Held by the variables of our two callers, our own, and the call that counts.
             if grad.base is not None or not grad.flags.forc or _references(grad) > 4:
                 return grad.copy()
+        elif isinstance(grad, np.generic):
+            return np.asarray(grad)
         elif not isinstance(grad, Tensor) and (_references(grad) > 4 or not grad.contiguous):
             return grad.copy()
         return grad

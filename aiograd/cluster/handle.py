@@ -1,0 +1,87 @@
+"""A worker of a cluster in the user's hand, and what a cluster looks like in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from aiograd.rpc import calls
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.future import Future
+
+if TYPE_CHECKING:
+    from aiograd.cluster.local import LocalCluster
+
+__all__ = ["Handle", "as_html"]
+
+
+class Handle:
+    """One worker of a cluster: `await cluster["worker0"].call(f, 1, 2)`."""
+
+    __slots__ = ("_cluster", "name", "rank")
+
+    def __init__(self, cluster: LocalCluster, name: str, rank: int) -> None:
+        self._cluster = cluster
+        self.name, self.rank = name, rank
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, self.rank)
+
+    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function there; see `ag.rpc_async`."""
+        return self._cluster.as_driver(calls.rpc_async, self.info, func, args, kwargs)
+
+    def remote(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function there and leave its value there; see `ag.remote`."""
+        from aiograd.rref import remote
+
+        return self._cluster.as_driver(remote, self.info, func, args, kwargs)
+
+    def stream(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Iterate over an asynchronous generator there; see `ag.rpc_stream`."""
+        return self._cluster.as_driver(calls.rpc_stream, self.info, func, args, kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Handle):
+            return self._cluster is other._cluster and self.name == other.name
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((id(self._cluster), self.name))
+
+    def __repr__(self) -> str:
+        state = self._cluster.state(self.name) if self.name in self._cluster else "gone"
+        return f"<worker {self.name!r} rank={self.rank} {state}>"
+
+
+COLOURS = {"running": "#2e9e5b", "starting": "#d9a21b", "dead": "#cc3d3d", "closed": "#888"}
+
+
+def as_html(cluster: LocalCluster) -> str:
+    """Show a cluster as a small table, readable on light and dark pages."""
+    rows = "".join(_row(cluster, worker) for worker in cluster.workers)
+    head = "".join(
+        f'<th style="text-align:left;padding:2px 14px 2px 0">{title}</th>'
+        for title in ("worker", "rank", "state", "process")
+    )
+    return (
+        '<div style="border-left:3px solid #4c72b0;padding:2px 10px;font-size:90%">'
+        f"<b>LocalCluster</b> · {len(cluster)} worker{'s' * (len(cluster) != 1)}"
+        f'<table style="border-collapse:collapse;margin-top:4px"><tr>{head}</tr>{rows}</table>'
+        "</div>"
+    )
+
+
+def _row(cluster: LocalCluster, worker: Handle) -> str:
+    state = cluster.state(worker.name)
+    pid = cluster.pid(worker.name)
+    cells = (
+        f"<code>{escape(worker.name)}</code>",
+        str(worker.rank),
+        f'<span style="color:{COLOURS[state]}">●</span> {state}',
+        str(pid) if pid is not None else "this one",
+    )
+    style = "text-align:left;padding:2px 14px 2px 0"
+    return "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell in cells) + "</tr>"

@@ -1,0 +1,403 @@
+"""A worker's part in its cluster: joins, leaves, barriers and farewells, carried over the wire.
+
+Decisions are made elsewhere, without I/O: by `Membership` at the coordinator, by `Gatherings` and
+`Farewell` at whoever leads. This module is their mouth and ears.
+
+    service              from → to               says                          answer
+    cluster.rank         newcomer → coordinator  give me a rank                a number
+    cluster.join         newcomer → coordinator  who I am, which world         roster, or RpcError
+    cluster.change       coordinator → member    an update                     that it is applied
+    cluster.roster       member → coordinator    I missed something            roster
+    cluster.leave        member → coordinator    goodbye                       that it is known
+    cluster.dismiss      coordinator → member    please leave, too             –
+    cluster.gather       member → its leader     my value of this turn         everyone's values
+    cluster.farewell     member → coordinator    how many calls I have made    was it the last round
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from aiograd.cluster.meetings import Farewell, Gathering, Gatherings, Group
+from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
+from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerLost
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.directory import PeerInfo
+
+__all__ = ["Members"]
+
+_log = logging.getLogger("aiograd")
+
+# A member that does not confirm a change for so long holds nobody else up; it learns it later.
+CONFIRM = 2.0
+
+
+class Members:
+    """The cluster as one worker sees it; the one that has no coordinator is the coordinator."""
+
+    def __init__(
+        self, agent: Agent, world_size: int | None, coordinator: PeerInfo | None = None
+    ) -> None:
+        self.agent = agent
+        self.world_size = world_size
+        self.coordinator = coordinator  # None: this worker
+        self.roster: Roster[PeerInfo] = Roster()
+        self.dismissed: asyncio.Future[tuple[bool, float | None]] = agent.loop.create_future()
+        self.changed = asyncio.Event()  # set, and replaced, whenever the roster changes
+        self._leads: Membership[PeerInfo] | None = None  # at the coordinator
+        if coordinator is None:
+            self._leads = Membership(agent.info, world_size)
+        self._joining: dict[bytes, asyncio.Future[Any]] = {}  # newcomers that wait for an answer
+        self._early: list[Update[PeerInfo]] = []  # changes that came before our own roster
+        self._together = world_size is not None or coordinator is None  # see `leaves_together`
+        self._gatherings = Gatherings(agent.name)
+        self._gathered: dict[int, asyncio.Future[dict[str, Any]]] = {}  # by id of the gathering
+        self._farewell = Farewell()
+        self._over = False  # the farewell has ended
+        self._round: asyncio.Future[bool] = agent.loop.create_future()  # of the farewell
+        agent.services.update(
+            {
+                "cluster.rank": self._on_rank,
+                "cluster.join": self._on_join,
+                "cluster.change": self._on_change,
+                "cluster.roster": self._on_roster,
+                "cluster.leave": self._on_leave,
+                "cluster.dismiss": self._on_dismiss,
+                "cluster.gather": self._on_gather,
+                "cluster.farewell": self._on_farewell,
+            }
+        )
+        agent.lost.append(self._on_lost)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the coordinator."""
+        return self._leads is not None
+
+    @property
+    def peers(self) -> list[PeerInfo]:
+        """All members, in order of rank."""
+        return sorted(self.roster.members.values(), key=lambda peer: peer.rank)
+
+    @property
+    def others(self) -> list[PeerInfo]:
+        own = self.agent.incarnation
+        return [peer for peer in self.peers if peer.incarnation != own]
+
+    # ── coming ──────────────────────────────────────────────────────────────────────────────────
+
+    async def join(self, timeout: float) -> None:
+        """Become a member; RpcError when refused, or when the world is not complete in time."""
+        if self._leads is not None:
+            admitted = self._wait_for_answer(self.agent.incarnation)
+            self._carry(self._leads.start())
+            try:
+                async with asyncio.timeout(timeout):
+                    version, peers = await admitted
+            except TimeoutError:
+                raise RpcError(self._incomplete(timeout)) from None
+        else:
+            version, peers = await self.agent.request(
+                self._coordinator(),
+                "cluster.join",
+                self.agent.info,
+                self.world_size,
+                timeout=timeout,
+            )
+        self._adopt(version, peers)
+        for update in self._early:
+            await self._on_change(self.agent.info, update)
+
+    async def wait_for(self, names: Iterable[str]) -> None:
+        """Wait, as the coordinator, until all of these are members and all members know them."""
+        names = set(names)
+        while not (
+            names <= self.roster.members.keys()
+            and self._joining.keys().isdisjoint(
+                self.roster.members[name].incarnation for name in names
+            )
+        ):
+            await self.changed.wait()
+
+    async def wait_gone(self, name: str) -> None:
+        """Wait until nobody of this name is a member."""
+        while name in self.roster.members:
+            await self.changed.wait()
+
+    async def wait_alone(self) -> None:
+        """Wait until everyone else has left."""
+        while self.others:
+            await self.changed.wait()
+
+    def _incomplete(self, timeout: float) -> str:
+        assert self._leads is not None
+        missing = self._leads.missing()
+        return (
+            f"the world of {self.world_size} was not complete within {timeout:g} s; "
+            f"no word from rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        )
+
+    def _on_rank(self, sender: PeerInfo) -> int:
+        return self._led().next_rank()
+
+    def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+        answer = self._wait_for_answer(peer.incarnation)
+        self._carry(self._led().join(peer, world_size))
+        return asyncio.shield(answer)
+
+    def _wait_for_answer(self, incarnation: bytes) -> asyncio.Future[Any]:
+        answer = self._joining.get(incarnation)
+        if answer is None:
+            answer = self._joining[incarnation] = self.agent.loop.create_future()
+        return answer
+
+    # ── changes ─────────────────────────────────────────────────────────────────────────────────
+
+    def _carry(self, actions: Sequence[Action[PeerInfo]]) -> None:
+        """Do what the membership decided."""
+        announced: list[asyncio.Future[Any]] = []
+        for action in actions:
+            match action:
+                case Announce(update, to):
+                    announced += self._announce(update, to)
+                case Admit(peer):
+                    self.agent.spawn(self._admit(peer, announced))
+                case Refuse(peer, why):
+                    answer = self._joining.pop(peer.incarnation, None)
+                    if answer is not None and not answer.done():
+                        answer.set_exception(RpcError(why))
+
+    def _announce(
+        self, update: Update[PeerInfo], to: Sequence[PeerInfo]
+    ) -> list[asyncio.Future[Any]]:
+        if self.roster.version:
+            self._adopt(*self._led().roster(), lost=update.lost)
+        own = self.agent.incarnation
+        if self._over:
+            return []  # everyone is leaving, and nobody wants to know
+        others = [peer for peer in to if peer.incarnation != own]
+        answers: list[asyncio.Future[Any]] = []
+        for peer in others:
+            with contextlib.suppress(RpcError):  # gone, too: that is announced of its own
+                answers.append(self.agent.request(peer, "cluster.change", update, timeout=CONFIRM))
+        for answer in answers:
+            answer.add_done_callback(_retrieve)
+        return answers
+
+    async def _admit(self, peer: PeerInfo, announced: Sequence[asyncio.Future[Any]]) -> None:
+        # Whoever is let in may be called by all the others from then on, so they must know it.
+        if announced:
+            await asyncio.wait(announced)
+        answer = self._joining.pop(peer.incarnation, None)
+        if answer is not None and not answer.done():
+            answer.set_result(self._led().roster())
+        self._notify()
+
+    def _adopt(
+        self,
+        version: int,
+        peers: Iterable[PeerInfo],
+        lost: Sequence[tuple[PeerInfo, str]] = (),
+    ) -> None:
+        change = self.roster.reset(version, peers)
+        if change is not None:
+            gone = {peer.incarnation for peer, _ in lost}
+            left = tuple(peer for peer in change.left if peer.incarnation not in gone)
+            self._follow(Update(version, change.joined, left, tuple(lost)))
+
+    async def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> None:
+        if not self.roster.version:
+            self._early.append(update)
+            return
+        match self.roster.apply(update):
+            case "applied":
+                self._follow(update)
+            case "gap":
+                self._adopt(*await self.agent.request(self._coordinator(), "cluster.roster"))
+
+    def _on_roster(self, sender: PeerInfo) -> Any:
+        return self._led().roster()
+
+    def _follow(self, update: Update[PeerInfo]) -> None:
+        """Let the rest of this worker know who came and who went."""
+        directory = self.agent.directory
+        for peer in update.left:
+            known = directory.get(peer.name)
+            if known is not None and known.incarnation == peer.incarnation:
+                directory.remove(peer.name)
+            self._gone(peer, WorkerLost(peer.name, "no", "it left the cluster"))
+        for peer, why in update.lost:
+            # It stays in the directory: calling it is answered by WorkerLost, not UnknownWorker.
+            self.agent.declare_lost(peer, why)
+            self._gone(peer, WorkerLost(peer.name, "unknown", why))
+        for peer in update.joined:
+            directory.add(peer)
+        self._notify()
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
+        if self._leads is not None:
+            answer = self._joining.pop(peer.incarnation, None)
+            if answer is not None and not answer.done():
+                answer.cancel()  # nobody is left to hear it
+            self._carry(self._leads.lost(peer.incarnation, str(error)))
+        elif peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
+            self.dismissed.set_result((False, None))
+        self._gone(peer, error)
+
+    def _gone(self, peer: PeerInfo, error: Exception) -> None:
+        for gathering in self._gatherings.gone(peer.incarnation):
+            future = self._gathered.pop(id(gathering), None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self._decide()
+
+    # ── gatherings ──────────────────────────────────────────────────────────────────────────────
+
+    def group(self, names: Iterable[str] | None) -> Group:
+        """Name the members of a gathering: all, or these."""
+        if names is None:
+            peers = self.peers
+        else:
+            if isinstance(names, str):
+                raise TypeError(f"names should be several names, not the string {names!r}")
+            wanted = {self.agent.directory.find(name).name for name in names}
+            peers = [peer for peer in self.peers if peer.name in wanted]
+            if len(peers) < len(wanted):
+                gone = wanted - {peer.name for peer in peers}
+                raise UnknownWorker(min(gone), tuple(self.roster.members))
+        if all(peer.incarnation != self.agent.incarnation for peer in peers):
+            raise ValueError(f"{self.agent.name} is not one of the workers that gather")
+        return tuple((peer.name, peer.incarnation) for peer in peers)
+
+    async def gather(
+        self, value: Any, names: Iterable[str] | None, timeout: float, what: str
+    ) -> dict[str, Any]:
+        """Exchange a value with all the others of a group."""
+        group = self.group(names)
+        turn = self._gatherings.begin(group)
+        leader = group[0][0]
+        if leader != self.agent.name:
+            request = self.agent.request(
+                leader, "cluster.gather", group, turn, value, what, timeout=timeout
+            )
+            return dict(await request)
+        gathering = self._gatherings.bring(group, turn, leader, value)
+        assert gathering is not None
+        try:
+            async with asyncio.timeout(None if timeout == math.inf else timeout):
+                return dict(await self._complete(gathering))
+        except TimeoutError:
+            late = DeadlineExceeded(", ".join(gathering.missing()), what, timeout)
+            self._give_up(gathering, late)
+            raise late from None
+        except asyncio.CancelledError:
+            self._give_up(gathering, RpcError(f"{leader} gave up the {what}"))
+            raise
+
+    def _complete(self, gathering: Gathering) -> asyncio.Future[dict[str, Any]]:
+        """The result of a gathering, for one that waits for it."""
+        future = self._gathered.get(id(gathering))
+        if future is None:
+            future = self._gathered[id(gathering)] = self.agent.loop.create_future()
+            future.add_done_callback(_retrieve)
+        if not gathering.missing():
+            del self._gathered[id(gathering)]
+            future.set_result(gathering.values)
+        return asyncio.shield(future)
+
+    def _give_up(self, gathering: Gathering, error: Exception) -> None:
+        self._gatherings.end(gathering)
+        future = self._gathered.pop(id(gathering), None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _on_gather(self, sender: PeerInfo, group: Group, turn: int, value: Any, what: str) -> Any:
+        gathering = self._gatherings.bring(group, turn, sender.name, value)
+        if gathering is None:
+            raise RpcError(f"{self.agent.name} has given up this {what} already")
+        return self._complete(gathering)
+
+    # ── going ───────────────────────────────────────────────────────────────────────────────────
+
+    async def report(self, outstanding: int, started: int) -> bool:
+        """Tell the leader of the farewell what goes on here; True when nothing goes on anywhere."""
+        if self._leads is None:
+            answer = self.agent.request(
+                self._coordinator(), "cluster.farewell", outstanding, started, timeout=math.inf
+            )
+            return bool(await answer)
+        return await self._heard(self.agent.name, outstanding, started)
+
+    def _on_farewell(self, sender: PeerInfo, outstanding: int, started: int) -> Any:
+        return self._heard(sender.name, outstanding, started)
+
+    def _heard(self, name: str, outstanding: int, started: int) -> asyncio.Future[bool]:
+        answer = asyncio.shield(self._round)
+        self._farewell.report(name, outstanding, started)
+        self._decide()
+        return answer
+
+    def _decide(self) -> None:
+        if self._leads is None or not self.roster.version:
+            return
+        done = self._farewell.decide(self._leads.members)
+        if done is not None:
+            self._over = done
+            answer, self._round = self._round, self.agent.loop.create_future()
+            answer.set_result(done)
+
+    @property
+    def leaves_together(self) -> bool:
+        """Whether leaving means that all leave: not when one member leaves an open cluster."""
+        return self._together
+
+    def dismiss(self, peers: Iterable[PeerInfo], together: bool, timeout: float | None) -> None:
+        """Ask others to leave: alone, or together with this worker."""
+        for peer in peers:
+            with contextlib.suppress(RpcError):
+                self.agent.post(peer, "cluster.dismiss", together, timeout)
+
+    def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
+        self._together = together
+        if not self.dismissed.done():
+            self.dismissed.set_result((True, timeout))
+
+    async def leave(self) -> None:
+        """Say goodbye to the coordinator, if it is still there."""
+        if self._leads is None:
+            with contextlib.suppress(RpcError):
+                await self.agent.request(self._coordinator(), "cluster.leave", timeout=CONFIRM)
+
+    def _on_leave(self, sender: PeerInfo) -> None:
+        self._carry(self._led().leave(sender.incarnation))
+
+    async def close(self) -> None:
+        """End what this part still waits for."""
+        for future in (*self._joining.values(), *self._gathered.values(), self._round):
+            future.cancel()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────
+
+    def _led(self) -> Membership[PeerInfo]:
+        if self._leads is None:
+            raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
+        return self._leads
+
+    def _coordinator(self) -> PeerInfo:
+        assert self.coordinator is not None
+        return self.coordinator
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Look at the outcome, so that it is not reported as forgotten."""
+    if not future.cancelled():
+        future.exception()

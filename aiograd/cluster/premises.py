@@ -1,0 +1,240 @@
+"""What a worker occupies on this host: sockets, a private folder, a sign at the rendezvous.
+
+Opens them as the plan says, finds the coordinator there, and leaves nothing behind. What is said
+over the connections is `members.py`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from aiograd.cluster.plan import Plan
+from aiograd.cluster.rendezvous import Place, Sign, find_secret
+from aiograd.errors import RpcError, SecurityError
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.transport import split_tcp
+
+__all__ = ["Premises", "private_folder"]
+
+LONGEST_PATH = 80  # characters of a folder for sockets: the kernel allows 107 in all
+PATIENCE = 0.2  # seconds between two looks whether the coordinator is there, at most
+
+
+class Premises:
+    """The places of one worker, from `open` to `close`."""
+
+    def __init__(self, plan: Plan, environment: MutableMapping[str, str]) -> None:
+        self._plan = plan
+        self._environment = environment
+        self._runtime = Runtime(plan.network, spin=plan.spin)
+        self._deadline = math.inf  # loop time; for everything until the coordinator answers
+        self._folder: str | None = None
+        self._sign: str | None = None  # the file that rank 0 wrote
+
+    async def open(
+        self, timeout: float, ops: Mapping[str, Any] | None = None
+    ) -> tuple[Agent, PeerInfo | None]:
+        """Open everything; gives the agent, and the coordinator unless it is this worker."""
+        plan = self._plan
+        self._deadline = asyncio.get_running_loop().time() + timeout
+        secret, made = await self._secret()
+        rank = plan.rank
+        if rank is None:
+            rank = await self._ask_for_rank(secret)
+        agent = Agent(
+            plan.name, rank, secret=secret, options=plan.options, runtime=self._runtime, ops=ops
+        )
+        try:
+            await self._listen(agent)
+            if plan.place is not None and plan.place.kind == "file" and plan.leads:
+                Sign(agent.info.addresses, secret if made else None).write(plan.place.text)
+                self._sign = plan.place.text
+            if plan.leads or plan.coordinator is not None:
+                return agent, plan.coordinator
+            return agent, await self._find_coordinator(agent)
+        except BaseException:
+            await agent.close()
+            raise
+
+    async def close(self) -> None:
+        """Remove the folder and the sign."""
+        if self._sign is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._sign)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._sign = self._folder = None
+
+    # ── the secret ──────────────────────────────────────────────────────────────────────────────
+
+    async def _secret(self) -> tuple[bytes, bool]:
+        """Find the secret; the flag says that it is new and must be told through the sign."""
+        plan = self._plan
+        if plan.secret is not None:
+            return plan.secret, False
+        if plan.place is None:
+            return plan.options.secret or self._runtime.token_bytes(32), False
+        file = plan.options.secret_file
+        secret = find_secret(
+            plan.place,
+            secret=plan.options.secret,
+            secret_file=None if file is None else os.fspath(file),
+            environment=self._environment,
+            token=self._runtime.token_bytes,
+        )
+        if secret is not None:
+            return secret, False
+        if plan.leads:
+            return self._runtime.token_bytes(32), True
+        sign = await self._read_sign(with_secret=True)
+        assert sign.secret is not None
+        return sign.secret, False
+
+    async def _read_sign(self, with_secret: bool = False) -> Sign:
+        assert self._plan.place is not None
+        path = self._plan.place.text
+        waits = _Waits(self._deadline)
+        while True:
+            sign = Sign.read(path)
+            if sign is not None and (sign.secret is not None or not with_secret):
+                return sign
+            if not await waits.again():
+                raise RpcError(f"rank 0 did not write its address into {path} in time")
+
+    # ── listening ───────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self, agent: Agent) -> None:
+        addresses = self._plan.listen or await self._addresses()
+        for address in addresses:
+            if address.startswith("unix:"):
+                _clear(address.removeprefix("unix:"))
+        try:
+            await agent.start(*addresses)
+        except SecurityError:
+            raise
+        except OSError as error:
+            raise RpcError(f"cannot listen at {', '.join(addresses)}: {error}") from error
+
+    async def _addresses(self) -> list[str]:
+        """Choose where to listen: the rendezvous for rank 0, a Unix socket, a TCP port."""
+        plan, place = self._plan, self._plan.place
+        if place is None:
+            return []
+        if place.kind == "memory":
+            return [place.address if plan.leads else f"{place.address}/{plan.name}"]
+        transport = plan.options.transport
+        addresses = []
+        if transport in ("auto", "unix") and not (plan.leads and place.kind == "unix"):
+            if self._folder is None:
+                self._folder = private_folder()
+            addresses.append(f"unix:{self._folder}/w")
+        if plan.leads and place.kind != "file":
+            addresses.append(place.address)
+        elif transport == "tcp" or not (transport == "unix" or place.local or place.kind == "file"):
+            addresses.append(f"tcp:{await self._own_host(place)}:0")
+        return addresses
+
+    async def _own_host(self, place: Place) -> str:
+        """The address of this host that the coordinator's host can reach."""
+        if place.kind != "tcp" or place.local:
+            return "127.0.0.1"
+        host, port = split_tcp(place.address)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:  # a datagram socket connects without a packet
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+        return f"[{own}]" if family == socket.AF_INET6 else own
+
+    # ── finding the coordinator ─────────────────────────────────────────────────────────────────
+
+    async def _ask_for_rank(self, secret: bytes) -> int:
+        """Let the coordinator give a rank, asked by a guest that is gone again before we come."""
+        name = f"newcomer-{self._runtime.token_bytes(8).hex()}"
+        guest = Agent(name, -1, secret=secret, options=self._plan.options, runtime=self._runtime)
+        try:
+            coordinator = await self._find_coordinator(guest)
+            guest.directory.add(coordinator)
+            return int(await guest.request(coordinator, "cluster.rank"))
+        finally:
+            await guest.close()
+
+    async def _find_coordinator(self, agent: Agent) -> PeerInfo:
+        """Dial the rendezvous until somebody answers."""
+        place = self._plan.place
+        assert place is not None
+        waits = _Waits(self._deadline)
+        while True:
+            addresses: tuple[str, ...] = (place.address,)
+            if place.kind == "file":
+                addresses = (await self._read_sign()).addresses  # an old one may be replaced
+            trouble: Exception | None = None
+            for address in addresses:
+                try:
+                    return await agent.connect(address)
+                except SecurityError:
+                    raise
+                except OSError as error:
+                    trouble = error
+            if not await waits.again():
+                raise RpcError(
+                    f"nobody answered at {place.text} in time; is rank 0 running? ({trouble})"
+                )
+
+
+class _Waits:
+    """Pauses between attempts, longer and longer, until a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = deadline
+        self._pause = 0.005
+
+    async def again(self) -> bool:
+        left = self._deadline - self._loop.time()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(self._pause, left))
+        self._pause = min(self._pause * 1.5, PATIENCE)
+        return True
+
+
+def private_folder() -> str:
+    """Make a folder for sockets that only this user can enter, with a path short enough."""
+    folder = tempfile.mkdtemp(prefix="aiograd-")  # mode 0700
+    if len(folder) > LONGEST_PATH:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="aiograd-", dir="/tmp")
+    return folder
+
+
+def _clear(path: str) -> None:
+    """Remove a socket that nobody listens on any more; one that is in use is an error.
+
+    The loop would remove it in both cases, and take the name from whoever has it.
+    """
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+    raise RpcError(f"cannot listen at unix:{path}: another worker does (address in use)")

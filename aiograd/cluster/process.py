@@ -1,0 +1,119 @@
+"""A worker process: what runs at the other end of a `Child`.
+
+It reads its plan from standard input, joins, serves until it is dismissed, and ends. The pipe that
+brought the plan stays open as long as its parent lives; a thread waits for its end, so that the
+process goes when its parent does, even if its loop is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import faulthandler
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiograd.cluster.plan import Plan
+from aiograd.cluster.worker import Worker
+
+__all__ = ["main", "new_event_loop"]
+
+LAST_WORDS = 2.0  # seconds to end in order once the parent is gone
+
+
+def main() -> None:
+    """Run a worker from the plan on standard input; does not return."""
+    plan: Plan = pickle.load(sys.stdin.buffer)["plan"]
+    lifeline = _take_lifeline()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    tune_malloc()
+    loop = new_event_loop(plan.options.loop)
+    asyncio.set_event_loop(loop)
+    serving = loop.create_task(serve(plan))
+    watch = threading.Thread(
+        target=_watch, args=(lifeline, loop, serving.cancel), name="aiograd-lifeline", daemon=True
+    )
+    watch.start()
+    code = 0
+    try:
+        loop.run_until_complete(serving)
+    except asyncio.CancelledError:
+        code = 1  # the parent is gone
+    except Exception:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    _end(code)
+
+
+async def serve(plan: Plan) -> None:
+    """Be a worker until dismissed, or until the coordinator is gone."""
+    worker = Worker.planned(plan)
+    await worker.start()
+    worker.make_current()
+    await worker.serve()
+
+
+def _take_lifeline() -> int:
+    """Keep the pipe from the parent, and give user code an empty standard input instead."""
+    lifeline = os.dup(0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return lifeline
+
+
+def _watch(lifeline: int, loop: asyncio.AbstractEventLoop, stop: Callable[[], Any]) -> None:
+    while os.read(lifeline, 1024):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: it is ending anyway
+        loop.call_soon_threadsafe(stop)
+    time.sleep(LAST_WORDS)
+    os._exit(1)
+
+
+def _end(code: int) -> None:
+    """End the process without waiting for threads that still run somebody's function."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
+    """Make the loop that `Options.loop` names; "auto" is uvloop where it is installed."""
+    if kind != "asyncio":
+        try:
+            import uvloop
+        except ImportError:
+            if kind == "uvloop":
+                raise
+        else:
+            return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+def tune_malloc() -> None:
+    """Keep freed memory for the next array instead of giving it back page by page.
+
+    The default makes every array past 128 KiB a fresh mapping, whose page faults cost several times
+    more than its arithmetic. Only in our own processes, and only where the C library is glibc.
+    """
+    import ctypes  # numpy has loaded it already
+
+    trim_threshold, mmap_threshold = -1, -3
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018 - other libraries ignore or misread these numbers
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 1 << 30)
+    except (AttributeError, OSError):
+        return

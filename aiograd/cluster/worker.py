@@ -1,0 +1,364 @@
+"""`Worker`: one named member of a cluster, in this process and on this loop.
+
+The one place that plugs the layers together: an `Agent` that calls, the parts that other layers
+attach to it, and the membership. Where the pieces come from is planned in `plan.py`; who is there
+is `members.py`'s business. The module's functions do the same for the current worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from contextvars import Token
+from types import TracebackType
+from typing import Any
+
+from aiograd.autograd.op import OPS
+from aiograd.cluster.members import Members
+from aiograd.cluster.plan import Plan, plan_worker
+from aiograd.cluster.premises import Premises
+from aiograd.errors import AiogradError, RpcError, WorkerClosed
+from aiograd.rpc import current
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.options import Options, check_timeout
+
+__all__ = [
+    "Worker",
+    "all_gather",
+    "barrier",
+    "current_worker",
+    "debug_info",
+    "get_worker_info",
+    "init_rpc",
+    "shutdown",
+    "workers",
+]
+
+_log = logging.getLogger("aiograd")
+
+# What is attached to every agent, in this order; parts settle and close in the opposite one.
+LAYERS: tuple[Callable[[Agent], Any], ...] = ()
+
+TICK = 0.5  # seconds; a kernel sees an interrupt only when its loop wakes
+
+
+class Worker:
+    """One member of a cluster: `async with ag.Worker("a", rank=0, ...) as worker:`.
+
+    What is not given comes from the environment. Entering returns when the worker is a member and
+    current; leaving is a graceful `close`, or an immediate one if the block failed.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        rendezvous: str | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self._set_up(plan_worker(name, rank, world_size, rendezvous, options, os.environ))
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Worker:
+        """Make a worker from a plan instead of from arguments and environment."""
+        worker = cls.__new__(cls)
+        worker._set_up(plan)
+        return worker
+
+    def _set_up(self, plan: Plan) -> None:
+        self._plan = plan
+        self._agent: Agent | None = None
+        self._members: Members | None = None
+        self._premises = Premises(plan, os.environ)
+        self._parts: list[Any] = []
+        self._closed: asyncio.Future[None] | None = None  # made when closing begins
+        self._token: Token[Agent | None] | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    # ── what it is ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        return self._plan.name
+
+    @property
+    def rank(self) -> int:
+        return self.agent.rank
+
+    @property
+    def options(self) -> Options:
+        return self._plan.options
+
+    @property
+    def agent(self) -> Agent:
+        """The machinery; `WorkerClosed` before the start and after the end."""
+        if self._agent is None or (self._closed is not None and self._closed.done()):
+            raise WorkerClosed(f"worker {self.name!r} is not running", self.name)
+        return self._agent
+
+    @property
+    def members(self) -> Members:
+        self.agent  # noqa: B018 - raises when there is none
+        assert self._members is not None
+        return self._members
+
+    @property
+    def running(self) -> bool:
+        return self._agent is not None and (self._closed is None or not self._closed.done())
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, self.rank)
+
+    def get_worker_info(self, name_or_rank: str | int | None = None) -> WorkerInfo:
+        """Look a member up; without an argument, this one."""
+        if name_or_rank is None:
+            return self.info
+        return self.agent.directory.find(name_or_rank).info
+
+    def workers(self) -> list[WorkerInfo]:
+        """List the members, in order of rank."""
+        return [peer.info for peer in self.members.peers]
+
+    def debug_info(self) -> dict[str, int]:
+        """Give the worker's counters; all of them are 0 at rest, except `workers`."""
+        found = {"workers": len(self.members.peers), **self.agent.counters()}
+        for part in self._parts:
+            counters = getattr(part, "counters", None)
+            if counters is not None:
+                found.update(counters())
+        return found
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "closed" if self._closed else "not started"
+        rank = "" if self._plan.rank is None else f" rank={self._plan.rank}"
+        return f"<Worker {self.name!r}{rank} {state}>"
+
+    # ── coming ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> Worker:
+        """Join the cluster. When that fails or is cancelled, nothing is left open."""
+        if self._agent is not None:
+            raise RpcError(f"worker {self.name!r} was started before; make another one")
+        try:
+            await self._start()
+        except BaseException:
+            await self._tear_down()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        plan = self._plan
+        timeout = plan.options.timeout
+        agent, coordinator = await self._premises.open(timeout, OPS)
+        self._agent = agent
+        current.closed(agent)  # started, but current only when it is a member
+        agent.parts[Worker] = self
+        if coordinator is not None:
+            agent.directory.add(coordinator)
+        self._members = Members(agent, plan.world_size, coordinator)
+        for attach in LAYERS:
+            self._parts.append(attach(agent))
+        await self._members.join(timeout)
+        self._ticking()
+
+    def make_current(self) -> None:
+        """Let this worker be the current one, here and wherever no other is."""
+        current.closed(self.agent)
+        current.opened(self.agent)
+        self._token = current.use(self.agent)
+
+    def _ticking(self) -> None:
+        self._tick = self.agent.loop.call_later(TICK, self._ticking)
+
+    async def __aenter__(self) -> Worker:
+        await self.start()
+        self.make_current()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(graceful=kind is None)
+
+    async def serve(self) -> None:
+        """Stay until the coordinator dismisses this worker, or is gone; then close."""
+        graceful, timeout = False, None
+        try:
+            graceful, timeout = await asyncio.shield(self.members.dismissed)
+        finally:
+            await self.close(graceful, timeout)
+
+    # ── going ───────────────────────────────────────────────────────────────────────────────────
+
+    async def close(self, graceful: bool = True, timeout: float | None = None) -> None:
+        """Leave the cluster, within `timeout` (default `Options.grace`) + 1 s.
+
+        Graceful: wait until all members want to leave and no call is under way anywhere. What peers
+        do wrong meanwhile is logged; what this worker leaked is raised under `strict_leaks`.
+        """
+        if timeout is not None and timeout != 0:
+            check_timeout(timeout)
+        if self._agent is None:
+            return
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+            return
+        self._closed = closed = self._agent.loop.create_future()
+        grace = self.options.grace if timeout is None else timeout
+        try:
+            trouble: list[Exception] = []
+            if graceful:
+                await self._part_in_peace(grace, trouble)
+            await self._tear_down(trouble)
+        finally:
+            closed.set_result(None)
+        if trouble:
+            raise trouble[0]
+
+    async def _part_in_peace(self, grace: float, trouble: list[Exception]) -> None:
+        agent, members = self._agent, self._members
+        if agent is None or members is None:
+            return
+        deadline = agent.loop.time() + grace
+        try:
+            async with asyncio.timeout_at(None if grace == math.inf else deadline):
+                await self._say_farewell(agent, members, deadline, trouble)
+        except TimeoutError:
+            _log.warning("%s: left after %g s without waiting any longer", self.name, grace)
+        except RpcError as error:
+            _log.warning("%s: left without waiting for the others: %s", self.name, error)
+
+    async def _say_farewell(
+        self, agent: Agent, members: Members, deadline: float, trouble: list[Exception]
+    ) -> None:
+        if members.leads and members.world_size is None:
+            members.dismiss(members.others, together=True, timeout=deadline - agent.loop.time())
+        together = members.leaves_together
+        if together:
+            await members.report(0, 0)
+        for part in reversed(self._parts):
+            settle = getattr(part, "settle", None)
+            if settle is not None:
+                try:
+                    await settle(deadline)
+                except AiogradError as error:
+                    trouble.append(error)
+        while True:
+            await agent.drain(deadline)
+            if not together or await members.report(agent.outstanding(), agent.started):
+                break
+        await members.leave()
+        if members.leads:
+            await members.wait_alone()  # the others must not lose their leader before they go
+
+    async def _tear_down(self, trouble: list[Exception] | None = None) -> None:
+        """Close everything that is open, whatever happens meanwhile."""
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._token is not None:
+            with contextlib.suppress(ValueError):  # left in another context than entered
+                current.AGENT.reset(self._token)
+            self._token = None
+        agent = self._agent
+        if agent is not None:
+            current.closed(agent)
+        for part in (*reversed(self._parts), self._members, agent, self._premises):
+            if part is None or not hasattr(part, "close"):
+                continue
+            try:
+                await part.close()
+            except Exception as error:
+                if trouble is not None and isinstance(error, AiogradError):
+                    trouble.append(error)
+                else:
+                    _log.exception("%s: could not close %s", self.name, type(part).__name__)
+        self._parts = []
+
+
+# ── for the current worker ──────────────────────────────────────────────────────────────────────
+
+
+async def init_rpc(
+    name: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    options: Options | None = None,
+) -> Worker:
+    """Join a cluster from this process and make the worker current; `shutdown` leaves it.
+
+    What is not given comes from the environment. Runs on the current loop; installs no signal
+    handlers and no loop policy.
+
+        worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
+    """
+    agent = current.AGENT.get()
+    if agent is not None and not agent.closed:
+        raise RpcError(f"this context is worker {agent.name!r} already; shut it down first")
+    worker = Worker(name, rank=rank, world_size=world_size, rendezvous=rendezvous, options=options)
+    await worker.start()
+    worker.make_current()
+    return worker
+
+
+async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
+    """Leave the cluster with the current worker; see `Worker.close`."""
+    await current_worker().close(graceful, timeout)
+
+
+def current_worker() -> Worker:
+    """The worker of this context, else the last one started in this process and still open."""
+    worker = current.current_agent().parts.get(Worker)
+    if not isinstance(worker, Worker):
+        raise WorkerClosed()
+    return worker
+
+
+def get_worker_info(name_or_rank: str | int | None = None) -> WorkerInfo:
+    """Look a member up by name or rank; without an argument, the current worker."""
+    return current_worker().get_worker_info(name_or_rank)
+
+
+def workers() -> list[WorkerInfo]:
+    """List the members of the cluster, in order of rank."""
+    return current_worker().workers()
+
+
+async def barrier(names: Iterable[str] | None = None, timeout: float | None = None) -> None:
+    """Wait until all members, or all of `names`, have come to this barrier.
+
+    Concurrent ones of the same workers pair up in the order of their calls.
+    """
+    await _gather(None, names, timeout, "barrier")
+
+
+async def all_gather(
+    value: Any, names: Iterable[str] | None = None, timeout: float | None = None
+) -> dict[str, Any]:
+    """Give a value, and get everyone's, by name: of all members, or of all of `names`."""
+    return await _gather(value, names, timeout, "all_gather")
+
+
+async def _gather(
+    value: Any, names: Iterable[str] | None, timeout: float | None, what: str
+) -> dict[str, Any]:
+    worker = current_worker()
+    seconds = worker.options.timeout if timeout is None else check_timeout(timeout)
+    return await worker.members.gather(value, names, seconds, what)
+
+
+def debug_info() -> dict[str, int]:
+    """Give the counters of the current worker; all of them are 0 at rest, except `workers`."""
+    return current_worker().debug_info()

@@ -1,0 +1,90 @@
+"""First values of parameters. Each function fills a tensor in place and returns it.
+
+`generator` is a numpy Generator; without one, numbers come from fresh entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.recording import no_grad
+from aiograd.autograd.tensor import Tensor
+
+
+def generator_or_new(generator: np.random.Generator | None) -> np.random.Generator:
+    return np.random.default_rng() if generator is None else generator
+
+
+def _fill(tensor: Tensor, value: Any) -> Tensor:
+    with no_grad():
+        tensor[...] = value
+    return tensor
+
+
+def fans(tensor: Tensor) -> tuple[int, int]:
+    """How many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
+    if tensor.ndim < 2:
+        raise ValueError(f"a tensor of shape {tensor.shape} has no fan in and fan out")
+    field = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * field, tensor.shape[0] * field
+
+
+def zeros(tensor: Tensor) -> Tensor:
+    return _fill(tensor, 0)
+
+
+def ones(tensor: Tensor) -> Tensor:
+    return _fill(tensor, 1)
+
+
+def constant(tensor: Tensor, value: float) -> Tensor:
+    return _fill(tensor, value)
+
+
+def uniform(
+    tensor: Tensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    generator: np.random.Generator | None = None,
+) -> Tensor:
+    """Numbers between `low` and `high`, all equally likely."""
+    return _fill(tensor, generator_or_new(generator).uniform(low, high, tensor.shape))
+
+
+def normal(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    generator: np.random.Generator | None = None,
+) -> Tensor:
+    """Normally distributed numbers."""
+    return _fill(tensor, generator_or_new(generator).normal(mean, std, tensor.shape))
+
+
+def xavier_uniform(
+    tensor: Tensor, gain: float = 1.0, *, generator: np.random.Generator | None = None
+) -> Tensor:
+    """Glorot and Bengio: keep the size of signals forward and of gradients backward."""
+    bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
+    return uniform(tensor, -bound, bound, generator=generator)
+
+
+def kaiming_uniform(
+    tensor: Tensor, a: float = 0.0, *, generator: np.random.Generator | None = None
+) -> Tensor:
+    """He et al.: keep the size of signals through rectifiers with slope `a` below zero."""
+    bound = math.sqrt(6.0 / ((1 + a * a) * fans(tensor)[0]))
+    return uniform(tensor, -bound, bound, generator=generator)
+
+
+def kaiming_normal(
+    tensor: Tensor, a: float = 0.0, *, generator: np.random.Generator | None = None
+) -> Tensor:
+    """The same with normally distributed numbers."""
+    std = math.sqrt(2.0 / ((1 + a * a) * fans(tensor)[0]))
+    return normal(tensor, 0.0, std, generator=generator)

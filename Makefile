@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 GROUP  ?= test
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench examples docs sim clean
+.PHONY: help demo test check style types cov oracle bench peers examples docs sim clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,25 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 
 oracle: .venv-oracle/.ok  ## values and gradients against torch 2.13
 	@.venv-oracle/bin/python -m pytest tests/oracle
+
+# Peers of the benchmarks, each in a venv of its own below .venv-bench.
+.venv-bench/.%.ok:
+	@mkdir -p .venv-bench
+	@[ -x .venv-bench/$*/bin/python ] || $(PYTHON) -m venv .venv-bench/$*
+	@.venv-bench/$*/bin/python -m pip install -q --disable-pip-version-check --upgrade pip
+	@.venv-bench/$*/bin/python -m pip install -q --disable-pip-version-check $(PEERS_$*)
+	@touch $@
+PEERS_torch := torch==2.13.0 numpy
+PEERS_light := grpcio rpyc pyzmq uvloop numpy autograd cloudpickle
+PEERS_ray   := ray psutil numpy
+PEERS_dask  := distributed psutil numpy
+BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python $(CURDIR)/$(BIN)/python
+
+bench: $(VENV)/.test.ok .venv-bench/.torch.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
+	@cd benchmarks/peers && $(BENCH) ratios.py $(ARGS)
+
+peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## small calls beside every peer
+	@cd benchmarks/peers && $(BENCH) run.py --reps 3 --base torch torch:rpc aiograd:rpc grpc:rpc rpyc:rpc zmq:rpc ray:rpc dask:rpc
 
 examples: $(VENV)/.test.ok  ## run every example with small sizes
 	@set -e; for story in examples/[0-9]*.py; do echo "── $$story"; $(BIN)/python $$story; done

@@ -1,0 +1,127 @@
+"""aiograd: call functions on other workers with `await`, and let gradients flow back.
+
+    import aiograd as ag
+
+    async with ag.LocalCluster(2):
+        async with ag.context() as ctx:
+            y = await ag.rpc_async("worker1", dense, args=(x, w))
+            await ctx.backward((y * y).mean())
+            print(ctx.gradients[w])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiograd import autograd, errors
+from aiograd.autograd import (
+    MAKERS,
+    NAMES,
+    Tensor,
+    enable_grad,
+    fft,
+    is_grad_enabled,
+    linalg,
+    no_grad,
+    op,
+    sparse,
+)
+from aiograd.autograd.checkpoint import checkpoint
+from aiograd.autograd.function import Function, once_differentiable
+from aiograd.cluster.local import LocalCluster
+from aiograd.cluster.worker import (
+    Worker,
+    all_gather,
+    barrier,
+    current_worker,
+    debug_info,
+    get_worker_info,
+    init_rpc,
+    shutdown,
+    workers,
+)
+from aiograd.dist.context import Context, context, current_context, get_context, get_gradients
+from aiograd.dist.derivatives import backward, grad
+from aiograd.rpc.calls import expose, inline, rpc_async, rpc_sync, run_sync
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.future import Future
+from aiograd.rpc.options import Options
+
+__version__ = "0.1.0"
+
+# The operations and makers, by numpy's names.
+globals().update({name: getattr(autograd, name) for name in (*MAKERS, *NAMES)})
+
+_LATER = ("nn", "optim", "testing", "viz", "cluster", "save", "load")  # imported when asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("save", "load"):
+        from aiograd.nn import files
+
+        return getattr(files, name)
+    if name in _LATER:
+        import importlib
+
+        return importlib.import_module(f"aiograd.{name}")
+    raise AttributeError(f"module 'aiograd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
+
+if TYPE_CHECKING:
+    from aiograd import cluster, nn, optim, testing, viz
+
+__all__ = [
+    "Context",
+    "Function",
+    "Future",
+    "Group",
+    "LocalCluster",
+    "Options",
+    "RRef",
+    "Tensor",
+    "Worker",
+    "WorkerInfo",
+    "all_gather",
+    "autograd",
+    "backward",
+    "barrier",
+    "checkpoint",
+    "cluster",
+    "context",
+    "current_context",
+    "current_worker",
+    "debug_info",
+    "enable_grad",
+    "errors",
+    "expose",
+    "fft",
+    "get_context",
+    "get_gradients",
+    "get_worker_info",
+    "grad",
+    "init_rpc",
+    "inline",
+    "is_grad_enabled",
+    "linalg",
+    "nn",
+    "no_grad",
+    "once_differentiable",
+    "op",
+    "optim",
+    "remote",
+    "rpc_async",
+    "rpc_stream",
+    "rpc_sync",
+    "run_sync",
+    "shutdown",
+    "sparse",
+    "testing",
+    "viz",
+    "workers",
+    *MAKERS,
+    *NAMES,
+]

@@ -21,6 +21,7 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.members import Members
 from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.premises import Premises
+from aiograd.dist import attach as attach_autograd
 from aiograd.errors import AiogradError, RpcError, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
@@ -42,7 +43,7 @@ __all__ = [
 _log = logging.getLogger("aiograd")
 
 # What is attached to every agent, in this order; parts settle and close in the opposite one.
-LAYERS: tuple[Callable[[Agent], Any], ...] = ()
+LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_autograd,)
 
 TICK = 0.5  # seconds; a kernel sees an interrupt only when its loop wakes
 

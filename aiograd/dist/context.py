@@ -146,6 +146,17 @@ class Context:
             _add_up(self.totals, ended.gradients)
             self.changed()
 
+    def replace_gradient(self, leaf: Tensor, gradient: Tensor) -> None:
+        """Put another gradient in the place of a leaf's, e.g. a clipped one."""
+        totals = self.gradients
+        for number in [n for n, p in self.passes.items() if p.complete]:
+            if not self.home.engine.leads(self, number):
+                self.commit(number)
+        if leaf not in totals:
+            raise KeyError("the leaf has no gradient in this context")
+        self.totals[leaf] = gradient.detach()
+        self.changed()
+
     # ── inspection ──────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -199,16 +210,15 @@ class Contexts:
         self.gone: set[bytes] = set()  # incarnations of peers known to be dead
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
-        self._first_id = agent.rank << 48
         # A restarted worker must not give out the ids of its former self.
         self._ids = itertools.count(agent.runtime.random.getrandbits(24) << 20)
         self._edges = itertools.count((agent.runtime.random.getrandbits(24) << 20) + 1)
 
     def new_edge(self) -> int:
-        return self._first_id | next(self._edges)
+        return self.agent.rank << 48 | next(self._edges)
 
     def new(self) -> Context:
-        context = Context(self, self._first_id | next(self._ids))
+        context = Context(self, self.agent.rank << 48 | next(self._ids))
         self._table[context.id] = context
         return context
 
@@ -282,6 +292,8 @@ class Contexts:
         self.engine.lost(peer, error)
         self.gone.add(peer.incarnation)
         for context in list(self._table.values()):
+            if context.id >> 48 == self.agent.rank:
+                continue  # ours: whoever opened it will leave it
             if context.callers.pop(peer.incarnation, None) is not None and not context.callers:
                 self.shell.later(self.agent.options.lease, self._expire, context)
 

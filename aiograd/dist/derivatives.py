@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.autograd import backward as local
+from aiograd.autograd.backward import entries, input_node, results
+from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context, contexts, resolve
@@ -47,11 +48,11 @@ async def grad(
     `ctx.gradients` nor `.grad`. With `create_graph` the derivatives can be differentiated again.
     """
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    nodes = [local.input_node(tensor) for tensor in wanted]
-    entries = local.entries(outputs, grad_outputs, create_graph)
-    context = _context_of([node for node, _ in entries])
+    nodes = [input_node(tensor) for tensor in wanted]
+    starts = entries(outputs, grad_outputs, create_graph)
+    context = _context_of([node for node, _ in starts])
     if context is None:
-        return local.grad(
+        return local_grad(
             outputs,
             inputs,
             grad_outputs,
@@ -61,12 +62,12 @@ async def grad(
         )
     found = await context.home.engine.derivatives(
         context,
-        entries,
+        starts,
         nodes,
         retain_graph=create_graph if retain_graph is None else retain_graph,
         create_graph=create_graph,
     )
-    return tuple(local.results(nodes, found, allow_unused))
+    return tuple(results(nodes, found, allow_unused))
 
 
 def _context_of(roots: list[Node]) -> Context | None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.graph import JointOpNode, Node, OpNode, Part
-from aiograd.autograd.op import OPS, parent_of
+from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.context import Context, Contexts
@@ -67,10 +67,13 @@ class PassRefused(BackwardFailed, GradError):
 class Running:
     """A pass and what the shell needs to know of it."""
 
-    __slots__ = ("context", "done", "draining", "heavy", "inbox", "play")
+    __slots__ = ("context", "done", "draining", "floor", "heavy", "inbox", "play")
 
-    def __init__(self, context: Context, play: Pass, done: asyncio.Future[None] | None) -> None:
+    def __init__(
+        self, context: Context, play: Pass, floor: int, done: asyncio.Future[None] | None
+    ) -> None:
         self.context, self.play = context, play
+        self.floor = floor  # passes of this originator below this number had ended when it began
         self.done = done  # at the originator: ends with the pass
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
@@ -86,9 +89,7 @@ class Engine:
         self.shell = contexts.shell
         self._running: dict[tuple[int, int], Running] = {}
         self._led: dict[int, None] = {}  # numbers of the passes we started, still under way
-        self._numbers = itertools.count(
-            (self.agent.rank << 48) | (self.agent.runtime.random.getrandbits(24) << 20)
-        )
+        self._counter = itertools.count(self.agent.runtime.random.getrandbits(24) << 20)
 
     def running(self) -> int:
         return sum(not r.play.complete or r.done is not None for r in self._running.values())
@@ -140,11 +141,12 @@ class Engine:
         entries: Sequence[tuple[Node, Any]],
         capture: Sequence[Node],
     ) -> Running:
-        number = next(self._numbers)
+        number = self.agent.rank << 48 | next(self._counter)
+        self._led[number] = None
+        floor = next(iter(self._led))
         done = self.agent.loop.create_future()
         play = self._pass(context, number, self.agent.name, terms, entries, capture)
-        running = self._running[context.id, number] = Running(context, play, done)
-        self._led[number] = None
+        running = self._running[context.id, number] = Running(context, play, floor, done)
         context.passes[number] = play
         play.start(entries)
         self._advance(running)
@@ -259,7 +261,7 @@ class Engine:
                 play.number,
                 play.originator,
                 tuple(play.terms),
-                self._floor(),
+                running.floor,
                 tuple(message.credit),
                 message.expected,
                 message.answers,
@@ -271,10 +273,6 @@ class Engine:
                 running.done.set_result(None)
             else:
                 raise AssertionError(f"all credit is home, but {play.waits_for()}")
-
-    def _floor(self) -> int:
-        """The lowest of our own passes that may still be under way."""
-        return next(iter(self._led), -1)
 
     def arrived(
         self,
@@ -292,12 +290,11 @@ class Engine:
         context = self.contexts.arriving(context_id, sender, "gradients")
         if context is None or number in context.aborted:
             return
-        if sender.name == originator:
-            self._commit_below(context, originator, floor)
         running = self._running.get((context_id, number))
         if running is None:
+            self._commit_below(context, originator, floor)
             play = self._pass(context, number, originator, Terms(*terms))
-            running = self._running[context_id, number] = Running(context, play, None)
+            running = self._running[context_id, number] = Running(context, play, floor, None)
             context.passes[number] = play
             context.failure = None
         message = (sender.name, answers, expected, Credit(*credit))
@@ -497,7 +494,7 @@ def is_heavy(sweep: Sweep) -> bool:
     total = 0
     for node, _ in sweep.waiting:
         if node.__class__ is OpNode or node.__class__ is JointOpNode:
-            if OPS.get(node.op.name) is not node.op or node.hooks is not None:
+            if node.hooks is not None or getattr(node.op, "op_name", None) is None:
                 return True
             total += math.prod(node.shape)
             if total > HEAVY:

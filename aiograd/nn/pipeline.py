@@ -1,0 +1,149 @@
+"""A model cut into stages on several workers, fed with micro-batches.
+
+Stages work at the same time on different micro-batches. Two schedules:
+
+- "gpipe": all micro-batches go forward, then all come back; every stage keeps all of them.
+- "1f1b": each micro-batch comes back as soon as its loss is known, and only as many are under way as
+  there are stages, so a stage never keeps more than that many graphs.
+
+The same pipeline does inference: `y = await pipe(x)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.checkpoint import checkpoint
+from aiograd.autograd.ops.join import concatenate
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.context import Context, current_context
+from aiograd.nn.module import Module
+from aiograd.nn.remote import RemoteModule
+from aiograd.rpc.calls import rpc_async
+from aiograd.rref.rref import RRef
+
+SCHEDULES = ("gpipe", "1f1b")
+
+
+class Pipeline:
+    """`pipe = ag.nn.Pipeline([RemoteModule("worker0", …), RemoteModule("worker1", …)])`."""
+
+    def __init__(
+        self,
+        stages: Sequence[RemoteModule | RRef],
+        schedule: str = "1f1b",
+        microbatches: int | None = None,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        if not stages:
+            raise ValueError("a pipeline needs at least one stage")
+        count = 2 * len(stages) if microbatches is None else microbatches
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"microbatches is a positive number, not {microbatches!r}")
+        self.stages = [_module_of(stage) for stage in stages]
+        self.schedule, self.microbatches, self.recompute = schedule, count, recompute
+
+    async def __call__(self, x: Any) -> Tensor:
+        """Run the whole batch forward, micro-batches overlapping, and return the joined result."""
+        lanes = self._lanes()
+        parts = await _all_or_none([self._forward(part, lanes) for part in self._split(x)])
+        return concatenate(parts)
+
+    async def train_step(
+        self,
+        x: Any,
+        targets: Any,
+        loss: Callable[[Tensor, Any], Any],
+        context: Context | None = None,
+    ) -> float:
+        """Run a batch forward and backward by the schedule; return the mean loss.
+
+        Gradients are then in the context, as if the mean loss of the whole batch had been played
+        back at once. `loss(output, target)` gives the mean over its micro-batch.
+        """
+        ctx = context if context is not None else current_context()
+        inputs, wanted = self._split(x), self._split(targets)
+        rows = len(np.asarray(x) if not isinstance(x, Tensor) else x.data)
+        lanes = self._lanes()
+        under_way = asyncio.Semaphore(len(self.stages) if self.schedule == "1f1b" else len(inputs))
+
+        async def forward(part: Any, target: Any) -> Tensor:
+            share = loss(await self._forward(part, lanes), target)
+            share = await share if inspect.isawaitable(share) else share
+            return share * (len(part) / rows)
+
+        async def there_and_back(part: Any, target: Any) -> float:
+            async with under_way:
+                share = await forward(part, target)
+                await ctx.backward(share)
+                return float(share)
+
+        pairs = list(zip(inputs, wanted, strict=True))
+        if self.schedule == "1f1b":
+            losses = await _all_or_none([there_and_back(*pair) for pair in pairs])
+        else:
+            shares = await _all_or_none([forward(*pair) for pair in pairs])
+            await ctx.backward(*shares)
+            losses = [float(share) for share in shares]
+        return float(sum(losses))
+
+    def _lanes(self) -> list[asyncio.Lock]:
+        """One lock per stage and batch: micro-batches pass a stage in order, one at a time."""
+        return [asyncio.Lock() for _ in self.stages]
+
+    async def _forward(self, value: Any, lanes: list[asyncio.Lock]) -> Any:
+        for stage, lane in zip(self.stages, lanes, strict=True):
+            async with lane:
+                value = await rpc_async(
+                    stage.owner(), _run_stage, args=(stage, value, self.recompute)
+                )
+        return value
+
+    def _split(self, batch: Any) -> list[Any]:
+        if isinstance(batch, Tensor):
+            rows = batch.shape[0]
+        else:
+            batch = np.asarray(batch)
+            rows = len(batch)
+        count = min(self.microbatches, rows)
+        edges = [rows * i // count for i in range(count + 1)]
+        return [batch[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+    def __repr__(self) -> str:
+        places = " → ".join(stage.owner_name() for stage in self.stages)
+        return f"<Pipeline {places}, {self.schedule}, {self.microbatches} micro-batches>"
+
+
+async def _all_or_none(work: list[Any]) -> list[Any]:
+    """Run everything at once; if one fails, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _module_of(stage: RemoteModule | RRef) -> RRef:
+    if isinstance(stage, RemoteModule):
+        return stage.module_rref
+    if isinstance(stage, RRef):
+        return stage
+    raise TypeError(f"a stage is a RemoteModule or an RRef to a module, not {type(stage).__name__}")
+
+
+def _run_stage(stage: RRef, value: Any, recompute: bool) -> Any:
+    module = stage.local_value()
+    if not isinstance(module, Module):
+        raise ValueError(f"a stage holds {type(module).__name__}, which is no nn.Module")
+    return checkpoint(module.forward)(value) if recompute else module(value)

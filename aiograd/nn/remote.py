@@ -1,0 +1,137 @@
+"""A module that lives on another worker and is called from here.
+
+Creation is a `remote` call, so it returns at once and its errors show at the first use. Inside a
+context gradients flow through `forward` as through any other call; the parameters' own gradients stay
+on the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+from aiograd.nn.module import Module
+from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.future import Future
+from aiograd.rref.rref import RRef, remote
+
+_TRAVELS = ("on", "module_rref")  # what of a RemoteModule is sent to other workers
+
+_LOCAL_ONLY = (
+    "add_module apply bfloat16 buffers children cpu cuda double extra_repr float get_buffer "
+    "get_parameter get_submodule half load_state_dict modules named_buffers named_children "
+    "named_modules named_parameters parameters register_backward_hook register_buffer "
+    "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module "
+    "register_parameter requires_grad_ share_memory state_dict to type xpu zero_grad"
+).split()
+
+
+class RemoteModule:
+    """`m = ag.nn.RemoteModule("worker1", MyModule, args=(64,))`, then `y = await m(x)`."""
+
+    def __init__(
+        self,
+        to: Any,
+        module_class: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.module_rref: RRef = remote(to, _create, args=(module_class, args, kwargs or {}))
+        self.on = self.module_rref.owner_name()
+
+    @classmethod
+    def init_from_module_rref(cls, to: Any, module_rref: RRef) -> RemoteModule:
+        """Make another handle for a module that exists already; `to` must be its owner."""
+        made = cls.__new__(cls)
+        made.module_rref, made.on = module_rref, module_rref.owner_name()
+        name = getattr(to, "name", to)
+        if isinstance(name, str) and name != made.on:
+            raise ValueError(f"the module lives on {made.on}, not on {name}")
+        return made
+
+    def __await__(self) -> Generator[Any, None, RemoteModule]:
+        yield from self.module_rref.future().__await__()
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.forward_async(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the module's forward on its owner: `y = await m.forward(x)`."""
+        return self.forward_async(*args, **kwargs)
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the module's forward on its owner, and return the future of its result."""
+        return rpc_async(self.on, _forward, args=(self.module_rref, args, kwargs))
+
+    async def remote_parameters(self, recurse: bool = True) -> list[RRef]:
+        """Return an RRef to every parameter of the module, for a DistributedOptimizer."""
+        found: list[RRef] = await rpc_async(self.on, _parameters, args=(self.module_rref, recurse))
+        return found
+
+    def get_module_rref(self) -> RRef:
+        return self.module_rref
+
+    async def train(self, mode: bool = True) -> RemoteModule:
+        """Switch the module to training mode (or, with False, to evaluation)."""
+        await rpc_async(self.on, _train, args=(self.module_rref, mode))
+        return self
+
+    async def eval(self) -> RemoteModule:
+        """Switch the module to evaluation mode."""
+        return await self.train(False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in _TRAVELS}
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.__getstate__(),)
+
+    def __repr__(self) -> str:
+        return f"<RemoteModule on {self.on}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _LOCAL_ONLY:
+            hint = "; use `await m.remote_parameters()`" if name == "parameters" else ""
+            raise ValueError(f"{name}() is not supported on a RemoteModule{hint}")
+        raise AttributeError(f"a RemoteModule has no attribute {name!r}")
+
+
+def _rebuild(state: dict[str, Any]) -> RemoteModule:
+    made = RemoteModule.__new__(RemoteModule)
+    made.__dict__.update(state)
+    return made
+
+
+# ── at the owner ────────────────────────────────────────────────────────────────────────────────
+
+
+def _create(cls: Any, args: Any, kwargs: Any) -> Module:
+    module = cls(*args, **kwargs)
+    if not isinstance(module, Module):
+        raise ValueError(
+            f"a RemoteModule needs a class of nn.Module, but {cls!r} made {type(module).__name__}"
+        )
+    return module
+
+
+def _module(rref: RRef) -> Module:
+    module = rref.local_value()
+    if not isinstance(module, Module):
+        raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
+    return module
+
+
+def _forward(rref: RRef, args: Any, kwargs: Any) -> Any:
+    return _module(rref)(*args, **kwargs)
+
+
+def _parameters(rref: RRef, recurse: bool) -> list[RRef]:
+    return [RRef(parameter) for parameter in _module(rref).parameters(recurse)]
+
+
+def _train(rref: RRef, mode: bool) -> None:
+    _module(rref).train(mode)
+
+
+__all__ = ["RemoteModule"]

@@ -1,0 +1,61 @@
+"""Arrays that remember how they were made, and the derivatives that follow from it.
+
+    tensor · graph        what there is: arrays, and the tape behind them
+    op · rules · ops/     what can be done with them, each with its gradient
+    sweep · backward      the way back
+    function · sparse     gradients written by hand, arrays that are mostly zero
+
+Nothing here knows of asyncio, sockets or other workers. `NAMES` holds every operation by its
+public name; they are attributes of this package too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiograd.autograd.backward import backward as backward
+from aiograd.autograd.backward import grad as grad
+from aiograd.autograd.makers import arange as arange
+from aiograd.autograd.makers import empty as empty
+from aiograd.autograd.makers import empty_like as empty_like
+from aiograd.autograd.makers import eye as eye
+from aiograd.autograd.makers import from_numpy as from_numpy
+from aiograd.autograd.makers import full as full
+from aiograd.autograd.makers import full_like as full_like
+from aiograd.autograd.makers import linspace as linspace
+from aiograd.autograd.makers import ones as ones
+from aiograd.autograd.makers import ones_like as ones_like
+from aiograd.autograd.makers import rand as rand
+from aiograd.autograd.makers import rand_like as rand_like
+from aiograd.autograd.makers import randint as randint
+from aiograd.autograd.makers import randint_like as randint_like
+from aiograd.autograd.makers import randn as randn
+from aiograd.autograd.makers import randn_like as randn_like
+from aiograd.autograd.makers import tensor as tensor
+from aiograd.autograd.makers import zeros as zeros
+from aiograd.autograd.makers import zeros_like as zeros_like
+from aiograd.autograd.op import OPS as OPS
+from aiograd.autograd.op import op as op
+from aiograd.autograd.ops import NAMES as NAMES
+from aiograd.autograd.ops import fft as fft
+from aiograd.autograd.ops import linalg as linalg
+from aiograd.autograd.recording import enable_grad as enable_grad
+from aiograd.autograd.recording import is_grad_enabled as is_grad_enabled
+from aiograd.autograd.recording import no_grad as no_grad
+from aiograd.autograd.tensor import Tensor as Tensor
+
+if TYPE_CHECKING:  # the operations are attached below
+
+    def __getattr__(name: str) -> Any: ...
+
+
+globals().update(NAMES)
+MAKERS = (
+    "tensor", "from_numpy", "zeros", "ones", "full", "empty", "eye", "arange", "linspace",
+    "rand", "randn", "randint", "zeros_like", "ones_like", "full_like", "empty_like",
+    "rand_like", "randn_like", "randint_like",
+)  # fmt: skip
+__all__ = [
+    "Tensor", "backward", "enable_grad", "fft", "grad", "is_grad_enabled", "linalg", "no_grad",
+    "op", *MAKERS, *NAMES,
+]  # fmt: skip

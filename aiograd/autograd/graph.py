@@ -2,10 +2,10 @@
 
     x (leaf) ──▶ Accumulate ◀── OpNode "mul" ◀── OpNode "sum" ◀── loss.grad_fn
 
-Every edge is a plain reference to the node behind an input (None where no gradient is wanted), and
-every node has one output gradient. An operation with several outputs puts one `Part` between itself
-and each of them, so the reverse pass (`sweep.py`) never has to know. The distributed engine adds its
-own kinds of node (Send, Recv) by subclassing `Node` and `Joint`.
+Every edge is a plain reference to the node behind an input (None where no gradient is wanted),
+and every node has one output gradient. An operation with several outputs puts one `Part`
+between itself and each of them, so the reverse pass (`sweep.py`) never has to know. The
+distributed engine adds its own kinds of node (Send, Recv) by subclassing `Node` and `Joint`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class OpNode(Node):
         return contributions
 
 
-NOTHING_SAVED: tuple[Any, ...] = (None, None, None)  # of a binary operator like `+`, told by identity
+#: What a binary operator like `+` saves; told by identity.
+NOTHING_SAVED: tuple[Any, ...] = (None, None, None)
 
 
 class JointOpNode(Joint):

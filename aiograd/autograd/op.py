@@ -3,20 +3,18 @@
     mul = op("mul", np.multiply, lambda g, y, a, b: g * conj(b), lambda g, y, a, b: g * conj(a))
 
 In rules: `g` incoming gradient, `y` the result, `a`, `b` … the positional arguments; keyword
-arguments follow under their names. Positional arguments are differentiable, keyword arguments are
-not, and None instead of a rule says "no gradient on purpose". Rules are plain numpy expressions.
-In an ordinary pass they run on arrays; with `create_graph` the same expressions run on Tensors and
-are recorded, so derivatives of any order need nothing more. Broadcasting and promotion are undone in
-one place (`sweep.conform`), so a rule is only maths.
+arguments follow under their names. Positional arguments are differentiable, keyword arguments
+are not, and None instead of a rule says "no gradient on purpose". Rules are plain numpy
+expressions. In an ordinary pass they run on arrays; with `create_graph` the same expressions
+run on Tensors and are recorded, so derivatives of any order need nothing more. Broadcasting and
+promotion are undone in one place (`sweep.conform`), so a rule is only maths.
 
-Only what the rules read is kept for the backward pass: the code of a rule tells which arguments it
-uses, and whether it only wants their `.shape` or `.dtype`.
+Only what the rules read is kept for the backward pass: the code of a rule tells which arguments
+it uses, and whether it only wants their `.shape` or `.dtype`.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,16 +22,17 @@ import numpy as np
 
 from aiograd.autograd.graph import NOTHING_SAVED, JointOpNode, Node, OpNode, Part, freed, modified
 from aiograd.autograd.recording import recording
+from aiograd.autograd.rules import NOTHING, SHAPE, VALUE, Rule, keywords, needs, needs_variadic
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
-Rule = Callable[..., Any]
 
-#: Every operation of the library by name; calls on other workers name them instead of shipping them.
-OPS: dict[str, Op] = {}
+#: Every operation of the library by name; calls to other workers name them.
+OPS: dict[str, Callable[..., Any]] = {}
 
-NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
+
+Arrange = Callable[..., tuple[Sequence[Any], dict[str, Any]]]
 
 
 class Meta:
@@ -66,6 +65,7 @@ class Op:
         each: Rule | None = None,
         joint: Rule | None = None,
         shapes_only: bool = False,
+        arrange: Arrange | None = None,
     ) -> None:
         self.name = name
         self.__name__ = self.__qualname__ = name
@@ -74,10 +74,14 @@ class Op:
         self.rules = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
         self.joint = joint  # one rule for all arguments of an op with several outputs
-        self._shapes_only = shapes_only
+        self.shapes_only = shapes_only  # `each` only asks for the shapes of its arguments
+        self.arrange = arrange  # from the arguments users write to (arrays, parameters)
+        self.op_name: str | None = None  # what other workers know it by; None for users' own
+        self._keywords = keywords((*self.rules, each, joint))
         self._plans: dict[Any, tuple[bool, tuple[int, ...]]] = {}
         self._needs = [needs(rule) for rule in self.rules]
-        self._variadic = needs_variadic(each or joint) if each or joint else None
+        shared = each or joint
+        self._variadic = needs_variadic(shared) if shared else None
         self.saves = (
             any(VALUE in (own, *args) for own, args in self._needs)
             if self._variadic is None
@@ -87,7 +91,26 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __reduce__(self) -> Any:
+        if self.op_name is not None:
+            return library_op, (self.op_name,)
+        options = (self.each, self.joint, self.shapes_only, self.arrange)
+        return _rebuild_op, (self.name, self.forward, self.rules, *options)
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Any:
+        args: Sequence[Any] = given
+        if self.arrange is not None:
+            args, kwargs = self.arrange(*given, **kwargs)
+        if kwargs:
+            if kwargs.get("out") is not None:
+                return self._write_to(kwargs.pop("out"), args, kwargs)
+            for value in kwargs.values():
+                if isinstance(value, Tensor):
+                    kwargs = {key: self._parameter(key, kwargs[key]) for key in kwargs}
+        return self.apply(args, kwargs)
+
+    def apply(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute, and record it if anything asks for a gradient."""
         tracked = False
         raw = []
         for arg in args:
@@ -95,6 +118,8 @@ class Op:
                 raw.append(arg.data)
                 if arg._leaf or arg._node is not None:
                     tracked = True
+            elif arg.__class__ is list or arg.__class__ is tuple:
+                return self.apply([gathered(arg) for arg in args], kwargs)
             elif arg is None:
                 raise TypeError(f"{self.name}() got None where an array belongs")
             else:
@@ -109,11 +134,33 @@ class Op:
             share_version(tensor, args)
         return tensor
 
+    def _parameter(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.requires_grad and recording.get():
+            raise TypeError(f"{self.name}() has no gradient rule for {name}=")
+        return value.data
+
+    def _write_to(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(out, tuple) and len(out) == 1:
+            out = out[0]
+        result = self.apply(args, kwargs)
+        if isinstance(out, Tensor):
+            out[...] = result
+        elif result.requires_grad:
+            raise TypeError(f"{self.name}() cannot record its result into out=, an ndarray")
+        else:
+            out[...] = result.data
+        return out
+
     def of(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply to arrays giving an array, or to Tensors giving a Tensor; for use in rules."""
+        """Apply to arrays giving an array, or to Tensors giving a Tensor; for use in rules.
+
+        Takes what `forward` takes: arrays by position, parameters by name.
+        """
         for arg in args:
             if isinstance(arg, Tensor):
-                return self(*args, **kwargs)
+                return self.apply(args, kwargs)
         return self.forward(*args, **kwargs)
 
     # ── recording ───────────────────────────────────────────────────────────────────────────────
@@ -124,6 +171,8 @@ class Op:
         y = tensor.data
         if y.dtype.kind not in "fc":
             return tensor  # comparisons, rounding to integers: nothing flows back
+        if kwargs and self._keywords is not None and not self._keywords.issuperset(kwargs):
+            raise self._no_rule_for(set(kwargs) - self._keywords)
         parents = tuple([parent_of(arg) for arg in args])
         keep_y, uses = self._plan(parents)
         versions = None
@@ -154,14 +203,23 @@ class Op:
     def _make_plan(self, active: tuple[bool, ...]) -> tuple[bool, tuple[int, ...]]:
         if self._variadic is not None:
             own, rest = self._variadic
-            rest = min(rest, SHAPE) if self._shapes_only else rest
+            rest = min(rest, SHAPE) if self.shapes_only else rest
             return own == VALUE, (rest,) * len(active)
+        if any(active[len(self.rules) :]):
+            raise TypeError(
+                f"{self.name}() has {len(self.rules)} gradient rules, but argument "
+                f"{active.index(True, len(self.rules)) + 1} requires grad"
+            )
         keep_y, uses = False, [NOTHING] * len(active)
         for wanted, (own, args) in zip(active, self._needs, strict=False):
             if wanted:
                 keep_y = keep_y or own == VALUE
                 uses = [max(a, b) for a, b in zip(uses, args, strict=False)]
         return keep_y, tuple(uses)
+
+    def _no_rule_for(self, names: set[str]) -> TypeError:
+        listed = ", ".join(f"{name}=" for name in sorted(names))
+        return TypeError(f"{self.name}() has no gradient rule for {listed}")
 
     def _save(
         self, args: Sequence[Any], raw: Sequence[Any], uses: tuple[int, ...]
@@ -193,6 +251,8 @@ class Op:
     ) -> tuple[Tensor, ...]:
         tensors = tuple([wrap(y) for y in results])
         if record:
+            if kwargs and self._keywords is not None and not self._keywords.issuperset(kwargs):
+                raise self._no_rule_for(set(kwargs) - self._keywords)
             parents = tuple([parent_of(arg) for arg in args])
             keep_y, uses = self._plan(parents)
             saved, versions = self._save(args, raw, uses)
@@ -230,10 +290,12 @@ class Op:
                 None if parent is None else each(g, y, i, *args, **kwargs)
                 for i, parent in enumerate(node.parents)
             ]
-        return [
+        found = [
             None if parent is None or rule is None else rule(g, y, *args, **kwargs)
             for parent, rule in zip(node.parents, self.rules, strict=False)
         ]
+        missing = len(node.parents) - len(found)  # arguments without a rule
+        return found + [None] * missing if missing else found
 
     def joint_gradients(self, node: JointOpNode, gs: list[Any], create_graph: bool) -> Any:
         """Run the one rule of an operation with several outputs."""
@@ -262,9 +324,9 @@ class Op:
         if not self.saves:
             return None, saved[1:]
         versions = node.versions
-        if isinstance(node, OpNode) and node.cell is not None and node.cell[0]:
-            if saved[0] is not None:
-                raise modified(self.name)
+        written = node.cell if isinstance(node, OpNode) else None
+        if written is not None and written[0] and saved[0] is not None:
+            raise modified(self.name)
         args = []
         for position, arg in enumerate(saved[1:]):
             if isinstance(arg, Tensor):
@@ -333,6 +395,34 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
 _NO_KWARGS: dict[str, Any] = {}
 
 
+def gathered(arg: Any) -> Any:
+    """A list of numbers as an array; a list with Tensors in it as their stack, recorded."""
+    if not isinstance(arg, list | tuple):
+        return arg
+    if not _holds_tensor(arg):
+        return np.asarray(arg)
+    return OPS["stack"]([gathered(item) for item in arg])
+
+
+def _holds_tensor(arg: Any) -> bool:
+    if isinstance(arg, list | tuple):
+        return any(_holds_tensor(item) for item in arg)
+    return isinstance(arg, Tensor)
+
+
+def library_op(name: str) -> Any:
+    """The operation of the library that has this name."""
+    return OPS[name]
+
+
+def _rebuild_op(
+    name: str, forward: Any, rules: Any, each: Any, joint: Any, shapes_only: bool, arrange: Any
+) -> Op:
+    return Op(
+        name, forward, rules, each=each, joint=joint, shapes_only=shapes_only, arrange=arrange
+    )
+
+
 def parent_of(arg: Any) -> Node | None:
     """The node behind an argument, or None if no gradient is wanted for it."""
     if isinstance(arg, Tensor):
@@ -362,13 +452,14 @@ def op(
     each: Rule | None = None,
     joint: Rule | None = None,
     shapes_only: bool = False,
+    arrange: Arrange | None = None,
 ) -> Op:
     """Declare a new operation with one gradient rule per positional argument.
 
     `forward` works on arrays. A rule is called as `rule(g, y, *args, **kwargs)` and returns the
     gradient of its argument; None instead of a rule means that the argument has none. Example:
 
-        softplus = ag.op("softplus", lambda a: np.log1p(np.exp(a)), lambda g, y, a: g / (1 + np.exp(-a)))
+        cube = ag.op("cube", lambda a: a**3, lambda g, y, a: g * 3 * a**2)
     """
     if not callable(forward):
         raise TypeError(f"the forward function of {name!r} must be callable, not {forward!r}")
@@ -377,58 +468,9 @@ def op(
             raise TypeError(f"a gradient rule of {name!r} must be callable or None, not {rule!r}")
     if not rules and each is None and joint is None:
         raise TypeError(f"{name!r} needs a gradient rule per argument (None for no gradient)")
-    return Op(name, forward, rules, each=each, joint=joint, shapes_only=shapes_only)
-
-
-# ── reading rules ───────────────────────────────────────────────────────────────────────────────
-
-_SHAPELIKE = {"shape", "ndim", "dtype", "size"}
-
-
-def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:
-    """How much a rule reads of the result, and of each positional argument."""
-    if rule is None:
-        return NOTHING, ()
-    names = _positional(rule)
-    if names is None:
-        return VALUE, (VALUE,) * 16  # cannot tell: keep everything
-    return _use(rule, names[1]), tuple(_use(rule, name) for name in names[2:])
-
-
-def needs_variadic(rule: Rule) -> tuple[int, int]:
-    """How much an `each` or `joint` rule reads of the result, and of the arguments together."""
-    names = _positional(rule)
-    if names is None:
-        return VALUE, VALUE
-    code = rule.__code__
-    star = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 4 else ""
-    rest = [*names[2:], star] if star else names[2:]
-    return _use(rule, names[1]), max((_use(rule, name) for name in rest), default=NOTHING)
-
-
-def _positional(rule: Rule) -> list[str] | None:
-    if not inspect.isfunction(rule):
-        return None
-    code = rule.__code__
-    names = list(code.co_varnames[: code.co_argcount])
-    return names if len(names) >= 2 and not set(names) & set(code.co_cellvars) else None
-
-
-def _use(rule: Rule, name: str) -> int:
-    use = NOTHING
-    instructions = list(dis.get_instructions(rule))
-    for here, after in zip(instructions, [*instructions[1:], None], strict=True):
-        read = here.argval if isinstance(here.argval, tuple) else (here.argval,)
-        if "FAST" in here.opname and name in read:
-            shapelike = (
-                after is not None
-                and after.opname == "LOAD_ATTR"
-                and after.argval in _SHAPELIKE
-                and read[-1] == name
-                and read.count(name) == 1
-            )
-            use = max(use, SHAPE if shapelike else VALUE)
-    return use
+    return Op(
+        name, forward, rules, each=each, joint=joint, shapes_only=shapes_only, arrange=arrange
+    )
 
 
 def wrong_count(name: str, given: int, expected: int) -> GradError:

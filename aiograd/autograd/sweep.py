@@ -254,14 +254,17 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     shape = target.shape
     extra = len(grad.shape) - len(shape)
     axes = tuple(range(max(extra, 0))) + tuple(
-        i + extra for i, n in enumerate(shape) if extra >= 0 and n == 1 and grad.shape[i + extra] != 1
+        i + extra
+        for i, n in enumerate(shape)
+        if extra >= 0 and n == 1 and grad.shape[i + extra] != 1
     )
     if extra >= 0 and axes:
         grad = grad.sum(axis=axes, keepdims=True)
         grad = grad.reshape(shape) if extra else grad
     if grad.shape != shape:
         raise GradError(
-            f"{source.name} gave a gradient of shape {tuple(grad.shape)} for an input of shape {shape}",
+            f"{source.name} gave a gradient of shape {tuple(grad.shape)} "
+            f"for an input of shape {shape}",
             "shape",
         )
     return grad

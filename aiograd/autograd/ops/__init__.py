@@ -1,0 +1,53 @@
+"""Every operation of the library, collected by name from the tables beside this file.
+
+`NAMES` is what a user finds as `ag.<name>`: numpy's names with all their aliases (`abs`, `absolute`),
+and torch's. `linalg` and `fft` are namespaces like numpy's. Importing this package is what gives
+Tensor its operators and methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd import numpy_protocol  # noqa: F401  each of these registers its own
+from aiograd.autograd.op import OPS
+from aiograd.autograd.ops import (  # noqa: F401
+    convolution,
+    discrete,
+    elementwise,
+    embedding,
+    index,
+    join,
+    neural,
+    products,
+    reduce,
+    shape,
+)
+from aiograd.autograd.ops import fft as _spectral  # noqa: F401
+from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
+from aiograd.autograd.ops.table import ALIASES, NUMPY
+
+
+def _namespace(module: Any) -> SimpleNamespace:
+    """Our counterpart of `np.linalg` or `np.fft`: what it has and we have."""
+    found = {name: NUMPY.get(getattr(module, name)) for name in module.__all__ if name != "test"}
+    return SimpleNamespace(**{name: op for name, op in found.items() if op is not None})
+
+
+def _names() -> dict[str, Callable[..., Any]]:
+    spectral = vars(_namespace(np.fft))
+    names = {name: op for name, op in OPS.items() if name not in spectral}
+    for name in dir(np):
+        function = getattr(np, name)
+        if callable(function) and not isinstance(function, type) and function in NUMPY:
+            names[name] = NUMPY[function]
+    return names | {name: OPS[own] for name, own in ALIASES.items()}
+
+
+NAMES: dict[str, Callable[..., Any]] = _names()
+linalg = _namespace(np.linalg)
+fft = _namespace(np.fft)

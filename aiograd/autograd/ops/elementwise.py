@@ -1,23 +1,209 @@
-"""Arithmetic and functions that work element by element."""
+"""Arithmetic and functions that work element by element.
+
+Slopes at kinks and ties are those of PyTorch, and so is the convention for complex numbers: the
+gradient of a function f with derivative f' is `g * conj(f')`.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from aiograd.autograd.ops.table import numpy_op
+from aiograd.autograd.ops.table import (
+    alias,
+    as_tensor,
+    composite,
+    conj,
+    new_op,
+    numpy_op,
+    zeros_for,
+)
+from aiograd.autograd.tensor import Tensor
+
+LOG2, LOG10 = float(np.log(2.0)), float(np.log(10.0))
 
 
-def conj(x):  # type: ignore[no-untyped-def]
-    """The complex conjugate; real arrays pass as they are."""
-    return np.conj(x) if getattr(x, "dtype", None) is not None and x.dtype.kind == "c" else x
+def _power_base(g: Any, y: Any, a: Any, b: Any) -> Any:
+    if isinstance(b, int | float):  # the usual case: a ** 2
+        return zeros_for(g) if b == 0 else g * conj(a * 2 if b == 2 else b * a ** (b - 1))
+    return g * conj(np.where(b == 0, 0, b * a ** np.where(b == 0, 1, b - 1)))
+
+
+def _power_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
+    return g * conj(y * np.log(np.where(a == 0, 1, a)))
+
+
+def _absolute(g: Any, y: Any, a: Any) -> Any:
+    if a.dtype.kind != "c":
+        return g * np.sign(a)
+    size = np.absolute(a)
+    return g * (a / np.where(size == 0, 1, size))
+
+
+def _sign(g: Any, y: Any, a: Any) -> Any:
+    if g.dtype.kind != "c":
+        return zeros_for(g)
+    size = np.absolute(a)
+    return np.where(size == 0, 0, (g - np.real(conj(y) * g) * y) / np.where(size == 0, 1, size))
+
+
+def _angle(g: Any, y: Any, a: Any) -> Any:
+    if a.dtype.kind != "c":
+        return zeros_for(g)
+    square = np.real(a * conj(a))
+    return g * (1j * a / np.where(square == 0, 1, square))
+
+
+def _sinc(g: Any, y: Any, a: Any) -> Any:
+    nonzero = np.where(a == 0, 1, a)
+    return g * np.where(a == 0, 0, (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero)
+
+
+def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    return zeros_for(g)
+
+
+def _larger(g: Any, a: Any, b: Any) -> Any:
+    """What the larger one of two gets: all of it, half of it at a tie."""
+    return np.where(a > b, g, np.where(a == b, g / 2, 0))
 
 
 # fmt: off
-#                     numpy        d/da                                d/db
-add      = numpy_op(np.add,      lambda g, y, a, b: g,               lambda g, y, a, b: g)
-subtract = numpy_op(np.subtract, lambda g, y, a, b: g,               lambda g, y, a, b: -g)
-multiply = numpy_op(np.multiply, lambda g, y, a, b: g * conj(b),     lambda g, y, a, b: g * conj(a))
-divide   = numpy_op(np.divide,   lambda g, y, a, b: g / conj(b),     lambda g, y, a, b: -g * conj(a / b / b))
-exp      = numpy_op(np.exp,      lambda g, y, a: g * conj(y))
-tanh     = numpy_op(np.tanh,     lambda g, y, a: g * conj(1 - y * y))
+#                         numpy            d/da                                   d/db
+add          = numpy_op(np.add,          lambda g, y, a, b: g,                  lambda g, y, a, b: g)
+subtract     = numpy_op(np.subtract,     lambda g, y, a, b: g,                  lambda g, y, a, b: -g)
+multiply     = numpy_op(np.multiply,     lambda g, y, a, b: g * conj(b),        lambda g, y, a, b: g * conj(a))
+divide       = numpy_op(np.divide,       lambda g, y, a, b: g / conj(b),        lambda g, y, a, b: -g * conj(y / b))
+power        = numpy_op(np.power,        _power_base,                           _power_exponent)
+remainder    = numpy_op(np.remainder,    lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.floor(a / b))
+fmod         = numpy_op(np.fmod,         lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.trunc(a / b))
+floor_divide = numpy_op(np.floor_divide, _no_slope,                             _no_slope)
+arctan2      = numpy_op(np.arctan2,      lambda g, y, a, b: g * (b / (a * a + b * b)), lambda g, y, a, b: -g * (a / (a * a + b * b)))
+hypot        = numpy_op(np.hypot,        lambda g, y, a, b: g * (a / y),        lambda g, y, a, b: g * (b / y))
+logaddexp    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  lambda g, y, a, b: g * np.exp(b - y))
+logaddexp2   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))
+maximum      = numpy_op(np.maximum,      lambda g, y, a, b: _larger(g, a, b),   lambda g, y, a, b: _larger(g, b, a))
+minimum      = numpy_op(np.minimum,      lambda g, y, a, b: _larger(g, b, a),   lambda g, y, a, b: _larger(g, a, b))
+fmax         = numpy_op(np.fmax,         lambda g, y, a, b: np.where((a >= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a >= b) | np.isnan(b), 0, g))
+fmin         = numpy_op(np.fmin,         lambda g, y, a, b: np.where((a <= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a <= b) | np.isnan(b), 0, g))
+copysign     = numpy_op(np.copysign,     lambda g, y, a, b: g * np.where(a == 0, 0, np.copysign(1.0, a) * np.copysign(1.0, b)), _no_slope)
+heaviside    = numpy_op(np.heaviside,    _no_slope,                             lambda g, y, a, b: np.where(a == 0, g, 0))
+
+negative     = numpy_op(np.negative,     lambda g, y, a: -g)
+positive     = numpy_op(np.positive,     lambda g, y, a: g)
+square       = numpy_op(np.square,       lambda g, y, a: g * conj(2 * a))
+sqrt         = numpy_op(np.sqrt,         lambda g, y, a: g / conj(2 * y))
+cbrt         = numpy_op(np.cbrt,         lambda g, y, a: g / (3 * y * y))
+reciprocal   = numpy_op(np.reciprocal,   lambda g, y, a: -g * conj(y * y))
+exp          = numpy_op(np.exp,          lambda g, y, a: g * conj(y))
+exp2         = numpy_op(np.exp2,         lambda g, y, a: g * (conj(y) * LOG2))
+expm1        = numpy_op(np.expm1,        lambda g, y, a: g * conj(y + 1))
+log          = numpy_op(np.log,          lambda g, y, a: g / conj(a))
+log2         = numpy_op(np.log2,         lambda g, y, a: g / conj(a * LOG2))
+log10        = numpy_op(np.log10,        lambda g, y, a: g / conj(a * LOG10))
+log1p        = numpy_op(np.log1p,        lambda g, y, a: g / conj(a + 1))
+
+sin          = numpy_op(np.sin,          lambda g, y, a: g * conj(np.cos(a)))
+cos          = numpy_op(np.cos,          lambda g, y, a: -g * conj(np.sin(a)))
+tan          = numpy_op(np.tan,          lambda g, y, a: g * conj(1 + y * y))
+arcsin       = numpy_op(np.arcsin,       lambda g, y, a: g / conj(np.sqrt(1 - a * a)))
+arccos       = numpy_op(np.arccos,       lambda g, y, a: -g / conj(np.sqrt(1 - a * a)))
+arctan       = numpy_op(np.arctan,       lambda g, y, a: g / conj(1 + a * a))
+sinh         = numpy_op(np.sinh,         lambda g, y, a: g * conj(np.cosh(a)))
+cosh         = numpy_op(np.cosh,         lambda g, y, a: g * conj(np.sinh(a)))
+tanh         = numpy_op(np.tanh,         lambda g, y, a: g * conj(1 - y * y))
+arcsinh      = numpy_op(np.arcsinh,      lambda g, y, a: g / conj(np.sqrt(a * a + 1)))
+arccosh      = numpy_op(np.arccosh,      lambda g, y, a: g / conj(np.sqrt(a - 1) * np.sqrt(a + 1)))
+arctanh      = numpy_op(np.arctanh,      lambda g, y, a: g / conj(1 - a * a))
+sinc         = numpy_op(np.sinc,         _sinc)
+degrees      = numpy_op(np.degrees,      lambda g, y, a: np.degrees(g))
+rad2deg      = numpy_op(np.rad2deg,      lambda g, y, a: np.degrees(g))
+radians      = numpy_op(np.radians,      lambda g, y, a: np.radians(g))
+deg2rad      = numpy_op(np.deg2rad,      lambda g, y, a: np.radians(g))
+
+absolute     = numpy_op(np.absolute,     _absolute)
+fabs         = numpy_op(np.fabs,         lambda g, y, a: g * np.sign(a))
+sign         = numpy_op(np.sign,         _sign)
+floor        = numpy_op(np.floor,        _no_slope)
+ceil         = numpy_op(np.ceil,         _no_slope)
+trunc        = numpy_op(np.trunc,        _no_slope)
+rint         = numpy_op(np.rint,         _no_slope)
+round_       = numpy_op(np.round,        _no_slope)
+conjugate    = numpy_op(np.conjugate,    lambda g, y, a: conj(g))
+angle        = numpy_op(np.angle,        lambda g, y, a, deg=False: _angle(g * (180 / np.pi) if deg else g, y, a))
+nan_to_num   = numpy_op(np.nan_to_num,   lambda g, y, a, copy=True, nan=0.0, posinf=None, neginf=None: np.where(np.isfinite(a), g, 0))
 # fmt: on
+
+
+# ── parts of complex numbers ────────────────────────────────────────────────────────────────────
+
+# `[...]` makes a view even where numpy gives the array itself, so that versions are shared.
+real = numpy_op(np.real, lambda g, y, a: g, forward=lambda val: np.real(val)[...])
+imag = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zeros_for(g))
+
+
+# ── choosing ────────────────────────────────────────────────────────────────────────────────────
+
+where = numpy_op(
+    np.where,
+    None,
+    lambda g, y, condition, a, b: np.where(condition, g, 0),
+    lambda g, y, condition, a, b: np.where(condition, 0, g),
+    arrange=lambda condition, x, y: ((condition, x, y), {}),
+)
+
+
+def _clip_arguments(
+    a: Any,
+    a_min: Any = None,
+    a_max: Any = None,
+    *,
+    min: Any = None,
+    max: Any = None,
+    out: Any = None,
+) -> Any:
+    low = a_min if min is None else min
+    high = a_max if max is None else max
+    out = {} if out is None else {"out": out}
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        return (a,), {"low": low, "high": high, **out}
+    low = -np.inf if low is None else low
+    return (a, low, np.inf if high is None else high), out
+
+
+def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
+    if low is not None:
+        g = np.where(a >= low, g, 0)
+    return g if high is None else np.where(a <= high, g, 0)
+
+
+clip = numpy_op(
+    np.clip,
+    _inside,
+    lambda g, y, a, low=None, high=None: np.where((a < low) & (low < high), g, 0),
+    lambda g, y, a, low=None, high=None: np.where((a > high) | (low > high), g, 0),
+    forward=lambda a, low=None, high=None: np.clip(a, low, high),
+    arrange=_clip_arguments,
+)
+
+astype = new_op(
+    "astype",
+    lambda a, dtype, copy=True: np.asarray(a).astype(dtype, copy=copy)[...],
+    lambda g, y, a, dtype=None, copy=True: g,
+)
+copy = numpy_op(
+    np.copy, lambda g, y, a, order="K": g, forward=lambda a, order="K": np.array(a, order=order)
+)
+
+
+@composite()
+def float_power(x1: Any, x2: Any) -> Any:
+    """Raise to a power, in at least double precision."""
+    dtype = np.result_type(as_tensor(x1).dtype, as_tensor(x2).dtype, np.float64)
+    return as_tensor(x1).astype(dtype) ** as_tensor(x2).astype(dtype)
+
+
+for _name, _op in {"mul": multiply, "sub": subtract, "div": divide, "neg": negative}.items():
+    alias(_name, _op)
+alias("clone", copy)

@@ -1,17 +1,237 @@
-"""Where a declared operation is found: by name, as a numpy ufunc or function, as a method."""
+"""Where a declared operation is found: by name, through numpy, as a method or operator of Tensor.
+
+One declaration serves all of them:
+
+    tanh = numpy_op(np.tanh, lambda g, y, a: g * conj(1 - y * y))
+
+gives `ag.tanh`, `np.tanh(t)`, `OPS["tanh"]` for other workers, and the gradient; `t.sum()` and
+`t + 1` too, because ndarray has them. `new_op` declares one that numpy does not have, and
+`composite` a function made of other operations, which needs no rule of its own.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from aiograd.autograd.op import OPS, Op, Rule, op
+import numpy as np
 
-NUMPY: dict[Any, Any] = {}  # numpy ufunc or function → what to call when a Tensor is involved
+from aiograd.autograd.op import OPS, Op, binary, gathered, op
+from aiograd.autograd.recording import recording
+from aiograd.autograd.rules import Rule
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.errors import GradError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NUMPY: dict[Any, Callable[..., Any]] = {}  # numpy ufunc or function → what a Tensor calls instead
+ALIASES: dict[str, str] = {}  # further names of operations → their own
+
+_OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
+    "floor_divide": "floordiv", "remainder": "mod", "matmul": "matmul",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+_COMPARISONS = {
+    "equal": "__eq__", "not_equal": "__ne__", "less": "__lt__", "less_equal": "__le__",
+    "greater": "__gt__", "greater_equal": "__ge__",
+}  # fmt: skip
+_UNARY = {
+    "negative": "__neg__", "positive": "__pos__", "absolute": "__abs__", "invert": "__invert__",
+}  # fmt: skip
+_NOT_METHODS = {"sort", "partition"}  # ndarray's own change the array itself
 
 
-def numpy_op(function: Any, *rules: Rule | None, **options: Any) -> Op:
-    """Declare the operation that a numpy function of the same name stands for."""
-    made = op(function.__name__, function, *rules, **options)
-    NUMPY[function] = made
-    OPS[made.name] = made
+def numpy_op(
+    function: Any, *rules: Rule | None, forward: Any = None, arrays: int = 0, **options: Any
+) -> Op:
+    """Declare the operation that a numpy function of the same name stands for.
+
+    The first arguments, one per rule, are the arrays; numpy's own signature tells the rest.
+    """
+    if "arrange" not in options:
+        if isinstance(function, np.ufunc):
+            options["arrange"] = _ufunc_arguments(function)
+        else:
+            options["arrange"] = _by_signature(function, arrays or len(rules) or 1)
+    made = op(function.__name__, forward or function, *rules, **options)
+    made.__doc__ = function.__doc__
+    _register(made, function)
     return made
+
+
+def new_op(name: str, forward: Any, *rules: Rule | None, **options: Any) -> Op:
+    """Declare an operation that numpy does not have."""
+    if "arrange" not in options:
+        options["arrange"] = _by_signature(forward, len(rules) or 1)
+    made = op(name, forward, *rules, **options)
+    _register(made, None)
+    return made
+
+
+def composite(function: Any = None) -> Callable[[F], F]:
+    """Register a function made of other operations, for the numpy function it stands for."""
+
+    def register(made: F) -> F:
+        made.op_name = made.__name__  # type: ignore[attr-defined]
+        _register(made, function)
+        return made
+
+    return register
+
+
+def alias(name: str, made: Any) -> None:
+    """Let an operation be found under a second name, e.g. the one torch users know."""
+    ALIASES[name] = made.op_name
+
+
+def _register(made: Any, function: Any) -> None:
+    name = made.__name__
+    OPS[name] = made
+    if isinstance(made, Op):
+        made.op_name = name
+    if function is not None:
+        NUMPY[function] = made
+    if isinstance(made, Op) and isinstance(function, np.ufunc):
+        _operators(name, made)
+    if hasattr(np.ndarray, name) and name not in _NOT_METHODS and name not in Tensor.__dict__:
+        setattr(Tensor, name, as_method(made))
+
+
+# ── operators and methods ───────────────────────────────────────────────────────────────────────
+
+
+def _operators(name: str, made: Op) -> None:
+    if name in _OPERATORS:
+        short = _OPERATORS[name]
+        setattr(Tensor, f"__{short}__", binary(made))
+        setattr(Tensor, f"__r{short}__", _reflected(made))
+        setattr(Tensor, f"__i{short}__", _in_place(made))
+    elif name in _COMPARISONS:
+        setattr(Tensor, _COMPARISONS[name], _comparison(made))
+    elif name in _UNARY:
+        setattr(Tensor, _UNARY[name], as_method(made))
+
+
+def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation as a method: its first array is `self`."""
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return made(self, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = made.__name__
+    method.__doc__ = made.__doc__
+    return method
+
+
+def _reflected(made: Op) -> Callable[[Tensor, Any], Any]:
+    def operator(self: Tensor, other: Any) -> Any:
+        return NotImplemented if other is None or isinstance(other, str) else made(other, self)
+
+    return operator
+
+
+def _comparison(made: Op) -> Callable[[Tensor, Any], Any]:
+    def operator(self: Tensor, other: Any) -> Any:
+        if other is None or isinstance(other, str):
+            return NotImplemented
+        return made.apply((self, other), {})
+
+    return operator
+
+
+def _in_place(made: Op) -> Callable[[Tensor, Any], Tensor]:
+    def operator(self: Tensor, other: Any) -> Any:
+        if other is None or isinstance(other, str):
+            return NotImplemented
+        tracked = self.requires_grad or (isinstance(other, Tensor) and other.requires_grad)
+        if tracked and recording.get():
+            if self._leaf:
+                raise GradError(
+                    f"a leaf that requires grad cannot be changed in place ({made.name}); "
+                    "write `x = x + …`, or wrap the change in `with ag.no_grad():`",
+                    "inplace",
+                )
+            return made(self, other)  # a new tensor; the name on the left is bound to it
+        value = other.data if isinstance(other, Tensor) else other
+        if self.data.__class__ is np.ndarray:
+            made.forward(self.data, value, out=self.data)
+        else:
+            self.data = made.forward(self.data, value)
+        self._written()
+        return self
+
+    return operator
+
+
+# ── arguments as users write them ───────────────────────────────────────────────────────────────
+
+
+def _by_signature(function: Any, arrays: int) -> Callable[..., Any]:
+    """Sort arguments into arrays and parameters by the function's own signature."""
+    names = tuple(inspect.signature(function).parameters)
+    label = function.__name__
+
+    def arrange(*args: Any, **kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+        given = len(args)
+        if given == arrays:
+            return args, kwargs
+        if given > len(names):
+            raise TypeError(f"{label}() takes at most {len(names)} arguments, not {given}")
+        if given > arrays:
+            for name, value in zip(names[arrays:], args[arrays:], strict=False):
+                if name in kwargs:
+                    raise TypeError(f"{label}() got two values for {name!r}")
+                kwargs[name] = value
+            return args[:arrays], kwargs
+        missing = [name for name in names[given:arrays] if name not in kwargs]
+        if missing:
+            raise TypeError(f"{label}() needs {', '.join(missing)}")
+        return (*args, *[kwargs.pop(name) for name in names[given:arrays]]), kwargs
+
+    return arrange
+
+
+def _ufunc_arguments(function: np.ufunc) -> Callable[..., Any]:
+    """A ufunc takes `nin` arrays, and of its many keywords we know `dtype` and `out`."""
+    arrays, label = function.nin, function.__name__
+
+    def arrange(*args: Any, **kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+        if len(args) != arrays:
+            if len(args) != arrays + 1:
+                raise TypeError(f"{label}() takes {arrays} arrays, not {len(args)}")
+            kwargs["out"], args = args[-1], args[:-1]
+        if kwargs:
+            dtype = kwargs.pop("dtype", None)
+            if dtype is not None:
+                args = tuple([as_tensor(arg).astype(dtype) for arg in args])
+            unknown = kwargs.keys() - {"out"}
+            if unknown:
+                raise TypeError(f"{label}() on Tensors does not know {', '.join(sorted(unknown))}=")
+        return args, kwargs
+
+    return arrange
+
+
+def as_tensor(value: Any) -> Tensor:
+    """The Tensor itself, or one around an array, number or list (Tensors in it are stacked)."""
+    if isinstance(value, Tensor):
+        return value
+    if value is None:
+        raise TypeError("got None where an array belongs")
+    value = gathered(value)
+    return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+
+
+def conj(x: Any) -> Any:
+    """The complex conjugate; real values pass as they are."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return x.conjugate() if isinstance(x, complex) else x
+    return np.conjugate(x) if dtype.kind == "c" else x
+
+
+def zeros_for(g: Any) -> Any:
+    """A gradient of zeros, for steps and rounding."""
+    return np.zeros(g.shape, g.dtype)

@@ -1,0 +1,205 @@
+"""New tensors: from data, filled with a value, counted, or random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.tensor import Tensor, wrap
+
+Generator = np.random.Generator
+
+
+def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
+    """Copy data (an array, numbers, nested lists, another Tensor) into a new tensor."""
+    if isinstance(data, Tensor):
+        data = data.data
+    elif isinstance(data, list | tuple):
+        data = _values(data)
+    return Tensor(data, requires_grad, dtype)
+
+
+def _values(data: Any) -> Any:
+    if isinstance(data, list | tuple):
+        return [_values(item) for item in data]
+    return data.numpy() if isinstance(data, Tensor) else data
+
+
+def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tensor:
+    """Make a tensor over the memory of an array: a change of one is seen by the other."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
+    if array.dtype == object:
+        raise TypeError("a Tensor needs numbers; got an array of objects")
+    return _made(array.view(np.ndarray), requires_grad)
+
+
+def _made(array: Any, requires_grad: bool) -> Tensor:
+    result = wrap(array)
+    if requires_grad:
+        result.requires_grad = True
+    return result
+
+
+def _shape(numbers: tuple[Any, ...]) -> Any:
+    """Shapes come as numbers or as one tuple."""
+    if len(numbers) == 1 and not isinstance(numbers[0], int | np.integer):
+        return tuple(numbers[0])
+    return numbers
+
+
+def zeros(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a tensor of zeros."""
+    return _made(np.zeros(_shape(shape), dtype or np.float64), requires_grad)
+
+
+def ones(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a tensor of ones."""
+    return _made(np.ones(_shape(shape), dtype or np.float64), requires_grad)
+
+
+def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a tensor whose elements are whatever was in memory."""
+    return _made(np.empty(_shape(shape), dtype or np.float64), requires_grad)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a tensor with one value everywhere."""
+    size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
+    return _made(np.full(size, value, dtype), requires_grad)
+
+
+def eye(
+    n: int, m: int | None = None, k: int = 0, *, dtype: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Make a matrix with ones on a diagonal."""
+    return _made(np.eye(n, m, k, dtype=dtype or np.float64), requires_grad)
+
+
+def arange(*limits: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Count from start (0) to stop, without it, in steps (1)."""
+    return _made(np.arange(*limits, dtype=dtype), requires_grad)
+
+
+def linspace(
+    start: Any, stop: Any, num: int = 50, *, dtype: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Go from start to stop, both included, in even steps."""
+    return _made(np.linspace(start, stop, num, dtype=dtype), requires_grad)
+
+
+# ── random ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _generator(generator: Generator | int | None) -> Generator:
+    return generator if isinstance(generator, Generator) else np.random.default_rng(generator)
+
+
+def rand(
+    *shape: Any,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw evenly between 0 and 1."""
+    drawn = _generator(generator).random(_shape(shape))
+    return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
+
+
+def randn(
+    *shape: Any,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw from the normal distribution with mean 0 and variance 1."""
+    drawn = _generator(generator).standard_normal(_shape(shape))
+    return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
+
+
+def randint(
+    low: int,
+    high: Any = None,
+    *shape: Any,
+    size: Any = None,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw whole numbers from low (0) up to high, without it: `randint(0, 10, (2, 3))`."""
+    if high is not None and not isinstance(high, int | np.integer):
+        low, high, shape = 0, low, (high,)  # randint(10, (2, 3)), as torch has it
+    if size is not None:
+        shape = (size,)
+    drawn = _generator(generator).integers(low, high, _shape(shape))
+    return _made(np.asarray(drawn, dtype or np.int64), requires_grad)
+
+
+# ── like another ────────────────────────────────────────────────────────────────────────────────
+
+
+def _like(other: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
+    array = other if isinstance(other, Tensor) else np.asarray(other)
+    return tuple(array.shape), dtype or array.dtype
+
+
+def zeros_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make zeros of another tensor's shape and dtype."""
+    return _made(np.zeros(*_like(other, dtype)), requires_grad)
+
+
+def ones_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make ones of another tensor's shape and dtype."""
+    return _made(np.ones(*_like(other, dtype)), requires_grad)
+
+
+def empty_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make an uninitialised tensor of another one's shape and dtype."""
+    return _made(np.empty(*_like(other, dtype)), requires_grad)
+
+
+def full_like(
+    other: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Make a tensor of another one's shape and dtype, with one value everywhere."""
+    shape, dtype = _like(other, dtype)
+    return full(shape, fill_value, dtype, requires_grad)
+
+
+def rand_like(
+    other: Any,
+    *,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw evenly between 0 and 1, in another tensor's shape and dtype."""
+    shape, dtype = _like(other, dtype)
+    return rand(shape, dtype=dtype, requires_grad=requires_grad, generator=generator)
+
+
+def randn_like(
+    other: Any,
+    *,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw from the normal distribution, in another tensor's shape and dtype."""
+    shape, dtype = _like(other, dtype)
+    return randn(shape, dtype=dtype, requires_grad=requires_grad, generator=generator)
+
+
+def randint_like(
+    other: Any,
+    low: int,
+    high: int | None = None,
+    *,
+    dtype: Any = None,
+    generator: Generator | int | None = None,
+) -> Tensor:
+    """Draw whole numbers, in another tensor's shape and dtype."""
+    shape, dtype = _like(other, dtype)
+    return randint(low, high, size=shape, dtype=dtype, generator=generator)

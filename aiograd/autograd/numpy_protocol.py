@@ -1,0 +1,95 @@
+"""Tensors in numpy's own functions: `np.sin(t)`, `np.concatenate([t, u])`, `array + t`.
+
+A function with an operation is recorded. One without computes on the plain arrays, unless a
+gradient would silently be lost: then it refuses, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.op import OPS
+from aiograd.autograd.ops.discrete import NOT_DIFFERENTIABLE
+from aiograd.autograd.ops.table import NUMPY
+from aiograd.autograd.recording import recording
+from aiograd.autograd.tensor import Tensor, wrap
+
+_REDUCTIONS = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+_RUNNING = {np.add: "cumsum", np.multiply: "cumprod"}
+
+
+def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """Carry out a ufunc, or `ufunc.reduce` and the like."""
+    if kwargs.get("out") == (None,):
+        del kwargs["out"]
+    if method == "__call__" and ufunc in NUMPY:
+        return NUMPY[ufunc](*inputs, **kwargs)
+    if method == "reduce" and ufunc in _REDUCTIONS:
+        return OPS[_REDUCTIONS[ufunc]](*inputs, **{"axis": 0, **kwargs})
+    if method == "accumulate" and ufunc in _RUNNING:
+        return OPS[_RUNNING[ufunc]](*inputs, **{"axis": 0, **kwargs})
+    name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+    return _on_arrays(getattr(ufunc, method), f"np.{name}", inputs, kwargs)
+
+
+def array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out one of numpy's other functions."""
+    operation = NUMPY.get(function)
+    if operation is not None:
+        return operation(*args, **kwargs)
+    if function in NOT_DIFFERENTIABLE:
+        return _wrapped(function(*_plain(args), **_plain(kwargs)))
+    module = getattr(function, "__module__", "numpy") or "numpy"
+    name = f"{module.replace('numpy', 'np', 1)}.{function.__name__}"
+    return _on_arrays(function, name, args, kwargs)
+
+
+def _on_arrays(function: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if recording.get() and any(t.requires_grad for t in _tensors((args, kwargs))):
+        raise TypeError(
+            f"{name}() has no gradient rule; detach() the tensors that require grad, "
+            "or declare an operation with ag.op"
+        )
+    out = kwargs.get("out")
+    for target in out if isinstance(out, tuple) else (out,):
+        if isinstance(target, Tensor):
+            target._written()
+    return _wrapped(function(*_plain(args), **_plain(kwargs)))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return type(value)(items) if type(value) in (list, tuple) else type(value)(*items)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return wrap(np.asarray(value))
+    if type(value) in (list, tuple):
+        return type(value)(_wrapped(item) for item in value)
+    if isinstance(value, tuple):
+        return type(value)(*[_wrapped(item) for item in value])
+    return value
+
+
+setattr(Tensor, "__array_ufunc__", array_ufunc)  # noqa: B010  attached, like all operations
+setattr(Tensor, "__array_function__", array_function)  # noqa: B010

@@ -1,0 +1,213 @@
+"""Convolution and pooling over images, as matrix products over sliding windows.
+
+Images are (batch, channels, height, width), kernels (out, in / groups, height, width).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from aiograd.autograd.op import Op, op
+from aiograd.autograd.ops.table import as_tensor, composite
+
+Pair = tuple[int, int]
+
+
+def pair(value: Any, what: str) -> Pair:
+    """`3` means `(3, 3)`."""
+    both = (value, value) if isinstance(value, int | np.integer) else tuple(value)
+    if len(both) != 2:
+        raise ValueError(f"{what} is one number or two, not {value!r}")
+    return int(both[0]), int(both[1])
+
+
+# ── windows ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
+    """(n, c, oh, ow, kh, kw): every position of the kernel, without copying."""
+    n, c, h, w = a.shape
+    kh, kw = kernel
+    oh = (h - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    ow = (w - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    if oh <= 0 or ow <= 0:
+        raise ValueError(f"a kernel of {kernel} does not fit into an image of {(h, w)}")
+    sn, sc, sh, sw = a.strides
+    steps = (sn, sc, sh * stride[0], sw * stride[1], sh * dilation[0], sw * dilation[1])
+    return as_strided(a, (n, c, oh, ow, kh, kw), steps, writeable=False)
+
+
+def _add_windows(values: Any, shape: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
+    """Add windows up at their places in an image of `shape`: the reverse of taking them."""
+    total = np.zeros(shape, values.dtype)
+    oh, ow = values.shape[2:4]
+    for i in range(kernel[0]):
+        top = i * dilation[0]
+        for j in range(kernel[1]):
+            left = j * dilation[1]
+            rows = slice(top, top + stride[0] * (oh - 1) + 1, stride[0])
+            columns = slice(left, left + stride[1] * (ow - 1) + 1, stride[1])
+            total[:, :, rows, columns] += values[..., i, j]
+    return total
+
+
+windows: Op = op(
+    "windows",
+    _windows_view,
+    lambda g, y, a, kernel=(), stride=(), dilation=(): _added.of(
+        g, shape=a.shape, kernel=kernel, stride=stride, dilation=dilation
+    ),
+)
+_added: Op = op(
+    "added_windows",
+    _add_windows,
+    lambda g, y, values, shape=(), kernel=(), stride=(), dilation=(): windows.of(
+        g, kernel=kernel, stride=stride, dilation=dilation
+    ),
+)
+
+
+# ── convolution ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _columns(a: Any, kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> Any:
+    """(groups, n·oh·ow, c/groups·kh·kw): every window as a row."""
+    view = windows.of(a, kernel=kernel, stride=stride, dilation=dilation)
+    n, c, oh, ow, kh, kw = view.shape
+    split = view.reshape(n, groups, c // groups, oh, ow, kh, kw) if groups > 1 else view[:, None]
+    order = np.transpose(split, (1, 0, 3, 4, 2, 5, 6))
+    return order.reshape(groups, n * oh * ow, (c // groups) * kh * kw)
+
+
+def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> Any:
+    n, out = a.shape[0], w.shape[0]
+    kh, kw = w.shape[2:]
+    oh = (a.shape[2] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    rows = _columns(a, (kh, kw), stride, dilation, groups)
+    kernels = w.reshape(groups, out // groups, -1)
+    y = np.matmul(rows, np.swapaxes(kernels, -1, -2))  # (groups, n·oh·ow, out/groups)
+    y = np.moveaxis(y, 0, 1).reshape(n, oh, -1, out)
+    return np.ascontiguousarray(y.transpose(0, 3, 1, 2))
+
+
+def _flat_gradient(g: Any, groups: int) -> Any:
+    n, out, oh, ow = g.shape
+    split = g.reshape(n, groups, out // groups, oh, ow)
+    return np.transpose(split, (1, 0, 3, 4, 2)).reshape(groups, n * oh * ow, out // groups)
+
+
+def _conv_input(
+    g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
+) -> Any:
+    n, c = a.shape[:2]
+    out, _, kh, kw = w.shape
+    oh, ow = g.shape[2:]
+    kernels = w.reshape(groups, out // groups, -1)
+    rows = np.matmul(_flat_gradient(g, groups), kernels)  # (groups, n·oh·ow, c/groups·kh·kw)
+    split = rows.reshape(groups, n, oh, ow, c // groups, kh, kw)
+    values = np.transpose(split, (1, 0, 4, 2, 3, 5, 6)).reshape(n, c, oh, ow, kh, kw)
+    return _added.of(values, shape=a.shape, kernel=(kh, kw), stride=stride, dilation=dilation)
+
+
+def _conv_kernel(
+    g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
+) -> Any:
+    rows = _columns(a, w.shape[2:], stride, dilation, groups)
+    total = np.matmul(np.swapaxes(_flat_gradient(g, groups), -1, -2), rows)
+    return total.reshape(w.shape)
+
+
+_conv = op("conv2d", _conv_forward, _conv_input, _conv_kernel)
+
+
+@composite()
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Slide kernels over images."""
+    a, w = as_tensor(input), as_tensor(weight)
+    if a.ndim == 3:
+        lone = conv2d(a[None], w, bias, stride, padding, dilation, groups)
+        return lone[0]
+    if a.ndim != 4 or w.ndim != 4 or a.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+        raise ValueError(f"kernels {w.shape} in {groups} groups do not fit images {a.shape}")
+    dilation, stride = pair(dilation, "dilation"), pair(stride, "stride")
+    a = _with_border(a, _border(padding, w.shape[2:], dilation, stride))
+    y = _conv(a, w, stride=stride, dilation=dilation, groups=groups)
+    return y if bias is None else y + as_tensor(bias).reshape(-1, 1, 1)
+
+
+def _border(padding: Any, kernel: Any, dilation: Pair, stride: Pair) -> list[Pair]:
+    if padding == "valid":
+        padding = 0
+    if padding != "same":
+        return [(p, p) for p in pair(padding, "padding")]
+    if stride != (1, 1):
+        raise ValueError("padding='same' needs stride 1")
+    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return [(total // 2, total - total // 2) for total in totals]
+
+
+def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
+    if not any(n for side in border for n in side):
+        return a
+    return np.pad(a, [(0, 0), (0, 0), *border], constant_values=value)
+
+
+# ── pooling ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float) -> Any:
+    a = as_tensor(input)
+    if a.ndim != 4:
+        raise ValueError(f"pooling takes (batch, channels, height, width), not {a.shape}")
+    kernel = pair(kernel_size, "kernel_size")
+    step = kernel if stride is None else pair(stride, "stride")
+    border = pair(padding, "padding")
+    if 2 * border[0] > kernel[0] or 2 * border[1] > kernel[1]:
+        raise ValueError("padding is at most half the kernel")
+    a = _with_border(a, [(border[0],) * 2, (border[1],) * 2], fill)
+    return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
+
+
+def _pick_first(flat: Any, places: Any) -> Any:
+    return np.take_along_axis(flat, places, axis=-1)[..., 0]
+
+
+@composite()
+def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
+    """Keep the largest element of every window; at a tie the first one gets the gradient."""
+    if np.ndim(input) == 3:
+        return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
+    view = _pooled(input, kernel_size, stride, padding, -np.inf)
+    flat = view.reshape(*view.shape[:4], -1)
+    return _pick_first(flat, np.argmax(flat.data, axis=-1)[..., None])
+
+
+@composite()
+def avg_pool2d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    count_include_pad: bool = True,
+) -> Any:
+    """Average every window."""
+    if np.ndim(input) == 3:
+        lone = as_tensor(input)[None]
+        return avg_pool2d(lone, kernel_size, stride, padding, count_include_pad)[0]
+    view = _pooled(input, kernel_size, stride, padding, 0.0)
+    if count_include_pad:
+        return view.mean(axis=(4, 5))
+    ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
+    sizes = _pooled(ones, kernel_size, stride, padding, 0.0).sum(axis=(4, 5))
+    return view.sum(axis=(4, 5)) / sizes.data

@@ -1,0 +1,93 @@
+"""Fourier transforms, found as `ag.fft.<name>` too.
+
+Complex ones are linear and their gradient is the transform that undoes them, up to its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.op import Op
+from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
+
+_SCALE: dict[str | None, Any] = {
+    None: "forward",
+    "backward": "forward",
+    "forward": "backward",
+    "ortho": "ortho",
+}
+
+
+def _fitted(g: Any, n: int, axis: int) -> Any:
+    """Cut or fill with zeros, as the transform did with its input."""
+    size = g.shape[axis]
+    if size == n:
+        return g
+    axis %= g.ndim
+    if size > n:
+        return g[(slice(None),) * axis + (slice(n),)]
+    return np.pad(g, [(0, n - size if i == axis else 0) for i in range(g.ndim)])
+
+
+def _complex(function: Any, back: Any) -> Op:
+    def rule(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+        return _fitted(back(g, n=g.shape[axis], axis=axis, norm=_SCALE[norm]), a.shape[axis], axis)
+
+    return numpy_op(function, rule)
+
+
+fft = _complex(np.fft.fft, np.fft.ifft)
+ifft = _complex(np.fft.ifft, np.fft.fft)
+
+
+def _rfft(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    length = a.shape[axis] if n is None else n
+    full = _fitted(g, length, axis) if length > 1 else g
+    back = np.fft.ifft(full, n=length, axis=axis, norm=_SCALE[norm])
+    return _fitted(np.real(back), a.shape[axis], axis)
+
+
+rfft = numpy_op(np.fft.rfft, _rfft)
+
+
+@composite(np.fft.irfft)
+def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """Transform half a spectrum back to real values."""
+    a = as_tensor(a)
+    half = (2 * (a.shape[axis] - 1) if n is None else n) // 2 + 1
+    length = 2 * (a.shape[axis] - 1) if n is None else n
+    a = np.moveaxis(_fitted(a, half, axis), axis, -1)
+    first = np.real(a[..., :1])  # what must be real is taken as such
+    last = half - 1 if length % 2 == 0 else half
+    parts = [first, a[..., 1:last]]
+    if length % 2 == 0 and half > 1:
+        parts.append(np.real(a[..., last:]))
+    parts.append(np.conjugate(np.flip(a[..., 1:last], -1)))
+    whole = np.concatenate([part.astype(a.dtype) for part in parts], axis=-1)
+    return np.moveaxis(np.real(ifft(whole, norm=norm)), -1, axis)
+
+
+def _over_axes(function: Callable[..., Any], reference: Any, default: Any) -> Callable[..., Any]:
+    def transform(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+        a = as_tensor(a)
+        if axes is None:
+            axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
+        sizes = [None] * len(axes) if s is None else s
+        for axis, n in zip(reversed(axes), reversed(sizes), strict=True):
+            a = function(a, n=n, axis=axis, norm=norm)
+        return a
+
+    transform.__name__, transform.__doc__ = reference.__name__, reference.__doc__
+    return composite(reference)(transform)
+
+
+fft2 = _over_axes(fft, np.fft.fft2, (-2, -1))
+ifft2 = _over_axes(ifft, np.fft.ifft2, (-2, -1))
+fftn = _over_axes(fft, np.fft.fftn, None)
+ifftn = _over_axes(ifft, np.fft.ifftn, None)
+
+fftshift = numpy_op(np.fft.fftshift, lambda g, y, a, axes=None: np.fft.ifftshift(g, axes))
+ifftshift = numpy_op(np.fft.ifftshift, lambda g, y, a, axes=None: np.fft.fftshift(g, axes))

@@ -1,0 +1,183 @@
+"""Picking elements out, putting gradients back: indexing, take, sort, repeat.
+
+`a[index]` and its counterpart, adding values at an index into zeros, are each other's gradients.
+"""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.op import Op, op
+from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
+from aiograd.autograd.tensor import Tensor, _plain_index
+
+
+def _is_basic(index: Any) -> bool:
+    """True for an index that gives a view and meets every element at most once."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(
+        part is None or isinstance(part, int | np.integer | slice | EllipsisType) for part in parts
+    )
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, np.ndarray) and index.dtype == np.bool_
+
+
+def add_at(values: Any, index: Any, shape: tuple[int, ...]) -> Any:
+    """Zeros of `shape` with `values` added at `index`; repeated places add up."""
+    total = np.zeros(shape, values.dtype)
+    if _is_basic(index) or _is_mask(index):
+        total[index] = values
+    else:
+        np.add.at(total, index, values)
+    return total
+
+
+scattered: Op = op(
+    "scattered", add_at, lambda g, y, values, index=None, shape=None: getitem.of(g, index=index)
+)
+
+
+def _pick(a: Any, index: Any) -> Any:
+    return np.asarray(a[index])
+
+
+getitem: Op = new_op(
+    "getitem",
+    _pick,
+    lambda g, y, a, index=None: scattered.of(g, index=index, shape=a.shape),
+    arrange=lambda a, index: ((a,), {"index": _plain_index(index)}),
+)
+
+
+def _getitem(self: Tensor, index: Any) -> Tensor:
+    """Pick elements as numpy does; Tensors may be indices."""
+    picked: Tensor = getitem.apply((self,), {"index": _plain_index(index)})
+    return picked
+
+
+def _iterate(self: Tensor) -> Any:
+    if not self.shape:
+        raise TypeError("a tensor without axes cannot be iterated over")
+    return (self[i] for i in range(self.shape[0]))
+
+
+setattr(Tensor, "__getitem__", _getitem)  # noqa: B010  mypy knows it by its declaration
+setattr(Tensor, "__iter__", _iterate)  # noqa: B010
+
+
+# ── take and its kin ────────────────────────────────────────────────────────────────────────────
+
+
+@composite(np.take)
+def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> Any:
+    """Pick whole slices along an axis, or elements of the flattened array."""
+    a, indices = as_tensor(a), _whole(indices)
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    size = a.shape[axis]
+    if mode == "wrap":
+        indices = indices % size
+    elif mode == "clip":
+        indices = np.clip(indices, 0, size - 1)
+    elif mode != "raise":
+        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+    return a[(slice(None),) * (axis % a.ndim) + (indices,)]
+
+
+def _whole(indices: Any) -> Any:
+    indices = _plain_index(indices)
+    indices = np.asarray(indices)
+    if indices.dtype.kind not in "iu" and indices.size:
+        raise TypeError(f"indices must be integers, not {indices.dtype}")
+    return indices.astype(np.intp, copy=False)
+
+
+@composite(np.take_along_axis)
+def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
+    """Pick one element per position of `indices` along an axis."""
+    arr, indices = as_tensor(arr), _whole(indices)
+    if axis is None:
+        arr, axis = arr.reshape(-1), 0
+    if indices.ndim != arr.ndim:
+        raise ValueError("indices must have as many axes as the array")
+    axis %= arr.ndim
+    places = [
+        indices
+        if i == axis
+        else np.arange(n).reshape([n if j == i else 1 for j in range(arr.ndim)])
+        for i, n in enumerate(arr.shape)
+    ]
+    return arr[tuple(places)]
+
+
+@composite(np.compress)
+def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
+    """Pick the slices where the condition holds."""
+    chosen = np.flatnonzero(np.asarray(_plain_index(condition)))
+    return take(a, chosen, axis=axis)
+
+
+# ── order ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unsort(g: Any, order: Any, axis: int) -> Any:
+    return np.take_along_axis(g, np.argsort(order, axis=axis), axis=axis)
+
+
+def _sort(
+    g: Any, y: Any, a: Any, axis: int | None = -1, kind: Any = None, stable: Any = None
+) -> Any:
+    if axis is None:
+        return _sort(g, y, a.reshape(-1)).reshape(a.shape)
+    return _unsort(g, np.argsort(plain(a), axis=axis, kind="stable"), axis)
+
+
+def _partition(g: Any, y: Any, a: Any, kth: Any = 0, axis: int | None = -1) -> Any:
+    if axis is None:
+        return _partition(g, y, a.reshape(-1), kth, 0).reshape(a.shape)
+    return _unsort(g, np.argpartition(plain(a), kth, axis=axis), axis)
+
+
+def plain(a: Any) -> Any:
+    """The array of a Tensor, for questions that have no gradient."""
+    return a.data if isinstance(a, Tensor) else a
+
+
+sort = numpy_op(np.sort, _sort)
+partition = numpy_op(np.partition, _partition)
+
+
+# ── repetition ──────────────────────────────────────────────────────────────────────────────────
+
+
+@composite(np.repeat)
+def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+    """Repeat every element, or every slice along an axis."""
+    a, repeats = as_tensor(a), _whole(repeats)
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    axis %= a.ndim
+    if repeats.size == 1:
+        times = int(repeats.reshape(()))
+        spread = np.broadcast_to(
+            np.expand_dims(a, axis + 1), (*a.shape[: axis + 1], times, *a.shape[axis + 1 :])
+        )
+        return spread.reshape((*a.shape[:axis], a.shape[axis] * times, *a.shape[axis + 1 :]))
+    return take(a, np.repeat(np.arange(a.shape[axis]), repeats), axis=axis)
+
+
+@composite(np.tile)
+def tile(A: Any, reps: Any) -> Any:  # noqa: N803  numpy's name
+    """Lay copies of the array side by side."""
+    a = as_tensor(A)
+    times = tuple(reps) if isinstance(reps, list | tuple) else (int(reps),)
+    shape = (1,) * (len(times) - a.ndim) + a.shape
+    times = (1,) * (len(shape) - len(times)) + times
+    split = a.reshape([n for size in shape for n in (1, size)])
+    spread = np.broadcast_to(split, [n for k, s in zip(times, shape, strict=True) for n in (k, s)])
+    return spread.reshape([k * size for k, size in zip(times, shape, strict=True)])

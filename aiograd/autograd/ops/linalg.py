@@ -1,0 +1,375 @@
+"""Linear algebra: inverses, determinants, decompositions, norms; on stacks of matrices too.
+
+These are numpy's functions of `np.linalg`, and found as `ag.linalg.<name>` as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.autograd.op import op
+from aiograd.autograd.ops.products import matmul
+from aiograd.autograd.ops.reduce import kept
+from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
+
+la = np.linalg
+
+
+def turned(a: Any) -> Any:
+    """The conjugate transpose of the last two axes."""
+    return np.swapaxes(conj(a), -1, -2)
+
+
+def _columns(v: Any) -> Any:
+    """Scale factors for the columns of a matrix."""
+    return v[..., None, :]
+
+
+# ── inverses and determinants ───────────────────────────────────────────────────────────────────
+
+
+def _solve_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+    inner = la.solve(turned(a), g)
+    if b.ndim == 1:
+        return -inner[..., :, None] * conj(y)[..., None, :]
+    return -np.matmul(inner, turned(y))
+
+
+inv = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
+det = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
+solve = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
+
+
+def _det(g: Any, y: Any, a: Any) -> Any:
+    """Through the inverse; for singular matrices through the singular values."""
+    if np.all(y != 0):
+        return (g * conj(y))[..., None, None] * turned(la.inv(a))
+    u, s, vh = svd(a)
+    phase = la.det(matmul(u, vh))
+    others = np.prod(_without_self(s), axis=-1)
+    result = (
+        matmul(u * _columns(others * 1.0), vh)
+        * conj(g * 1.0)[..., None, None]
+        * phase[..., None, None]
+    )
+    return result
+
+
+def _without_self(s: Any) -> Any:
+    """For every value a row of all values, with a one in its own place."""
+    eye = np.eye(s.shape[-1], dtype=bool)
+    return np.where(eye, 1, s[..., None, :])
+
+
+def _slogdet_forward(a: Any) -> tuple[Any, Any]:
+    sign, logabsdet = la.slogdet(a)
+    return np.asarray(sign), np.asarray(logabsdet)
+
+
+def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
+    inverse = turned(la.inv(a))
+    total = gs[1][..., None, None] * inverse
+    if ys[0].dtype.kind == "c":  # the phase turns too
+        turn = np.imag(conj(gs[0]) * ys[0])
+        total = total - 1j * turn[..., None, None] * inverse * -1
+    return [total]
+
+
+class Slogdet(NamedTuple):
+    """Sign and logarithm of the absolute value of a determinant."""
+
+    sign: Any
+    logabsdet: Any
+
+
+_slogdet_op = op("slogdet", _slogdet_forward, joint=_slogdet)
+
+
+@composite(la.slogdet)
+def slogdet(a: Any) -> Slogdet:
+    """Give sign and logarithm of the determinant."""
+    return Slogdet(*_slogdet_op(a))
+
+
+# ── decompositions ──────────────────────────────────────────────────────────────────────────────
+
+
+def _half_lower(a: Any) -> Any:
+    """The lower triangle with half the diagonal."""
+    size = a.shape[-1]
+    return np.tril(a) * (1 - 0.5 * np.eye(size)).astype(a.dtype)
+
+
+def _cholesky(g: Any, y: Any, a: Any, upper: bool = False) -> Any:
+    lower, g = (turned(y), turned(g)) if upper else (y, g)
+    inner = _half_lower(np.matmul(turned(lower), np.tril(g)))
+    half = la.solve(turned(lower), turned(la.solve(turned(lower), turned(inner))))
+    return (half + turned(half)) / 2
+
+
+cholesky = numpy_op(la.cholesky, _cholesky)
+
+
+def _gaps(values: Any) -> Any:
+    """1 / (values[j] - values[i]), zero on the diagonal."""
+    eye = np.eye(values.shape[-1], dtype=bool)
+    differences = values[..., None, :] - values[..., :, None]
+    return np.where(eye, 0, 1 / np.where(eye, 1, differences))
+
+
+def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  numpy's name
+    gw, gv = gs
+    w, v = ys
+    inner = np.matmul(turned(v), gv) * _gaps(w)
+    total = np.matmul(np.matmul(v, inner), turned(v)) + np.matmul(v * _columns(gw), turned(v))
+    return [(total + turned(total)) / 2]
+
+
+class Eigh(NamedTuple):
+    """Eigenvalues, ascending, and eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+_eigh_op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
+
+
+@composite(la.eigh)
+def eigh(a: Any, UPLO: str = "L") -> Eigh:  # noqa: N803
+    """Give eigenvalues and eigenvectors of a Hermitian matrix."""
+    return Eigh(*_eigh_op(a, UPLO=UPLO))
+
+
+@composite(la.eigvalsh)
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
+    """Give the eigenvalues of a Hermitian matrix."""
+    return eigh(a, UPLO).eigenvalues
+
+
+def _svd(gs: Any, ys: Any, a: Any) -> Any:
+    gu, gs_, gvh = gs
+    u, s, vh = ys
+    v, gv = turned(vh), turned(gvh)
+    squares = _gaps(s * s)
+    gram_u, gram_v = np.matmul(turned(u), gu), np.matmul(turned(v), gv)
+    skew_u = squares * (gram_u - turned(gram_u))
+    skew_v = squares * (gram_v - turned(gram_v))
+    middle = skew_u * _columns(s) + s[..., :, None] * skew_v
+    eye = np.eye(s.shape[-1], dtype=s.dtype)
+    middle = middle + gs_[..., None, :] * eye
+    if a.dtype.kind == "c":  # the phases of u and v are bound to each other
+        spin = np.imag(np.diagonal(gram_u, 0, -2, -1)) / s
+        middle = middle + 1j * spin[..., None, :] * eye
+    total = np.matmul(np.matmul(u, middle), vh)
+    rows, columns = a.shape[-2:]
+    inverse = _columns(1 / s)
+    if rows > columns:  # what lies outside the columns of u
+        outside = gu * inverse
+        total = total + np.matmul(outside - np.matmul(u, np.matmul(turned(u), outside)), vh)
+    elif columns > rows:
+        outside = gv * inverse
+        total = total + np.matmul(u, turned(outside - np.matmul(v, np.matmul(vh, outside))))
+    return [total]
+
+
+class Svd(NamedTuple):
+    """Singular vectors and values: `a = U @ diag(S) @ Vh`."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+_svd_op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
+
+
+@composite(la.svd)
+def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True) -> Any:
+    """Give the reduced singular value decomposition (the full one has no unique gradient)."""
+    if not compute_uv:
+        return _svd_op(a)[1]
+    if full_matrices and as_tensor(a).shape[-1] != as_tensor(a).shape[-2]:
+        raise TypeError("svd() has a gradient rule for full_matrices=False only")
+    return Svd(*_svd_op(a))
+
+
+def _qr(gs: Any, ys: Any, a: Any) -> Any:
+    gq, gr = gs
+    q, r = ys
+    rows, columns = a.shape[-2:]
+    if rows < columns:  # R = [R1 R2]: the second part only passes through Q
+        r1, r2 = r[..., :rows], r[..., rows:]
+        gr1, gr2 = gr[..., :rows], gr[..., rows:]
+        a2 = np.matmul(q, r2)
+        first = _qr_square(gq + np.matmul(a2, turned(gr2)), gr1, q, r1)
+        return [np.concatenate([first, np.matmul(q, gr2)], axis=-1)]
+    return [_qr_square(gq, gr, q, r)]
+
+
+def _qr_square(gq: Any, gr: Any, q: Any, r: Any) -> Any:
+    m = np.matmul(gr, turned(r)) * 1.0 - np.matmul(turned(gq), q)
+    lower = np.tril(m, -1)
+    diagonal = np.real(np.diagonal(m, 0, -2, -1))[..., None, :] * np.eye(m.shape[-1])
+    middle = lower + turned(lower) + diagonal.astype(m.dtype)
+    inner = gq + np.matmul(q, middle)
+    return turned(la.solve(r, turned(inner)))
+
+
+class Qr(NamedTuple):
+    """An orthonormal matrix and an upper triangle."""
+
+    Q: Any
+    R: Any
+
+
+_qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
+
+
+@composite(la.qr)
+def qr(a: Any, mode: str = "reduced") -> Qr:
+    """Give the reduced QR decomposition."""
+    if mode != "reduced":
+        raise TypeError("qr() has a gradient rule for mode='reduced' only")
+    return Qr(*_qr_op(a))
+
+
+def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) -> Any:
+    rows, columns = a.shape[-2:]
+    yh, gh = turned(y), turned(g)
+    total = -np.matmul(np.matmul(yh, g), yh)
+    left = np.eye(rows, dtype=a.dtype) - np.matmul(a, y)
+    right = np.eye(columns, dtype=a.dtype) - np.matmul(y, a)
+    total = total + np.matmul(np.matmul(left, gh), np.matmul(y, yh))
+    return total + np.matmul(np.matmul(yh, y), np.matmul(gh, right))
+
+
+pinv = numpy_op(la.pinv, _pinv)
+
+
+# ── powers and chains ───────────────────────────────────────────────────────────────────────────
+
+
+@composite(la.matrix_power)
+def matrix_power(a: Any, n: int) -> Any:
+    """Multiply a square matrix with itself n times."""
+    a = as_tensor(a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"matrix_power() takes square matrices, not {a.shape}")
+    if n < 0:
+        a, n = inv(a), -n
+    result = as_tensor(np.broadcast_to(np.eye(a.shape[-1], dtype=a.dtype), a.shape))
+    while n:
+        if n % 2:
+            result = matmul(result, a)
+        n //= 2
+        a = matmul(a, a) if n else a
+    return result
+
+
+@composite(la.multi_dot)
+def multi_dot(arrays: Any) -> Any:
+    """Multiply a chain of matrices in the cheapest order."""
+    chain = [as_tensor(a) for a in arrays]
+    if len(chain) < 2:
+        raise ValueError("multi_dot() takes at least two arrays")
+    sizes = [1 if chain[0].ndim == 1 else chain[0].shape[0]]
+    sizes += [a.shape[0] for a in chain[1:]]
+    sizes.append(1 if chain[-1].ndim == 1 else chain[-1].shape[1])
+    return _multiply(chain, _cheapest(sizes), 0, len(chain) - 1)
+
+
+def _cheapest(sizes: list[int]) -> dict[tuple[int, int], int]:
+    """Where to cut every part of a chain, by the number of multiplications."""
+    n = len(sizes) - 1
+    cost = {(i, i): 0 for i in range(n)}
+    cut: dict[tuple[int, int], int] = {}
+    for length in range(1, n):
+        for i in range(n - length):
+            j = i + length
+            options = [
+                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k)
+                for k in range(i, j)
+            ]
+            cost[i, j], cut[i, j] = min(options)
+    return cut
+
+
+def _multiply(chain: list[Any], cut: dict[tuple[int, int], int], i: int, j: int) -> Any:
+    if i == j:
+        return chain[i]
+    k = cut[i, j]
+    return matmul(_multiply(chain, cut, i, k), _multiply(chain, cut, k + 1, j))
+
+
+# ── norms ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _two_norm(g: Any, y: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The slope at zero is zero."""
+    y = kept(y, axis, keepdims, a.ndim)
+    return kept(g, axis, keepdims, a.ndim) * (a / np.where(y == 0, 1, y))
+
+
+def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+    squares = np.real(a * np.conjugate(a)) if np.iscomplexobj(a) else a * a
+    return np.sqrt(np.add.reduce(squares, axis=axis, keepdims=keepdims))
+
+
+_two_norm_op = op("norm", _two_norm_forward, _two_norm)
+
+
+@composite(getattr(la, "vector_norm", None))
+def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
+    """Give the length of vectors, of any order."""
+    x = as_tensor(x)
+    if x.dtype.kind not in "fc":
+        x = x.astype(np.float64)
+    if ord == 2:
+        return _two_norm_op(x, axis=axis, keepdims=keepdims)
+    size = np.abs(x)
+    if ord in (np.inf, -np.inf):
+        return (np.max if ord > 0 else np.min)(size, axis=axis, keepdims=keepdims)
+    if ord == 0:
+        return (size != 0).astype(x.dtype).sum(axis=axis, keepdims=keepdims)
+    if ord == 1:
+        return size.sum(axis=axis, keepdims=keepdims)
+    total = (size**ord).sum(axis=axis, keepdims=keepdims)
+    # a vector of zeros has slope zero, not nan
+    return np.where(total == 0, 0, np.where(total == 0, 1, total) ** (1 / ord))
+
+
+@composite(getattr(la, "matrix_norm", None))
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    """Give a norm of the matrices in the last two axes."""
+    x = as_tensor(x)
+    if ord == "fro":
+        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    if ord in (1, -1, np.inf, -np.inf):
+        sums = np.abs(x).sum(axis=-2 if abs(ord) == 1 else -1)
+        result = (np.max if ord > 0 else np.min)(sums, axis=-1)
+    elif ord in (2, -2, "nuc"):
+        values = svd(x, compute_uv=False)
+        result = values.sum(axis=-1) if ord == "nuc" else values[..., 0 if ord == 2 else -1]
+    else:
+        raise ValueError(f"there is no matrix norm of order {ord!r}")
+    return result[..., None, None] if keepdims else result
+
+
+@composite(la.norm)
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Give the norm of vectors or matrices."""
+    x = as_tensor(x)
+    if ord is None:
+        return vector_norm(x, axis=axis, keepdims=keepdims)
+    if axis is None:
+        axis = tuple(range(x.ndim))
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    if len(axes) == 1:
+        return vector_norm(x, axis=axes[0], keepdims=keepdims, ord=ord)
+    if len(axes) != 2:
+        raise ValueError("a norm of this order is one of vectors or matrices")
+    result = matrix_norm(np.moveaxis(x, axes, (-2, -1)), ord=ord, keepdims=keepdims)
+    return np.moveaxis(result, (-2, -1), axes) if keepdims else result

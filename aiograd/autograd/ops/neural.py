@@ -1,0 +1,312 @@
+"""What neural networks are made of: activations, normalisation, embeddings, losses.
+
+Convolution and pooling have a module of their own (`convolution.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.op import op
+from aiograd.autograd.ops.error_function import erf_array
+from aiograd.autograd.ops.table import as_tensor, composite, new_op
+from aiograd.autograd.tensor import Tensor
+
+ROOT_HALF = float(np.sqrt(0.5))
+ROOT_2_OVER_PI = float(np.sqrt(2 / np.pi))
+
+# ── activations ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _sigmoid_forward(a: Any) -> Any:
+    return 0.5 * np.tanh(0.5 * a) + 0.5  # never overflows
+
+
+def _gelu_forward(a: Any, approximate: str = "none") -> Any:
+    if approximate == "tanh":
+        return 0.5 * a * (1 + np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3)))
+    if approximate != "none":
+        raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+    return 0.5 * a * (1 + erf_array(a * ROOT_HALF))
+
+
+def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
+    if approximate == "tanh":
+        t = np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3))
+        slope = ROOT_2_OVER_PI * (1 + 3 * 0.044715 * a**2)
+        return g * (0.5 * (1 + t) + 0.5 * a * (1 - t * t) * slope)
+    density = np.exp(-0.5 * a * a) * (ROOT_2_OVER_PI / 2)
+    return g * (0.5 * (1 + erf.of(a * ROOT_HALF)) + a * density)
+
+
+def _silu(g: Any, y: Any, a: Any) -> Any:
+    s = sigmoid.of(a)
+    return g * (s * (1 + a * (1 - s)))
+
+
+def _leaky_relu(g: Any, y: Any, a: Any, negative_slope: float = 0.01) -> Any:
+    return np.where(a > 0, g, g * negative_slope)
+
+
+def _elu(g: Any, y: Any, a: Any, alpha: float = 1.0) -> Any:
+    return np.where(a > 0, g, g * (alpha * np.exp(np.minimum(a, 0))))
+
+
+def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
+    return np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))
+
+
+# fmt: off
+relu       = new_op("relu",       lambda a: np.maximum(a, 0),            lambda g, y, a: g * (y > 0))
+sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * (y * (1 - y)))
+silu       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
+erf        = new_op("erf",        lambda a: erf_array(a),                lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
+gelu       = new_op("gelu",       _gelu_forward,                         _gelu)
+softplus   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
+leaky_relu = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)
+elu        = new_op("elu",        _elu_forward,                          _elu)
+# fmt: on
+
+
+def _softmax_forward(a: Any, axis: int = -1) -> Any:
+    shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
+    np.exp(shifted, out=shifted)
+    shifted /= np.add.reduce(shifted, axis=axis, keepdims=True)
+    return shifted
+
+
+def _softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+    weighted = g * y
+    return weighted - y * weighted.sum(axis=axis, keepdims=True)
+
+
+def _log_softmax_forward(a: Any, axis: int = -1) -> Any:
+    shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
+    shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
+    return shifted
+
+
+def _log_softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+    return g - np.exp(y) * g.sum(axis=axis, keepdims=True)
+
+
+softmax = new_op("softmax", _softmax_forward, _softmax)
+log_softmax = new_op("log_softmax", _log_softmax_forward, _log_softmax)
+
+
+@composite()
+def dropout(
+    a: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None
+) -> Any:
+    """Set a share `p` of the elements to zero and scale the others up."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must lie between 0 and 1, not {p}")
+    a = as_tensor(a)
+    if not training or p == 0:
+        return a
+    if p == 1:
+        return a * 0
+    generator = np.random.default_rng() if generator is None else generator
+    keep = generator.random(a.shape) >= p
+    return a * (keep.astype(a.dtype) / (1 - p))
+
+
+# ── normalisation ───────────────────────────────────────────────────────────────────────────────
+
+
+def _standardize_forward(a: Any, axis: Any, eps: float) -> Any:
+    centred = a - a.mean(axis=axis, keepdims=True)
+    spread = np.mean(centred * centred, axis=axis, keepdims=True)
+    centred /= np.sqrt(spread + eps)
+    return centred
+
+
+def _standardize(g: Any, y: Any, a: Any, axis: Any = -1, eps: float = 1e-5) -> Any:
+    scale = 1 / np.sqrt(a.var(axis=axis, keepdims=True) + eps)
+    mean = g.mean(axis=axis, keepdims=True)
+    return (g - mean - y * (g * y).mean(axis=axis, keepdims=True)) * scale
+
+
+standardize = op("standardize", _standardize_forward, _standardize)
+
+
+@composite()
+def layer_norm(
+    a: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
+    a = as_tensor(a)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if a.shape[a.ndim - len(shape) :] != shape:
+        raise ValueError(f"the last axes of {a.shape} are not the normalized shape {shape}")
+    y = standardize(a, axis=tuple(range(-len(shape), 0)), eps=eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@composite()
+def batch_norm(
+    a: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Bring every channel (axis 1) to mean 0 and variance 1, then scale and shift.
+
+    In training by the batch itself, noting its mean and variance in the running ones, in place.
+    """
+    a = as_tensor(a)
+    axis = tuple(i for i in range(a.ndim) if i != 1)
+    column = (1, -1) + (1,) * (a.ndim - 2)
+    if training or running_mean is None or running_var is None:
+        y = standardize(a, axis=axis, eps=eps)
+        if training and running_mean is not None and running_var is not None:
+            n = a.size // a.shape[1]
+            _blend(running_mean, a.data.mean(axis=axis), momentum)
+            _blend(running_var, a.data.var(axis=axis) * (n / max(n - 1, 1)), momentum)
+    else:
+        mean, var = as_tensor(running_mean), as_tensor(running_var)
+        scale = 1 / np.sqrt(var.data + np.asarray(eps, var.dtype))
+        y = (a - mean.data.reshape(column)) * scale.reshape(column)
+    y = y if weight is None else y * as_tensor(weight).reshape(column)
+    return y if bias is None else y + as_tensor(bias).reshape(column)
+
+
+def _blend(running: Any, value: Any, momentum: float) -> None:
+    array = running.data if isinstance(running, Tensor) else running
+    array *= 1 - momentum
+    array += momentum * value
+    if isinstance(running, Tensor):
+        running._written()
+
+
+# ── losses ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _reduced(loss: Any, reduction: str) -> Any:
+    if reduction == "none":
+        return loss
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+@composite()
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+    """Give the squared difference."""
+    difference = as_tensor(input) - target
+    return _reduced(difference * difference, reduction)
+
+
+@composite()
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+    """Give the absolute difference."""
+    return _reduced(np.absolute(as_tensor(input) - target), reduction)
+
+
+@composite()
+def nll_loss(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Any:
+    """Give minus the log probability of the right class; classes lie along axis 1 (or 0)."""
+    input = as_tensor(input)
+    classes = np.asarray(target.data if isinstance(target, Tensor) else target)
+    if classes.dtype.kind not in "iu":
+        raise TypeError(f"classes must be integers, not {classes.dtype}")
+    axis = 0 if input.ndim == 1 else 1
+    kept = classes != ignore_index
+    safe = np.where(kept, classes, 0)
+    if ((safe < 0) | (safe >= input.shape[axis])).any():
+        raise IndexError(f"a class lies outside 0 … {input.shape[axis] - 1}")
+    picked = np.take_along_axis(input, np.expand_dims(safe, axis), axis=axis)
+    share = kept.astype(input.dtype)
+    if weight is not None:
+        share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
+    loss = -np.squeeze(picked, axis=axis) * share
+    if reduction == "mean":
+        return loss.sum() / share.sum()
+    return _reduced(loss, reduction)
+
+
+@composite()
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Compare logits with classes (integers) or with probabilities of classes (floats)."""
+    input = as_tensor(input)
+    axis = 0 if input.ndim == 1 else 1
+    logs = log_softmax(input, axis=axis)
+    given = as_tensor(target)
+    size = input.shape[axis]
+    if given.dtype.kind in "iu":
+        hard = nll_loss(logs, given, weight, ignore_index, reduction)
+        if not label_smoothing:
+            return hard
+        kept = (given.data != ignore_index).astype(input.dtype)
+        smooth = -(logs * _class_column(weight, input.ndim, axis)).sum(axis=axis) * kept
+        if reduction == "mean":
+            smooth = smooth.sum() / _weight_of(given.data, weight, ignore_index, input.dtype)
+        else:
+            smooth = _reduced(smooth, reduction)
+        return hard * (1 - label_smoothing) + smooth * (label_smoothing / size)
+    target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
+    loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
+    return loss.sum() / max(loss.size, 1) if reduction == "mean" else _reduced(loss, reduction)
+
+
+def _class_column(weight: Any, ndim: int, axis: int) -> Any:
+    if weight is None:
+        return 1.0
+    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    return array.reshape([-1 if i == axis else 1 for i in range(ndim)])
+
+
+def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+    kept = classes != ignore_index
+    if weight is None:
+        return kept.sum(dtype=dtype)
+    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    return (array[np.where(kept, classes, 0)] * kept).sum()
+
+
+def _bce_forward(a: Any, target: Any) -> Any:
+    return np.maximum(a, 0) - a * target + np.log1p(np.exp(-np.abs(a)))
+
+
+_bce = op(
+    "binary_cross_entropy_with_logits",
+    _bce_forward,
+    lambda g, y, a, target: g * (sigmoid.of(a) - target),
+    lambda g, y, a, target: -g * a,
+)
+
+
+@composite()
+def binary_cross_entropy_with_logits(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Any:
+    """Compare logits with probabilities between 0 and 1, safely for large logits."""
+    input, target = as_tensor(input), as_tensor(target)
+    if input.shape != target.shape:
+        raise ValueError(f"input {input.shape} and target {target.shape} differ in shape")
+    if pos_weight is None:
+        loss = _bce(input, target)
+    else:
+        scale = (as_tensor(pos_weight) - 1) * target + 1
+        loss = (1 - target) * input + scale * softplus(-input)
+    return _reduced(loss if weight is None else loss * weight, reduction)

@@ -1,0 +1,81 @@
+"""What a gradient rule reads, told from its code.
+
+A rule is called as `rule(g, y, *args, **kwargs)`. Looking at its bytecode tells whether it uses the
+result and each argument at all, or only their shape, so that an operation saves nothing in vain.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Rule = Callable[..., Any]
+
+NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
+
+_SHAPELIKE = {"shape", "ndim", "dtype", "size"}
+
+
+def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:
+    """How much a rule reads of the result, and of each positional argument."""
+    if rule is None:
+        return NOTHING, ()
+    names = _positional(rule)
+    if names is None:
+        return VALUE, (VALUE,) * 16  # cannot tell: keep everything
+    if rule.__code__.co_flags & inspect.CO_VARARGS:
+        return _use(rule, names[1]), (VALUE,) * 16
+    return _use(rule, names[1]), tuple(_use(rule, name) for name in names[2:])
+
+
+def needs_variadic(rule: Rule) -> tuple[int, int]:
+    """How much an `each` or `joint` rule reads of the result, and of the arguments together."""
+    names = _positional(rule)
+    if names is None:
+        return VALUE, VALUE
+    code = rule.__code__
+    rest = names[2:]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest.append(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    return _use(rule, names[1]), max((_use(rule, name) for name in rest), default=NOTHING)
+
+
+def _positional(rule: Rule) -> list[str] | None:
+    if not inspect.isfunction(rule):
+        return None
+    code = rule.__code__
+    names = list(code.co_varnames[: code.co_argcount])
+    return names if len(names) >= 2 and not set(names) & set(code.co_cellvars) else None
+
+
+def _use(rule: Rule, name: str) -> int:
+    use = NOTHING
+    instructions = list(dis.get_instructions(rule))
+    for here, after in zip(instructions, [*instructions[1:], None], strict=True):
+        read = here.argval if isinstance(here.argval, tuple) else (here.argval,)
+        if "FAST" in here.opname and name in read:
+            shapelike = (
+                after is not None
+                and after.opname == "LOAD_ATTR"
+                and after.argval in _SHAPELIKE
+                and read[-1] == name
+                and read.count(name) == 1
+            )
+            use = max(use, SHAPE if shapelike else VALUE)
+    return use
+
+
+def keywords(rules: Sequence[Rule | None]) -> frozenset[str] | None:
+    """The parameters that every rule knows, beside `g`, `y` and the arrays; None: any."""
+    known: set[str] | None = None
+    for rule in rules:
+        if rule is None:
+            continue
+        if not inspect.isfunction(rule) or rule.__code__.co_flags & inspect.CO_VARKEYWORDS:
+            continue
+        code = rule.__code__
+        names = set(code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount])
+        known = names if known is None else known & names
+    return None if known is None else frozenset(known)

@@ -1,0 +1,208 @@
+"""How workers agree on who still uses a value: one worker's part, without I/O.
+
+The owner keeps a value while it knows a fork of it. A reference travels as a fork of its own, and
+there are four ways for one to come about:
+
+    remote()         creator ──creation──▶ owner            the answer confirms the creator's fork
+    owner → user     the owner registers the fork as it sends; nothing more to say
+    user → owner     no fork; the owner answers *accepted*, until then the sender keeps its own
+    user → user      the receiver tells the owner (*fork request*), then the sender (*accepted*);
+                     until then the sender keeps its own fork
+
+Nothing here assumes an order of messages, only that the shell repeats a message until it is
+answered or the receiver is gone. A worker that is gone keeps its forks for a lease; if it is heard
+of before that is over, nothing has happened. A restarted worker has another incarnation and is
+somebody else.
+
+`Protocol` joins the owner's side (`owning`), the user's side (`using`) and the forks that were sent
+away (`watch`). What it wants told to others is in `using`'s outbox; `owners.RRefs` carries it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from aiograd.errors import OwnerLost, RRefReleased
+from aiograd.rref.owning import Owning
+from aiograd.rref.records import BY_CONFIRMED, BY_OWNER, ForkData, Held, Owned, Party, RefId, Use
+from aiograd.rref.using import Using
+from aiograd.rref.watch import Watch
+
+# Answers to a question about a fork.
+UNKNOWN: Final = 0
+CONFIRMING: Final = 1
+SETTLED: Final = 2
+
+
+class Protocol:
+    """All that one worker knows about references."""
+
+    def __init__(self, me: Party) -> None:
+        self.me = me
+        self.owning = Owning(me)
+        self.using = Using(me)
+        self.watch = Watch()  # forks we sent away, by their fork id
+        self._shared: dict[RefId, RefId] = {}  # watched fork of our own value → reference
+        self._counter = itertools.count()
+        self._stamp = me.stamp
+        self._gone: dict[bytes, int] = {}  # incarnation out of reach → number of the loss
+        self._losses = itertools.count(1)
+
+    def new_id(self) -> RefId:
+        return (self.me.rank, self._stamp, next(self._counter))
+
+    # ── creation ────────────────────────────────────────────────────────────────────────────
+
+    def own(self, value: object, line: str = "") -> Owned:
+        """Own a value that nobody else knows of yet; it enters the table when it is shared."""
+        owned = Owned(self.new_id(), line)
+        owned.value, owned.ready = value, True
+        return owned
+
+    def create(self, owner: Party, line: str = "") -> Held:
+        ref_id = self.new_id()
+        return self.using.create(ref_id, self.new_id(), owner, line)
+
+    def create_here(self, line: str = "") -> Owned:
+        """A creation sent to oneself: owner at once, and kept by itself until it is answered."""
+        return self.owning.begin_here(self.new_id(), line)
+
+    def created_here(self, owned: Owned, doubt: Exception | None = None) -> None:
+        """The creation sent to oneself was answered, or was given up."""
+        owned.doubt = doubt
+        self.owning.release([(owned.id, owned.id, doubt is not None)])
+
+    # ── sharing ─────────────────────────────────────────────────────────────────────────────
+
+    def depart(self, ref: Owned | Held, to: Party) -> ForkData:
+        """Turn a reference into what travels. Whatever cannot be used cannot be shared."""
+        self.check(ref)
+        fork = self.new_id()
+        if isinstance(ref, Owned):
+            self.owning.share(ref, fork, to.incarnation)
+            self._shared[fork] = ref.id
+            owner, known = self.me, BY_OWNER
+        else:
+            self.using.share(ref, fork)
+            owner, known = ref.owner, ref.known
+        self.watch.add(fork, to.incarnation)
+        return (owner.name, owner.rank, owner.incarnation, ref.id, fork, known)
+
+    def undo(self, data: ForkData) -> None:
+        """What departed never left, or was refused unread."""
+        self._give_up([data[4]])
+
+    def arrive(self, data: ForkData, sender: Party) -> Owned | Held:
+        """Turn what travelled into a reference of this worker. A `Held` may be CONFIRMING."""
+        name, rank, incarnation, ref_id, fork, known = data
+        if incarnation != self.me.incarnation:
+            owner = sender if known == BY_OWNER else Party(name, rank, incarnation)
+            return self.using.receive(ref_id, fork, owner, sender, known)
+        if known == BY_OWNER:  # we sent it to ourselves; the fork has done its duty
+            owned = self.owning.returned(ref_id, BY_CONFIRMED, self.me.name)
+            self._give_up([fork])
+            return owned
+        self.using.accept(sender, fork)
+        return self.owning.returned(ref_id, known, sender.name)
+
+    def check(self, ref: Owned | Held) -> None:
+        """Raise why a reference cannot be used, if so."""
+        if isinstance(ref, Owned):
+            if ref.doubt is not None:
+                raise ref.doubt
+            return
+        if ref.dropped or ref.use >= Use.RELEASING:
+            raise RRefReleased(
+                f"this reference to a value on {ref.owner.name} was used after deletion: it was "
+                "released, or its worker was shut down",
+                ref.owner.name,
+            )
+        if ref.error is not None:
+            raise ref.error
+        if ref.owner.incarnation in self._gone:
+            raise OwnerLost(ref.owner.name)
+
+    # ── what others tell ────────────────────────────────────────────────────────────────────
+
+    def look_up(self, sender: Party, ref_id: RefId, fork: RefId, known: int) -> Owned:
+        """Return what `sender` uses by this fork, ready or not; RRefExpired if it may not."""
+        owned = self.owning.look_up(sender, ref_id, fork, known)
+        self._forget(fork)
+        return owned
+
+    def requested(
+        self, sender: Party, number: int, low: int, forks: Iterable[tuple[RefId, RefId, int]]
+    ) -> list[bool]:
+        return self.owning.request(sender.incarnation, number, low, forks)
+
+    def accepted(self, forks: Iterable[RefId]) -> None:
+        forks = list(forks)
+        self.using.accepted(forks)
+        for fork in forks:
+            self.watch.discard(fork)
+
+    def released(self, releases: Iterable[tuple[RefId, RefId, bool]]) -> None:
+        releases = list(releases)
+        self.owning.release(releases)
+        for _, fork, _ in releases:
+            self._forget(fork)
+
+    def look_for(self, forks: Iterable[RefId]) -> list[int]:
+        """What is known here of forks that somebody sent us and heard nothing of since."""
+        held = [self.using.held.get(fork) for fork in forks]
+        return [
+            UNKNOWN if one is None else CONFIRMING if one.use is Use.CONFIRMING else SETTLED
+            for one in held
+        ]
+
+    # ── forks that were sent away ───────────────────────────────────────────────────────────
+
+    def audited(self, asked: Sequence[RefId], found: Sequence[int], hurry: bool) -> None:
+        """Take the answer about forks that we sent away."""
+        pairs = list(zip(asked, found, strict=True))
+        self._give_up(self.watch.answered(asked, [f for f, n in pairs if n == UNKNOWN], hurry))
+        for fork, known in pairs:
+            if known != UNKNOWN:
+                self._forget(fork)  # an owner knows enough
+        self.accepted([fork for fork, known in pairs if known == SETTLED])  # so does a parent
+
+    def _forget(self, fork: RefId) -> None:
+        """A fork of our own value has been heard of: from now on it will be given back."""
+        if self._shared.pop(fork, None) is not None:
+            self.watch.discard(fork)
+
+    def _give_up(self, forks: Iterable[RefId]) -> None:
+        forks = list(forks)
+        self.using.accepted(forks)
+        self.owning.release(
+            [(ref_id, fork, False) for fork in forks if (ref_id := self._shared.pop(fork, None))]
+        )
+        for fork in forks:
+            self.watch.discard(fork)
+
+    # ── death and return ────────────────────────────────────────────────────────────────────
+
+    def lost(self, incarnation: bytes) -> int:
+        """Somebody is out of reach. Returns the number to give to `lease_over` after the lease."""
+        number = self._gone[incarnation] = next(self._losses)
+        return number
+
+    def heard(self, incarnation: bytes) -> None:
+        """Somebody is there (again)."""
+        if self._gone:
+            self._gone.pop(incarnation, None)
+
+    def lease_over(self, gone: Party, number: int) -> None:
+        """Take back what a dead worker held, unless it was heard of since that loss."""
+        if self._gone.get(gone.incarnation) == number:
+            self._give_up(self.watch.held_by(gone.incarnation))
+            self.owning.reclaim(gone)
+
+    # ── counting ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held, shared or on its way."""
+        return not (self.owning.owners or self.using.held or self.using.children)

@@ -1,0 +1,144 @@
+"""What one worker remembers about a reference: `Owned` where the value is, `Held` where it is used.
+
+Plain records without behaviour of their own; `owning`, `using` and `protocol` move them from state
+to state. An `RRef` that user code sees wraps exactly one of them.
+
+Ids of references and of forks come from one counter per worker, so they tell the order in which
+things were made. They carry the first 64 bits of the maker's incarnation: an id of a worker that
+was restarted under its old name never equals one of its predecessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from aiograd.errors import RRefError
+
+RefId = tuple[int, int, int]
+"""(rank of the maker, first 64 bits of its incarnation, counter); of a reference or of a fork."""
+
+ForkData = tuple[str, int, bytes, RefId, RefId, int]
+"""A reference on its way: owner's name, rank and incarnation, reference, fork, who shared it."""
+
+# Who shared it: decides what an owner that does not know the id may conclude.
+BY_OWNER: Final = 2  # the fork is already registered
+BY_CONFIRMED: Final = 1  # the owner knew the sharer, so an unknown id was given up
+BY_CREATOR: Final = 0  # the creation may still be on its way
+
+
+class Party(NamedTuple):
+    """One start of one worker."""
+
+    name: str
+    rank: int
+    incarnation: bytes
+
+    @property
+    def stamp(self) -> int:
+        return int.from_bytes(self.incarnation[:8], "big")
+
+
+class Use(IntEnum):
+    """The life of a `Held` reference."""
+
+    CREATING = 0  # made by remote(), the owner has not answered
+    CONFIRMING = 1  # came from another user, the owner has not been told
+    CONFIRMED = 2
+    FAILED = 3  # creation or confirmation went wrong; `error` says how
+    RELEASING = 4  # the owner has been told, or will be in this tick
+    RELEASED = 5
+
+
+class Owned:
+    """A value that stays here, with the forks that keep it."""
+
+    __slots__ = (
+        "doubt",
+        "error",
+        "forks",
+        "id",
+        "line",
+        "local",
+        "making",
+        "ready",
+        "value",
+        "waiters",
+    )
+
+    def __init__(self, ref_id: RefId, line: str = "") -> None:
+        self.id = ref_id
+        self.line = line  # where user code made it
+        self.value: Any = None
+        self.error: BaseException | None = None  # the outcome instead of a value
+        self.ready = False  # value or error is there
+        self.making = False  # its function is here and has not ended
+        self.local = 0  # references here that were given back before the creation came
+        self.doubt: Exception | None = None  # why the creator here gave up waiting
+        self.forks: dict[RefId, bytes] = {}  # fork → incarnation of its holder
+        self.waiters: list[Callable[[], None]] = []  # called once, when ready
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Give the outcome, once, and wake who waits for it."""
+        if self.ready:
+            return
+        self.value, self.error, self.ready = value, error, True
+        waiters, self.waiters = self.waiters, []
+        for wake in waiters:
+            wake()
+
+
+class Held:
+    """One fork: the right of this worker to use a value that stays elsewhere."""
+
+    __slots__ = (
+        "children",
+        "claim",
+        "dropped",
+        "error",
+        "fork",
+        "id",
+        "line",
+        "never_created",
+        "on_confirmed",
+        "on_released",
+        "owner",
+        "parent",
+        "use",
+    )
+
+    def __init__(self, ref_id: RefId, fork: RefId, owner: Party, use: Use, line: str = "") -> None:
+        self.id = ref_id
+        self.fork = fork
+        self.owner = owner
+        self.use = use
+        self.line = line
+        self.never_created = use is Use.CREATING  # no answer from the owner so far
+        self.parent: Party | None = None  # who waits for our confirmation
+        self.claim = BY_CREATOR  # what the parent knew when it shared
+        self.children = 0  # forks made from this one whose holders have not been confirmed
+        self.dropped = False  # user code let go
+        self.error: Exception | None = None
+        self.on_confirmed: list[Callable[[], None]] = []  # called once, on CONFIRMED or FAILED
+        self.on_released: list[Callable[[], None]] = []  # called once, when the owner let go
+
+    @property
+    def unanswered(self) -> bool:
+        return self.use in (Use.CREATING, Use.CONFIRMING)
+
+    @property
+    def known(self) -> int:
+        """What a message about this fork may claim: BY_CONFIRMED or BY_CREATOR."""
+        return BY_CONFIRMED if self.use is Use.CONFIRMED else BY_CREATOR
+
+
+def show(ref_id: RefId) -> str:
+    return f"GloballyUniqueId(created_on={ref_id[0]}, local_id={ref_id[2]})"
+
+
+def check_id(data: Any) -> RefId:
+    """Take an id from the wire apart, or refuse it: it becomes a key of our tables."""
+    if type(data) is tuple and len(data) == 3 and all(type(part) is int for part in data):
+        return data
+    raise RRefError(f"expected the id of a reference, got {data!r}")

@@ -1,0 +1,558 @@
+"""The reference protocol by hand: every way to share, in every awkward order."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiograd.errors import OwnerLost, RRefError, RRefExpired, RRefReleased
+from aiograd.rref.owning import GIVEN_UP_LIMIT
+from aiograd.rref.protocol import Protocol
+from aiograd.rref.records import BY_CONFIRMED, BY_CREATOR, Held, Owned, Party, Use
+from aiograd.rref.using import Batch
+
+
+def party(rank: int, start: int = 0) -> Party:
+    return Party(f"worker{rank}", rank, bytes([rank + 1, start]) + bytes(14))
+
+
+@pytest.fixture
+def a() -> Protocol:
+    return Protocol(party(0))
+
+
+@pytest.fixture
+def b() -> Protocol:
+    return Protocol(party(1))
+
+
+@pytest.fixture
+def c() -> Protocol:
+    return Protocol(party(2))
+
+
+def batch_to(worker: Protocol, to: Protocol) -> Batch:
+    """The only thing that `worker` has to tell anybody."""
+    (batch,) = worker.using.take()
+    assert batch.to.incarnation == to.me.incarnation
+    return batch
+
+
+def created(creator: Protocol, owner: Protocol, value: object = "value") -> Held:
+    """A reference whose creation went through."""
+    held = creator.create(owner.me)
+    owner.owning.expect(creator.me.incarnation, held.id, held.fork, "")
+    owner.owning.settle(held.id, value)
+    creator.using.answered(held)
+    return held
+
+
+def tell_forks(user: Protocol, owner: Protocol) -> list[bool]:
+    """Carry one fork request there and its answer back."""
+    batch = batch_to(user, owner)
+    number, low = user.using.number(owner.me)
+    answer = owner.requested(
+        user.me, number, low, [(held.id, held.fork, held.claim) for held in batch.forks]
+    )
+    user.using.close(owner.me, number)
+    for held, counts in zip(batch.forks, answer, strict=True):
+        user.using.answered(held, None if counts else RRefExpired("expired"))
+    return answer
+
+
+def tell_accepts(user: Protocol, parent: Protocol) -> None:
+    parent.accepted(batch_to(user, parent).accepts)
+
+
+def tell_releases(user: Protocol, owner: Protocol) -> int:
+    """Carry releases there; return how many there were."""
+    releases = batch_to(user, owner).releases
+    owner.released([(held.id, held.fork, held.never_created) for held in releases])
+    for held in releases:
+        user.using.released(held)
+    return len(releases)
+
+
+def arrived_held(worker: Protocol, data: object, sender: Protocol) -> Held:
+    ref = worker.arrive(data, sender.me)  # type: ignore[arg-type]
+    assert isinstance(ref, Held)
+    return ref
+
+
+def arrived_owned(worker: Protocol, data: object, sender: Protocol) -> Owned:
+    ref = worker.arrive(data, sender.me)  # type: ignore[arg-type]
+    assert isinstance(ref, Owned)
+    return ref
+
+
+# ── creation ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ids_of_references_and_forks_come_from_one_counter(a: Protocol, b: Protocol) -> None:
+    first = a.own(1)
+    second = a.create(b.me)
+    assert [first.id[2], second.id[2], second.fork[2]] == [0, 1, 2]
+
+
+def test_ids_of_a_restarted_worker_differ_from_those_of_its_predecessor() -> None:
+    assert Protocol(party(0, start=0)).new_id() != Protocol(party(0, start=1)).new_id()
+
+
+def test_a_created_value_is_kept_until_its_creator_lets_go(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    assert held.use is Use.CONFIRMED
+    assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
+    a.using.drop(held)
+    assert tell_releases(a, b) == 1
+    assert a.at_rest
+    assert b.at_rest
+
+
+def test_a_reference_dropped_before_the_answer_is_released_after_it(
+    a: Protocol, b: Protocol
+) -> None:
+    held = a.create(b.me)
+    a.using.drop(held)
+    assert a.using.take() == []
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 1)
+    a.using.answered(held)
+    tell_releases(a, b)
+    assert a.at_rest
+    assert b.at_rest
+
+
+def test_a_local_value_enters_the_table_only_when_it_is_shared(a: Protocol, b: Protocol) -> None:
+    owned = a.own("x")
+    assert a.at_rest
+    data = a.depart(owned, b.me)
+    assert not a.at_rest
+    held = arrived_held(b, data, a)
+    assert held.use is Use.CONFIRMED
+    b.using.drop(held)
+    tell_releases(b, a)
+    assert a.at_rest
+    assert owned.value == "x"
+
+
+def test_a_creation_for_oneself_keeps_itself_until_it_is_answered(a: Protocol) -> None:
+    owned = a.create_here()
+    assert not a.at_rest
+    a.owning.expect(a.me.incarnation, owned.id, owned.id, "")
+    a.owning.settle(owned.id, 5)
+    assert not a.at_rest
+    a.created_here(owned)
+    assert a.at_rest
+    assert owned.value == 5
+
+
+def test_a_creation_for_oneself_that_never_came_leaves_nothing(a: Protocol) -> None:
+    owned = a.create_here()
+    a.created_here(owned, doubt=RRefError("RRef creation timed out"))
+    assert a.at_rest
+    with pytest.raises(RRefError, match="creation"):
+        a.check(owned)
+    a.owning.expect(a.me.incarnation, owned.id, owned.id, "")  # late after all
+    a.owning.settle(owned.id, 5)
+    assert a.at_rest
+
+
+def test_a_given_up_creation_that_runs_all_the_same_is_cleaned(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    a.using.answered(held, RRefError("RRef creation timed out"))
+    a.using.drop(held)
+    tell_releases(a, b)
+    assert not b.at_rest  # its function still runs
+    b.owning.settle(held.id, 1)
+    assert b.at_rest
+
+
+def test_a_release_may_be_faster_than_the_creation_it_gives_up(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    a.using.answered(held, RRefError("RRef creation timed out"))
+    a.using.drop(held)
+    tell_releases(a, b)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 1)
+    assert b.at_rest
+
+
+def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Protocol) -> None:
+    ids = [(a.new_id(), a.new_id(), True) for _ in range(GIVEN_UP_LIMIT + 10)]
+    b.released(ids)
+    assert len(b.owning._given_up) == GIVEN_UP_LIMIT
+
+
+def test_the_error_of_the_creating_function_is_the_outcome(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, None, ValueError("no"))
+    assert isinstance(b.look_up(a.me, held.id, held.fork, held.known).error, ValueError)
+
+
+# ── the ways to share ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_user_gives_a_reference_back_to_its_owner(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    data = a.depart(held, b.me)
+    a.using.drop(held)
+    assert a.using.take() == []  # kept until the owner has seen it
+    owned = arrived_owned(b, data, a)
+    assert owned.value == "value"
+    tell_accepts(b, a)
+    tell_releases(a, b)
+    assert a.at_rest
+    assert b.at_rest
+    assert owned.value == "value"  # user code there still holds it
+
+
+def test_a_user_shares_with_a_user_and_lets_go_only_when_the_owner_knows(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    a.using.drop(held)
+    assert child.use is Use.CONFIRMING
+    assert a.using.take() == []
+    assert tell_forks(c, b) == [True]
+    assert child.use is Use.CONFIRMED
+    tell_accepts(c, a)
+    tell_releases(a, b)
+    assert b.look_up(c.me, child.id, child.fork, child.known).value == "value"
+    c.using.drop(child)
+    tell_releases(c, b)
+    assert a.at_rest
+    assert b.at_rest
+    assert c.at_rest
+
+
+def test_an_owner_that_sends_to_itself_keeps_no_fork(a: Protocol) -> None:
+    owned = a.own("x")
+    again = arrived_owned(a, a.depart(owned, a.me), a)
+    assert again is owned
+    assert a.at_rest
+
+
+def test_a_child_dropped_while_the_owner_is_asked_is_released_afterwards(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    c.using.drop(child)
+    tell_forks(c, b)
+    batches = {batch.to.name: batch for batch in c.using.take()}
+    assert batches["worker0"].accepts == [child.fork]
+    assert batches["worker1"].releases == [child]
+
+
+def test_what_never_left_is_undone(a: Protocol, b: Protocol, c: Protocol) -> None:
+    owned = b.own("x")
+    b.undo(b.depart(owned, a.me))
+    assert b.at_rest
+    held = created(a, b)
+    a.undo(a.depart(held, c.me))
+    a.using.drop(held)
+    assert tell_releases(a, b) == 1
+    assert len(a.watch) == len(b.watch) == 0
+
+
+def test_a_thousand_releases_are_one_message(a: Protocol, b: Protocol) -> None:
+    for held in [created(a, b) for _ in range(1000)]:
+        a.using.drop(held)
+    assert tell_releases(a, b) == 1000
+    assert b.at_rest
+
+
+# ── uses that overtake the creation ─────────────────────────────────────────────────────────────
+
+
+def test_a_fetch_that_overtakes_the_creation_waits_for_it(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    early = b.look_up(a.me, held.id, held.fork, held.known)
+    woken: list[object] = []
+    early.waiters.append(lambda: woken.append(early.value))
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 7)
+    assert woken == [7]
+
+
+def test_a_fork_request_that_overtakes_the_creation_keeps_the_value(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = a.create(b.me)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    assert tell_forks(c, b) == [True]
+    tell_accepts(c, a)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 7)
+    a.using.answered(held)
+    a.using.drop(held)
+    tell_releases(a, b)
+    assert b.look_up(c.me, child.id, child.fork, child.known).value == 7
+
+
+def test_a_reference_given_back_before_its_creation_came_gets_the_value(
+    a: Protocol, b: Protocol
+) -> None:
+    held = a.create(b.me)
+    owned = arrived_owned(b, a.depart(held, b.me), a)
+    assert not owned.ready
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 7)
+    assert owned.value == 7
+
+
+def test_a_child_that_comes_and_goes_before_the_creation_leaves_nothing(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = a.create(b.me)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    tell_forks(c, b)
+    tell_accepts(c, a)
+    c.using.drop(child)
+    tell_releases(c, b)
+    assert b.at_rest  # a late creation makes its own room
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.settle(held.id, 7)
+    assert b.look_up(a.me, held.id, held.fork, held.known).value == 7
+
+
+def test_who_waits_for_a_creation_that_was_given_up_is_told(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    early = b.look_up(a.me, held.id, held.fork, held.known)
+    a.using.answered(held, RRefError("RRef creation timed out"))
+    a.using.drop(held)
+    tell_releases(a, b)
+    assert isinstance(early.error, RRefError)
+    assert b.at_rest
+
+
+def test_a_reference_given_back_early_and_dropped_leaves_nothing(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    owned = arrived_owned(b, a.depart(held, b.me), a)
+    b.owning.drop(owned)
+    assert b.at_rest
+
+
+# ── copies ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_copy_of_a_fork_request_does_not_bring_a_released_fork_back(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    forks = [(child.id, child.fork, BY_CONFIRMED)]
+    number, low = c.using.number(b.me)
+    assert b.requested(c.me, number, low, forks) == [True]
+    assert b.requested(c.me, number, low, forks) == [True]  # the answer was lost; the same again
+    b.released([(child.id, child.fork, False)])
+    assert b.requested(c.me, number, low, forks) == [False]  # a copy that wandered about
+    assert list(b.owning.owners[held.id].forks) == [held.fork]
+
+
+def test_numbers_below_the_lowest_unanswered_one_are_copies(b: Protocol, c: Protocol) -> None:
+    forks = [(c.new_id(), c.new_id(), BY_CREATOR)]
+    assert b.requested(c.me, 5, 5, forks) == [True]
+    assert b.requested(c.me, 4, 2, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [False]
+    assert b.requested(c.me, 7, 5, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [True]
+    assert b.requested(c.me, 6, 5, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [True]
+
+
+def test_copies_of_releases_and_acceptances_change_nothing(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    other = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    for _ in range(2):
+        a.accepted([child.fork])
+    assert held.children == 0
+    for _ in range(2):
+        b.released([(held.id, held.fork, False)])
+    assert set(b.owning.owners) == {other.id}
+
+
+# ── who may use what ────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_the_holder_of_a_fork_may_use_it(a: Protocol, b: Protocol, c: Protocol) -> None:
+    held = created(a, b)
+    with pytest.raises(RRefExpired, match="worker1 no longer keeps"):
+        b.look_up(c.me, held.id, held.fork, BY_CONFIRMED)
+    with pytest.raises(RRefExpired):
+        b.look_up(a.me, held.id, a.new_id(), BY_CREATOR)
+
+
+def test_a_released_reference_cannot_be_used_or_shared(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    a.using.drop(held)
+    with pytest.raises(RRefReleased, match="after deletion"):
+        a.depart(held, b.me)
+
+
+def test_a_fork_request_for_something_given_up_long_ago_is_refused(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    b.released([(held.id, held.fork, False)])
+    assert tell_forks(c, b) == [False]
+    assert child.use is Use.FAILED
+    tell_accepts(c, a)  # the parent need not wait, whatever came of it
+    assert held.children == 0
+
+
+def test_a_reference_given_back_after_its_value_went_says_so(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    data = a.depart(held, b.me)
+    b.released([(held.id, held.fork, False)])
+    assert isinstance(arrived_owned(b, data, a).error, RRefExpired)
+    assert b.at_rest
+
+
+# ── death and return ────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_forks_of_a_dead_user_are_kept_for_a_lease_and_then_reclaimed(
+    a: Protocol, b: Protocol
+) -> None:
+    created(a, b)
+    number = b.lost(a.me.incarnation)
+    assert not b.at_rest
+    b.lease_over(a.me, number)
+    assert b.at_rest
+
+
+def test_a_user_heard_of_within_the_lease_loses_nothing(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    number = b.lost(a.me.incarnation)
+    b.heard(a.me.incarnation)
+    b.lease_over(a.me, number)
+    assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
+
+
+def test_the_lease_of_an_earlier_loss_does_not_count_for_a_later_one(
+    a: Protocol, b: Protocol
+) -> None:
+    held = created(a, b)
+    first = b.lost(a.me.incarnation)
+    b.heard(a.me.incarnation)
+    second = b.lost(a.me.incarnation)
+    b.lease_over(a.me, first)
+    assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
+    b.lease_over(a.me, second)
+    assert b.at_rest
+
+
+def test_a_user_that_returns_after_its_lease_is_told_that_it_expired(
+    a: Protocol, b: Protocol
+) -> None:
+    held = created(a, b)
+    b.lease_over(a.me, b.lost(a.me.incarnation))
+    b.heard(a.me.incarnation)
+    with pytest.raises(RRefExpired):
+        b.look_up(a.me, held.id, held.fork, held.known)
+    fresh = created(a, b, "new")
+    assert b.look_up(a.me, fresh.id, fresh.fork, fresh.known).value == "new"
+
+
+def test_who_waits_for_the_creation_of_a_dead_creator_is_told(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = a.create(b.me)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    tell_forks(c, b)
+    b.lease_over(a.me, b.lost(a.me.incarnation))
+    owned = b.look_up(c.me, child.id, child.fork, child.known)
+    assert isinstance(owned.error, RRefError)
+    assert "worker0" in str(owned.error)
+
+
+def test_a_child_that_dies_unconfirmed_frees_its_parent_after_the_lease(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    a.depart(held, c.me)
+    a.using.drop(held)
+    assert a.using.take() == []
+    a.lease_over(c.me, a.lost(c.me.incarnation))
+    assert tell_releases(a, b) == 1
+
+
+def test_a_reference_of_a_lost_owner_cannot_be_shared(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    a.lost(b.me.incarnation)
+    with pytest.raises(OwnerLost, match="worker1"):
+        a.depart(held, b.me)
+
+
+def test_a_restarted_owner_is_not_taken_for_the_old_one(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    data = a.depart(held, b.me)
+    again = Protocol(party(1, start=1))
+    assert again.me.name == b.me.name
+    stale = arrived_held(again, data, a)  # not an owner: the value was on its predecessor
+    assert stale.owner.incarnation == b.me.incarnation
+    with pytest.raises(RRefExpired):
+        again.look_up(a.me, held.id, held.fork, held.known)
+
+
+# ── forks that were thrown away on arrival ──────────────────────────────────────────────────────
+
+
+def test_a_fork_nobody_knows_is_given_up_after_two_questions(a: Protocol, b: Protocol) -> None:
+    owned = a.own("x")
+    a.depart(owned, b.me)  # the message is thrown away where it arrives
+    assert a.watch.round() == {}
+    for at_rest in (False, True):
+        ((holder, forks),) = a.watch.round().items()
+        assert holder == b.me.incarnation
+        a.audited(forks, b.look_for(forks), hurry=False)
+        assert a.at_rest is at_rest
+    assert len(a.watch) == 0
+
+
+def test_a_fork_that_is_known_is_not_asked_about_again(a: Protocol, b: Protocol) -> None:
+    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
+    a.watch.round()
+    ((_, forks),) = a.watch.round().items()
+    assert forks == [held.fork]
+    a.audited(forks, b.look_for(forks), hurry=False)
+    assert len(a.watch) == 0
+    assert not a.at_rest
+
+
+def test_a_child_nobody_knows_frees_its_parent(a: Protocol, b: Protocol, c: Protocol) -> None:
+    held = created(a, b)
+    a.depart(held, c.me)
+    a.using.drop(held)
+    ((_, forks),) = a.watch.round(hurry=True).items()
+    a.audited(forks, c.look_for(forks), hurry=True)
+    assert tell_releases(a, b) == 1
+
+
+def test_a_use_proves_that_a_fork_arrived(a: Protocol, b: Protocol) -> None:
+    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
+    a.look_up(b.me, held.id, held.fork, held.known)
+    assert len(a.watch) == 0
+
+
+# ── shutting down ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_shutdown_does_not_wait_for_creations(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    a.using.force(held)
+    tell_releases(a, b)
+    assert a.at_rest
+    b.owning.settle(held.id, 1)
+    assert b.at_rest
+
+
+def test_a_leak_is_what_somebody_still_keeps(a: Protocol, b: Protocol) -> None:
+    owned = a.own("x", "app.py:7")
+    a.depart(owned, b.me)
+    assert [leak.line for leak in a.owning.leaks()] == ["app.py:7"]

@@ -1,0 +1,454 @@
+"""Any interleaving, loss, copy and death: no live holder's value is freed, and all tables end empty.
+
+A world of workers and a bag of messages, driven by hypothesis. Calls are carried once or thrown away
+on arrival; control messages are repeated until answered, so any number of copies may arrive in any
+order, also after the answer. `AIOGRAD_EXAMPLES` sets the number of runs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiograd.errors import AiogradError, OwnerLost, RRefError, RRefExpired
+from aiograd.rref.protocol import Protocol
+from aiograd.rref.records import Held, Owned, Party, RefId, Use
+
+WORKERS = 4
+
+
+@dataclass
+class Message:
+    """One thing under way. Control messages stay in the bag until their answer came."""
+
+    kind: str
+    source: Node
+    to: Node
+    body: Any = None
+    answered: bool = False  # the sender has its answer; what is left are copies
+    number: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class Node:
+    """One start of one worker, with what its user code holds."""
+
+    protocol: Protocol
+    alive: bool = True
+    refs: list[Owned | Held] = field(default_factory=list)  # in the hands of user code
+    arriving: list[Held] = field(default_factory=list)  # not confirmed, so not visible yet
+    losses: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def me(self) -> Party:
+        return self.protocol.me
+
+
+class World:
+    """Workers, and the messages between them."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.nodes: list[Node] = []  # every start ever
+        self.bag: list[Message] = []
+        self.running: list[tuple[Node, Node, Held | Owned]] = []  # creating functions
+        self.mistakes: set[tuple[int, int]] = set()  # who took which living worker for dead
+        self.excused: set[RefId] = set()  # references hit by an expiry or a given-up creation
+
+    def start(self, rank: int) -> Node:
+        self.starts += 1
+        incarnation = self.starts.to_bytes(8, "big") + bytes(8)
+        node = Node(Protocol(Party(f"worker{rank}", rank, incarnation)))
+        self.nodes.append(node)
+        return node
+
+    @property
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
+
+    def node_of(self, incarnation: bytes) -> Node:
+        return next(node for node in self.nodes if node.me.incarnation == incarnation)
+
+    def send(self, kind: str, source: Node, to: Node, body: Any = None) -> None:
+        self.bag.append(Message(kind, source, to, body))
+
+    # ── user code ───────────────────────────────────────────────────────────────────────────
+
+    def remote(self, creator: Node, owner: Node) -> None:
+        protocol = creator.protocol
+        ref: Owned | Held = (
+            protocol.create_here() if creator is owner else protocol.create(owner.me)
+        )
+        creator.refs.append(ref)
+        self.send("creation", creator, owner, ref)
+
+    def share(self, source: Node, ref: Owned | Held, to: Node) -> None:
+        try:
+            data = source.protocol.depart(ref, to.me)
+        except AiogradError:
+            return  # a use that must fail; whether it may is checked elsewhere
+        self.send("call", source, to, data)
+
+    def drop(self, node: Node, ref: Owned | Held) -> None:
+        node.refs.remove(ref)
+        if isinstance(ref, Held):
+            node.protocol.using.drop(ref)
+        elif ref.local:
+            node.protocol.owning.drop(ref)
+
+    def give_up_creation(self, node: Node, ref: Owned | Held) -> None:
+        error = RRefError("RRef creation timed out")
+        if isinstance(ref, Held):
+            if ref.use is Use.CREATING:
+                self.excused.add(ref.id)
+                node.protocol.using.answered(ref, error)
+        elif ref.doubt is None and ref.id in ref.forks:
+            self.excused.add(ref.id)
+            node.protocol.created_here(ref, error)
+
+    # ── the network ─────────────────────────────────────────────────────────────────────────
+
+    def flush(self, node: Node) -> None:
+        for batch in node.protocol.using.take():
+            to = self.node_of(batch.to.incarnation)
+            for kind in ("forks", "accepts", "releases"):
+                if body := getattr(batch, kind):
+                    message = Message(kind, node, to, body)
+                    if kind == "forks":
+                        message.number = node.protocol.using.number(to.me)
+                    if to.alive and to.me.incarnation not in node.losses:
+                        self.bag.append(message)
+                    else:
+                        self.failed(message)
+
+    def failed(self, message: Message) -> None:
+        """The receiver is gone, as far as the sender knows."""
+        using = message.source.protocol.using
+        message.answered = True
+        if message.kind == "forks":
+            using.close(message.to.me, message.number[0])
+            for held in message.body:
+                using.answered(held, OwnerLost(message.to.me.name))
+        elif message.kind == "releases":
+            for held in message.body:
+                using.released(held)
+
+    def deliver(self, message: Message, keep: bool) -> None:
+        """Let a message arrive. `keep` leaves a copy, where the shell would repeat it."""
+        control = message.kind in ("forks", "accepts", "releases")
+        if not keep or not control:
+            self.bag.remove(message)
+        if not message.to.alive:
+            return
+        if message.source.alive and message.to.losses.pop(message.source.me.incarnation, None):
+            message.to.protocol.heard(message.source.me.incarnation)
+        getattr(self, f"on_{message.kind}")(message)
+        if control and not keep and not message.answered and message not in self.bag:
+            self.bag.append(message)  # repeated until answered
+
+    def on_creation(self, message: Message) -> None:
+        ref = message.body
+        fork = ref.fork if isinstance(ref, Held) else ref.id
+        source = message.source.me.incarnation
+        message.to.protocol.owning.expect(source, ref.id, fork, "")
+        self.running.append((message.source, message.to, ref))
+
+    def finish(self, source: Node, owner: Node, ref: Owned | Held) -> None:
+        if owner.alive:
+            owner.protocol.owning.settle(ref.id, ("value", ref.id))
+            self.send("created", owner, source, ref)
+
+    def on_created(self, message: Message) -> None:
+        protocol, ref = message.to.protocol, message.body
+        if isinstance(ref, Held):
+            protocol.using.answered(ref)
+        elif ref.doubt is None:
+            protocol.created_here(ref)
+
+    def on_call(self, message: Message) -> None:
+        ref = message.to.protocol.arrive(message.body, message.source.me)
+        if isinstance(ref, Held) and ref.use is Use.CONFIRMING:
+            message.to.arriving.append(ref)
+        else:
+            message.to.refs.append(ref)
+
+    def on_forks(self, message: Message) -> None:
+        forks = [(held.id, held.fork, held.claim) for held in message.body]
+        answer = message.to.protocol.requested(message.source.me, *message.number, forks)
+        if not message.answered:
+            self.send("answer", message.to, message.source, (message, answer))
+
+    def on_accepts(self, message: Message) -> None:
+        message.to.protocol.accepted(message.body)
+        self.send("answer", message.to, message.source, (message, None))
+
+    def on_releases(self, message: Message) -> None:
+        message.to.protocol.released(
+            [(held.id, held.fork, held.never_created) for held in message.body]
+        )
+        self.send("answer", message.to, message.source, (message, None))
+
+    def on_answer(self, message: Message) -> None:
+        asked, answer = message.body
+        using = asked.source.protocol.using
+        if asked.answered:
+            return
+        asked.answered = True
+        if asked.kind == "forks":
+            using.close(asked.to.me, asked.number[0])
+            for held, counts in zip(asked.body, answer, strict=True):
+                assert counts or held.id in self.excused, "a fork of a living reference was refused"
+                using.answered(held, None if counts else RRefExpired("expired"))
+        elif asked.kind == "releases":
+            for held in asked.body:
+                using.released(held)
+
+    # ── misfortune ──────────────────────────────────────────────────────────────────────────
+
+    def kill(self, node: Node) -> None:
+        node.alive = False
+        node.refs.clear()
+        node.arriving.clear()
+        for other in self.alive:
+            self.lose(other, node)
+        self.bag = [m for m in self.bag if node not in (m.source, m.to)]
+
+    def lose(self, node: Node, gone: Node) -> None:
+        """`node` believes that `gone` is gone, rightly or not."""
+        node.losses[gone.me.incarnation] = node.protocol.lost(gone.me.incarnation)
+        if gone.alive:
+            self.mistakes |= {(node.me.stamp, gone.me.stamp), (gone.me.stamp, node.me.stamp)}
+        for message in self.bag:
+            if message.source is node and message.to is gone and not message.answered:
+                if message.kind in ("forks", "accepts", "releases"):
+                    self.failed_by_loss(message)
+        if not gone.alive:
+            for held in list(node.protocol.using.held.values()):
+                if held.owner == gone.me and held.use is Use.CREATING:
+                    node.protocol.using.answered(held, OwnerLost(gone.me.name))
+
+    def failed_by_loss(self, message: Message) -> None:
+        # If the receiver lives, what it did not learn now it learns from the lease or an audit.
+        if message.to.alive:
+            if message.kind == "forks":
+                self.excused.update(held.id for held in message.body)
+            elif message.kind == "releases":
+                self.excused.update(held.id for held in message.body)
+        self.failed(message)
+
+    def end_lease(self, node: Node, gone: Node) -> None:
+        number = node.losses[gone.me.incarnation]
+        if gone.alive:  # expired although alive: whatever it held there may go
+            self.excused.update(
+                owned.id
+                for owned in node.protocol.owning.owners.values()
+                if gone.me.incarnation in owned.forks.values() or owned.id[1] == gone.me.stamp
+            )
+            self.excused.update(
+                node.protocol.using.children[fork].id
+                for fork in node.protocol.watch.held_by(gone.me.incarnation)
+                if fork in node.protocol.using.children
+            )
+            self.excused.update(
+                m.body[3] for m in self.bag if m.kind == "call" and m.source in (node, gone)
+            )
+            self.excused.update(
+                m.body.id for m in self.bag if m.kind == "creation" and m.source is gone
+            )
+        # A child whose parent is gone has one lease to tell the owner; here it took longer.
+        self.excused.update(
+            held.id for other in self.alive for held in other.arriving if held.parent == gone.me
+        )
+        node.protocol.lease_over(gone.me, number)
+
+    def audit(self, node: Node, hurry: bool) -> None:
+        for holder, forks in node.protocol.watch.round(hurry).items():
+            to = self.node_of(holder)
+            if to.alive:
+                node.protocol.audited(forks, to.protocol.look_for(forks), hurry)
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────
+
+    def run_dry(self, random: random.Random) -> None:
+        """Carry everything until nothing moves."""
+        for _ in range(100_000):
+            for node in self.alive:
+                self.flush(node)
+                self.show(node)
+            self.bag = [m for m in self.bag if not m.answered]
+            if self.running:
+                self.finish(*self.running.pop())
+            elif self.bag:
+                self.deliver(random.choice(self.bag), keep=False)
+            else:
+                return
+        raise AssertionError("the workers never stop talking")
+
+    def show(self, node: Node) -> None:
+        """What was confirmed becomes visible to user code; what failed does not."""
+        for held in [held for held in node.arriving if not held.unanswered]:
+            node.arriving.remove(held)
+            if held.use is Use.CONFIRMED:
+                node.refs.append(held)
+            else:
+                node.protocol.using.drop(held)
+
+
+USER = {"remote": 6, "own": 2, "share": 14, "drop": 8, "finish": 8, "flush": 12, "deliver": 40}
+ROUGH = USER | {"lose_answer_or_copy": 4, "throw_away": 2, "audit": 2, "give_up_creation": 2}
+PROFILES = {
+    "calm": USER,
+    "rough": ROUGH,
+    "deaths": ROUGH | {"kill": 1, "restart": 2, "end_lease": 2},
+    "mistakes": ROUGH | {"kill": 1, "restart": 2, "take_for_dead": 2, "end_lease": 2},
+}
+
+
+class Play:
+    """Chosen moves of one world, against a simple model: what user code holds, its owner has."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.world = World()
+        self.chance = chance
+        for rank in range(WORKERS):
+            self.world.start(rank)
+
+    def move(self, name: str) -> None:
+        getattr(self, name)()
+        for node in self.world.alive:
+            self.world.show(node)
+            for ref in node.refs:
+                if isinstance(ref, Held) and ref.use is Use.CONFIRMED:
+                    self.expect_value(node, ref)
+
+    def expect_value(self, node: Node, held: Held) -> None:
+        owner = self.world.node_of(held.owner.incarnation)
+        if owner.alive and held.id not in self.world.excused:
+            owned = owner.protocol.owning.owners.get(held.id)
+            assert owned is not None, "a value was freed under a living holder"
+            assert owned.forks.get(held.fork) == node.me.incarnation
+
+    def worker(self) -> Node:
+        return self.chance.choice(self.world.alive)
+
+    def a_ref(self) -> tuple[Node, Owned | Held] | None:
+        found = [(node, ref) for node in self.world.alive for ref in node.refs]
+        return self.chance.choice(found) if found else None
+
+    def remote(self) -> None:
+        self.world.remote(self.worker(), self.worker())
+
+    def own(self) -> None:
+        node = self.worker()
+        node.refs.append(node.protocol.own("local"))
+
+    def share(self) -> None:
+        if found := self.a_ref():
+            self.world.share(*found, self.worker())
+
+    def drop(self) -> None:
+        if found := self.a_ref():
+            self.world.drop(*found)
+
+    def give_up_creation(self) -> None:
+        if found := self.a_ref():
+            self.world.give_up_creation(*found)
+
+    def flush(self) -> None:
+        self.world.flush(self.worker())
+
+    def deliver(self) -> None:
+        if self.world.bag:
+            self.world.deliver(self.chance.choice(self.world.bag), self.chance.random() < 0.3)
+
+    def lose_answer_or_copy(self) -> None:
+        lossy = [m for m in self.world.bag if m.kind == "answer" or m.answered]
+        if lossy:
+            self.world.bag.remove(self.chance.choice(lossy))
+
+    def throw_away(self) -> None:
+        calls = [m for m in self.world.bag if m.kind == "call"]
+        if calls:
+            self.world.bag.remove(self.chance.choice(calls))
+
+    def finish(self) -> None:
+        if running := self.world.running:
+            self.world.finish(*running.pop(self.chance.randrange(len(running))))
+
+    def kill(self) -> None:
+        if len(self.world.alive) > 2:
+            self.world.kill(self.worker())
+
+    def restart(self) -> None:
+        alive = {node.me.rank for node in self.world.alive}
+        if dead := sorted({node.me.rank for node in self.world.nodes} - alive):
+            self.world.start(self.chance.choice(dead))
+
+    def take_for_dead(self) -> None:
+        node, other = self.worker(), self.worker()
+        if node is not other:
+            self.world.lose(node, other)
+
+    def end_lease(self) -> None:
+        node = self.worker()
+        if node.losses:
+            incarnation = self.chance.choice(sorted(node.losses))
+            self.world.end_lease(node, self.world.node_of(incarnation))
+
+    def audit(self) -> None:
+        node = self.worker()
+        if not any(m.kind == "call" and m.source is node for m in self.world.bag):
+            self.world.audit(node, hurry=False)
+
+    def end(self) -> None:
+        """Everybody lets go of everything; then nothing may be left anywhere."""
+        world = self.world
+        world.run_dry(self.chance)
+        for node in world.alive:
+            for ref in list(node.refs):
+                world.drop(node, ref)
+        for _ in range(3):
+            world.run_dry(self.chance)
+            for node in world.alive:
+                world.audit(node, hurry=True)
+        world.run_dry(self.chance)
+        for node in world.alive:
+            for gone in [n for n in world.nodes if n is not node]:
+                if (node.me.stamp, gone.me.stamp) in world.mistakes:
+                    # The release that a mistaken loss swallowed is made up for when it is final.
+                    node.losses[gone.me.incarnation] = node.protocol.lost(gone.me.incarnation)
+                if gone.me.incarnation in node.losses:
+                    node.protocol.lease_over(gone.me, node.losses[gone.me.incarnation])
+        world.run_dry(self.chance)
+        for node in world.alive:
+            left = node.protocol
+            assert not left.owning.owners, f"{node.me.name} still owns {left.owning.owners}"
+            assert not left.using.held, f"{node.me.name} still uses {left.using.held}"
+            assert not left.using.children
+            assert not left.watch
+            assert not left._shared
+
+
+@settings(
+    max_examples=int(os.environ.get("AIOGRAD_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    profile=st.sampled_from(sorted(PROFILES)),
+    steps=st.integers(20, 250),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_living_holder_loses_its_value_and_all_tables_end_empty(
+    profile: str, steps: int, seed: int
+) -> None:
+    play = Play(random.Random(seed))
+    weights = PROFILES[profile]
+    for move in random.Random(~seed).choices(list(weights), list(weights.values()), k=steps):
+        play.move(move)
+    play.end()

@@ -34,7 +34,7 @@ __all__ = ["Members"]
 _log = logging.getLogger("aiograd")
 
 # A member that does not confirm a change for so long holds nobody else up; it learns it later.
-CONFIRM = 2.0
+CONFIRM = 1.0
 
 
 class Members:
@@ -53,10 +53,12 @@ class Members:
         if coordinator is None:
             self._leads = Membership(agent.info, world_size)
         self._joining: dict[bytes, asyncio.Future[Any]] = {}  # newcomers that wait for an answer
+        self._refused: set[bytes] = set()  # newcomers that are about to leave again
         self._early: list[Update[PeerInfo]] = []  # changes that came before our own roster
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         self._gatherings = Gatherings(agent.name)
         self._gathered: dict[int, asyncio.Future[dict[str, Any]]] = {}  # by id of the gathering
+        self._dead: dict[bytes, Exception] = {}  # who cannot take part in a gathering any more
         self._farewell = Farewell()
         self._over = False  # the farewell has ended
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # of the farewell
@@ -101,6 +103,9 @@ class Members:
                     version, peers = await admitted
             except TimeoutError:
                 raise RpcError(self._incomplete(timeout)) from None
+            except RpcError:
+                await self._let_the_refused_go()
+                raise
         else:
             version, peers = await self.agent.request(
                 self._coordinator(),
@@ -110,8 +115,9 @@ class Members:
                 timeout=timeout,
             )
         self._adopt(version, peers)
-        for update in self._early:
-            await self._on_change(self.agent.info, update)
+        if any(update.version > self.roster.version for update in self._early):
+            await self._catch_up()
+        self._early.clear()
 
     async def wait_for(self, names: Iterable[str]) -> None:
         """Wait, as the coordinator, until all of these are members and all members know them."""
@@ -134,6 +140,13 @@ class Members:
         while self.others:
             await self.changed.wait()
 
+    async def _let_the_refused_go(self) -> None:
+        """Stay until those who were refused have heard it and left; it is why we end, too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM):
+                while self._refused:
+                    await self.changed.wait()
+
     def _incomplete(self, timeout: float) -> str:
         assert self._leads is not None
         missing = self._leads.missing()
@@ -154,6 +167,7 @@ class Members:
         answer = self._joining.get(incarnation)
         if answer is None:
             answer = self._joining[incarnation] = self.agent.loop.create_future()
+            answer.add_done_callback(_retrieve)
         return answer
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────────
@@ -171,6 +185,8 @@ class Members:
                     answer = self._joining.pop(peer.incarnation, None)
                     if answer is not None and not answer.done():
                         answer.set_exception(RpcError(why))
+                        if peer.incarnation != self.agent.incarnation:
+                            self._refused.add(peer.incarnation)
 
     def _announce(
         self, update: Update[PeerInfo], to: Sequence[PeerInfo]
@@ -210,15 +226,19 @@ class Members:
             left = tuple(peer for peer in change.left if peer.incarnation not in gone)
             self._follow(Update(version, change.joined, left, tuple(lost)))
 
-    async def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> None:
+    def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
         if not self.roster.version:
             self._early.append(update)
-            return
+            return None
         match self.roster.apply(update):
             case "applied":
                 self._follow(update)
             case "gap":
-                self._adopt(*await self.agent.request(self._coordinator(), "cluster.roster"))
+                return self._catch_up()
+        return None
+
+    async def _catch_up(self) -> None:
+        self._adopt(*await self.agent.request(self._coordinator(), "cluster.roster"))
 
     def _on_roster(self, sender: PeerInfo) -> Any:
         return self._led().roster()
@@ -249,11 +269,14 @@ class Members:
             if answer is not None and not answer.done():
                 answer.cancel()  # nobody is left to hear it
             self._carry(self._leads.lost(peer.incarnation, str(error)))
+            self._refused.discard(peer.incarnation)
+            self._notify()
         elif peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
             self.dismissed.set_result((False, None))
         self._gone(peer, error)
 
     def _gone(self, peer: PeerInfo, error: Exception) -> None:
+        self._dead[peer.incarnation] = error
         for gathering in self._gatherings.gone(peer.incarnation):
             future = self._gathered.pop(id(gathering), None)
             if future is not None and not future.done():
@@ -283,6 +306,7 @@ class Members:
     ) -> dict[str, Any]:
         """Exchange a value with all the others of a group."""
         group = self.group(names)
+        self._check_alive(group)
         turn = self._gatherings.begin(group)
         leader = group[0][0]
         if leader != self.agent.name:
@@ -303,6 +327,11 @@ class Members:
             self._give_up(gathering, RpcError(f"{leader} gave up the {what}"))
             raise
 
+    def _check_alive(self, group: Group) -> None:
+        for _, incarnation in group:
+            if incarnation in self._dead:
+                raise self._dead[incarnation]
+
     def _complete(self, gathering: Gathering) -> asyncio.Future[dict[str, Any]]:
         """The result of a gathering, for one that waits for it."""
         future = self._gathered.get(id(gathering))
@@ -321,6 +350,7 @@ class Members:
             future.set_exception(error)
 
     def _on_gather(self, sender: PeerInfo, group: Group, turn: int, value: Any, what: str) -> Any:
+        self._check_alive(group)
         gathering = self._gatherings.bring(group, turn, sender.name, value)
         if gathering is None:
             raise RpcError(f"{self.agent.name} has given up this {what} already")

@@ -132,7 +132,8 @@ class Premises:
         if place is None:
             return []
         if place.kind == "memory":
-            return [place.address if plan.leads else f"{place.address}/{plan.name}"]
+            own = f"{place.address}/{self._runtime.token_bytes(8).hex()}"
+            return [place.address if plan.leads else own]
         transport = plan.options.transport
         addresses = []
         if transport in ("auto", "unix") and not (plan.leads and place.kind == "unix"):

@@ -1,0 +1,572 @@
+"""Workers that join, know each other, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import stat
+import time
+from dataclasses import replace
+
+import pytest
+
+from aiograd.cluster.worker import (
+    Worker,
+    current_worker,
+    debug_info,
+    get_worker_info,
+    init_rpc,
+    shutdown,
+    workers,
+)
+from aiograd.errors import (
+    AuthError,
+    InsecureTransport,
+    RpcError,
+    RRefLeak,
+    UnknownWorker,
+    WorkerClosed,
+    WorkerLost,
+)
+from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.options import Options
+
+QUICK = Options(grace=2.0, timeout=10.0, secret=b"0123456789abcdef")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=["unix", "tcp", "file"])
+def rendezvous(request, tmp_path) -> str:
+    if request.param == "tcp":
+        return f"127.0.0.1:{free_port()}"
+    return f"{request.param}:{tmp_path}/meet"
+
+
+async def who() -> WorkerInfo:
+    return get_worker_info()
+
+
+# ── names and infos ─────────────────────────────────────────────────────────────────────────────
+
+
+async def test_worker_info(meeting):
+    names = [f"worker{n}" for n in range(4)]
+    a, *_ = await meeting.static(*names)
+
+    async def look():
+        assert get_worker_info() == WorkerInfo("worker0", 0)
+        assert get_worker_info("worker2") == get_worker_info(2) == WorkerInfo("worker2", 2)
+        with pytest.raises(UnknownWorker, match="worker9"):
+            get_worker_info("worker9")
+        return workers()
+
+    infos = await meeting.run_as(a, look)
+    assert [(info.name, info.rank) for info in infos] == list(zip(names, range(4), strict=True))
+
+
+async def test_worker_info_pickle(meeting):
+    a, _ = await meeting.static("a", "b")
+    info = WorkerInfo("b", 1)
+    assert pickle.loads(pickle.dumps(info)) == info
+    assert len({info, WorkerInfo("b", 1), WorkerInfo("b", 2)}) == 2
+    assert await a.agent.call("b", _same, (info,)) == info
+
+
+async def _same(value):
+    return value
+
+
+@pytest.mark.parametrize("name", ["abc*", " ", "", "a b", "x" * 500])
+async def test_worker_name_rules(name):
+    with pytest.raises(ValueError, match="name"):
+        await init_rpc(name)
+    with pytest.raises(ValueError, match="name"):
+        WorkerInfo(name, 0)
+
+
+async def test_address_forms(meeting):
+    a, _b = await meeting.static("a", "b")
+    for to in ("b", 1, WorkerInfo("b", 1)):
+        assert await a.agent.call(to, who) == WorkerInfo("b", 1)
+    for unknown in (3, -1, "c", WorkerInfo("c", 1)):
+        with pytest.raises(UnknownWorker):
+            a.agent.call(unknown, who)
+    for half in (0.5, -0.5):
+        with pytest.raises(ValueError, match="rank"):
+            a.agent.call(half, who)
+
+
+# ── starting ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_workers_meet_in_every_way(rendezvous):
+    async def run(rank: int) -> list[WorkerInfo]:
+        worker = await init_rpc(
+            f"w{rank}", rank=rank, world_size=3, rendezvous=rendezvous, options=QUICK
+        )
+        assert current_worker() is worker
+        answers = [await rpc_async(other, who) for other in range(3)]
+        await shutdown()
+        return answers
+
+    everyone = [WorkerInfo(f"w{rank}", rank) for rank in range(3)]
+    assert await asyncio.gather(*(run(rank) for rank in reversed(range(3)))) == [everyone] * 3
+
+
+async def test_a_file_rendezvous_brings_a_secret_and_is_removed(tmp_path):
+    path = tmp_path / "meet"
+
+    async def run(rank: int) -> int:
+        async with Worker(f"w{rank}", rank=rank, world_size=2, rendezvous=f"file:{path}"):
+            assert await rpc_async(1 - rank, who) == WorkerInfo(f"w{1 - rank}", 1 - rank)
+            return stat.S_IMODE(path.stat().st_mode)
+
+    assert await asyncio.gather(run(1), run(0)) == [0o600, 0o600]
+    assert os.listdir(tmp_path) == []
+
+
+async def test_workers_of_one_user_need_no_secret_on_one_host(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def run(rank: int) -> WorkerInfo:
+        async with Worker(f"w{rank}", rank=rank, rendezvous=f"unix:{tmp_path}/s", world_size=2):
+            return await rpc_async(1 - rank, who)
+
+    assert await asyncio.gather(run(0), run(1)) == [WorkerInfo("w1", 1), WorkerInfo("w0", 0)]
+
+
+async def test_a_wrong_secret_is_refused(tmp_path):
+    place = f"unix:{tmp_path}/meet"
+    wrong = Options(secret=b"another secret of 16", timeout=5.0)
+    async with Worker("a", rank=0, rendezvous=place, options=QUICK):
+        with pytest.raises(AuthError):
+            await Worker("b", rank=1, rendezvous=place, options=wrong).start()
+
+
+async def test_listening_beyond_this_host_needs_more_than_a_secret():
+    worker = Worker("a", rank=0, rendezvous=f"0.0.0.0:{free_port()}", options=QUICK)
+    with pytest.raises(InsecureTransport):
+        await worker.start()
+
+
+async def test_a_missing_rank_0_is_reported_in_bounded_time(rendezvous):
+    options = Options(timeout=0.2, secret=b"0123456789abcdef")
+    worker = Worker("b", rank=1, world_size=2, rendezvous=rendezvous, options=options)
+    with pytest.raises(RpcError, match="rank 0"):
+        await worker.start()
+
+
+async def test_a_world_that_stays_incomplete_says_who_is_missing(meeting):
+    options = Options(timeout=0.2)
+    a, b = (meeting.worker(name, rank, 4, options) for rank, name in enumerate("ab"))
+    outcomes = await asyncio.gather(a.start(), b.start(), return_exceptions=True)
+    assert all(isinstance(outcome, RpcError) for outcome in outcomes)
+    assert "ranks 2, 3" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("rendezvous", ["unix", "tcp"], indirect=True)
+async def test_a_rendezvous_in_use_is_an_rpc_error(rendezvous):
+    async with Worker("a", rank=0, rendezvous=rendezvous, options=QUICK):
+        with pytest.raises(RpcError, match="in use"):
+            await Worker("b", rank=0, rendezvous=rendezvous, options=QUICK).start()
+    async with Worker("c", rank=0, rendezvous=rendezvous, options=QUICK):
+        assert await rpc_async("c", who) == WorkerInfo("c", 0)
+
+
+async def test_a_socket_left_by_a_dead_worker_is_taken_over(tmp_path):
+    path = str(tmp_path / "meet")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    async with Worker("a", rank=0, rendezvous=f"unix:{path}", options=QUICK):
+        assert await rpc_async("a", who) == WorkerInfo("a", 0)
+
+
+async def test_init_duplicate_name(meeting):
+    a, b, c = (meeting.worker(name, rank, 3) for rank, name in enumerate(["x", "y", "y"]))
+    outcomes = await asyncio.gather(a.start(), b.start(), c.start(), return_exceptions=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, RpcError)
+        assert "'y'" in str(outcome)
+
+
+async def test_init_duplicate_name_in_an_open_cluster_leaves_the_first_one_unharmed(meeting):
+    a, b = await meeting.open("a", "b")
+    with pytest.raises(RpcError, match="unique"):
+        await meeting.worker("b", 5).start()
+    with pytest.raises(RpcError, match="unique"):
+        await meeting.worker("a", 5).start()
+    assert await a.agent.call("b", who) == WorkerInfo("b", 1)
+    assert await b.agent.call("a", who) == WorkerInfo("a", 0)
+
+
+async def test_init_twice_forbidden():
+    await init_rpc("me")
+    with pytest.raises(RpcError, match="already"):
+        await init_rpc("me too")
+    with pytest.raises(RpcError, match="already"):
+        await init_rpc("again")
+    await shutdown()
+
+
+async def test_init_after_shutdown(tmp_path):
+    for round_number in range(2):
+        place = f"unix:{tmp_path}/{round_number}"
+
+        async def run(rank: int, place: str = place) -> WorkerInfo:
+            await init_rpc(f"w{rank}", rank=rank, world_size=2, rendezvous=place, options=QUICK)
+            answer = await rpc_async(1 - rank, who)
+            await shutdown()
+            return answer
+
+        assert await asyncio.gather(run(0), run(1)) == [WorkerInfo("w1", 1), WorkerInfo("w0", 0)]
+
+
+async def test_init_wrong_types():
+    with pytest.raises(TypeError, match="options"):
+        await init_rpc("a", options={})
+    with pytest.raises(TypeError, match="rank"):
+        await init_rpc("a", rank="0")
+
+
+async def test_init_world_one():
+    worker = await init_rpc("me", world_size=1)
+    assert await rpc_async("me", _double, (2,)) == 4
+    assert await rpc_async(0, _double, args=(3,)) == 6
+    assert workers() == [worker.info] == [WorkerInfo("me", 0)]
+    await shutdown()
+
+
+async def _double(x):
+    return 2 * x
+
+
+async def test_init_timeouts():
+    await init_rpc("me", options=Options(timeout=0.5))
+    assert current_worker().options.timeout == 0.5
+    await shutdown()
+
+
+async def test_init_threads():
+    async with Worker("me", options=Options(threads=27)) as worker:
+        assert worker.options.threads == 27
+
+
+async def test_init_dynamic(meeting):
+    a, b = await meeting.open("a", "b")
+    assert await b.agent.call("a", who) == WorkerInfo("a", 0)
+    c = meeting.worker("c", 2)
+    await c.start()
+    for worker in (a, b):  # they know the late joiner as soon as it has joined
+        assert await worker.agent.call("c", who) == WorkerInfo("c", 2)
+        assert await c.agent.call(worker.name, who) == worker.info
+    await b.close()
+    assert [info.name for info in a.workers()] == ["a", "c"]
+    with pytest.raises(UnknownWorker):
+        a.agent.call("b", who)
+    await meeting.close([a, c])
+
+
+@pytest.mark.parametrize("form", ["file:/tmp/x", "127.0.0.1:1"])
+async def test_init_dynamic_no_rank(form, monkeypatch):
+    with pytest.raises(ValueError, match="rank"):
+        await init_rpc("a", rendezvous=form)
+    monkeypatch.setenv("AIOGRAD_RENDEZVOUS", form)
+    with pytest.raises(ValueError, match="RANK"):
+        await init_rpc("a")
+
+
+async def test_init_dynamic_static_mix(meeting):
+    a, _, _ = await meeting.static("a", "b", "c")
+    with pytest.raises(RpcError, match="static"):
+        await meeting.worker("d", 3).start()
+    assert await a.agent.call("b", who) == WorkerInfo("b", 1)
+
+
+async def test_init_dynamic_static_mix_the_other_way_round(meeting):
+    await meeting.open("a")
+    with pytest.raises(RpcError, match="open"):
+        await meeting.worker("b", 1, world_size=2).start()
+
+
+async def test_a_worker_without_a_rank_is_given_one(meeting):
+    a, b = await meeting.open("a", "b")
+    await b.close()
+    c = meeting.worker("c", 0)
+    late = Worker.planned(replace(c._plan, rank=None))
+    await late.start()
+    try:
+        assert late.rank == 2  # never one that somebody else had
+        assert await a.agent.call("c", who) == WorkerInfo("c", 2)
+        assert await late.agent.call("a", who) == WorkerInfo("a", 0)
+    finally:
+        await late.close()
+
+
+def test_use_before_init():
+    with pytest.raises(WorkerClosed):
+        current_worker()
+    with pytest.raises(WorkerClosed):
+        rpc_async("a", _double, (1,))
+    with pytest.raises(WorkerClosed):
+        debug_info()
+
+
+async def test_a_cancelled_start_leaves_nothing_behind(meeting):
+    worker = meeting.worker("a", 0, world_size=2)
+    start = asyncio.create_task(worker.start())
+    other = meeting.worker("b", 1, world_size=3)
+    with pytest.raises(RpcError, match="world"):
+        await other.start()  # answered, so the first one is waiting
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    again = await meeting.static("a")  # its name and its address are free again
+    await again[0].close()
+
+
+# ── the current worker ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_current_worker_is_the_context_s_else_the_last_one_started():
+    async with Worker("a") as a:
+        assert current_worker() is a
+        async with Worker("b") as b:
+            assert current_worker() is b
+            assert await asyncio.create_task(_name_of_current()) == "b"
+        assert current_worker() is a
+        assert await rpc_async("a", _name_of_current) == "a"
+    with pytest.raises(WorkerClosed):
+        current_worker()
+
+
+async def _name_of_current() -> str:
+    return current_worker().name
+
+
+async def test_dbg_keys(meeting):
+    (a,) = await meeting.static("a")
+
+    async def look():
+        return debug_info()
+
+    found = await meeting.run_as(a, look)
+    assert found.pop("workers") == 1
+    assert {"pending_calls", "running_calls", "abandoned_calls", "buffered_bytes"} <= found.keys()
+    assert set(found.values()) == {0}
+
+
+# ── losses and restarts ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_everyone_learns_that_a_worker_is_gone(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+    waiting = b.agent.call("c", asyncio.sleep, (60,))
+    await b.agent.call("c", who)
+    await c.close(graceful=False)
+    with pytest.raises(WorkerLost, match="c"):
+        await waiting
+    for worker in (a, b):
+        await worker.members.wait_gone("c")
+        with pytest.raises(WorkerLost):
+            await worker.agent.call("c", who)
+
+
+@pytest.mark.parametrize("kind", ["static", "open"])
+async def test_a_worker_comes_back_under_its_name(meeting, kind):
+    a, b, c = await getattr(meeting, kind)("a", "b", "c")
+    old = c.agent.incarnation
+    await c.close(graceful=False)
+    await a.members.wait_gone("c")
+    again = meeting.worker("c", 2, world_size=3 if kind == "static" else None)
+    await again.start()
+    assert again.agent.incarnation != old
+    for worker in (a, b):
+        assert await worker.agent.call("c", who) == WorkerInfo("c", 2)
+        assert await again.agent.call(worker.name, who) == worker.info
+
+
+# ── leaving ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_shutdown_then_rpc(meeting):
+    a, b = await meeting.static("a", "b")
+    await meeting.close([a, b])
+    with pytest.raises(WorkerClosed):
+        a.agent  # noqa: B018 - it raises
+    with pytest.raises(WorkerClosed):
+        rpc_async("b", who)
+    await a.close()  # again, and nothing happens
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+async def test_shutdown_local(meeting, calls):
+    a, b = await meeting.static("a", "b")
+    for _ in range(calls):
+        await a.agent.call("b", who)
+    start = time.monotonic()
+    await a.close(graceful=False)  # b is told nothing and does nothing
+    assert time.monotonic() - start < 0.5
+    assert not a.running
+    assert b.running
+
+
+async def test_a_waiting_caller_is_told_that_its_worker_was_closed(meeting):
+    a, _b = await meeting.static("a", "b")
+    waiting = a.agent.call("b", asyncio.sleep, (60,))
+    await a.close(graceful=False)
+    with pytest.raises(WorkerClosed):
+        await waiting
+
+
+DONE: list[str] = []  # what the functions below did; they run in this process
+
+
+async def _work(name: str) -> None:
+    await asyncio.sleep(0.001)
+    DONE.append(name)
+
+
+async def _hand_on(ring: list[str], hops: int) -> None:
+    """Do something, and start the next one without waiting for it."""
+    if hops:
+        rpc_async(ring[hops % len(ring)], _hand_on, (ring, hops - 1))
+    await _work(get_worker_info().name)
+
+
+async def test_graceful_uneven(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+    DONE.clear()
+
+    async def drive():
+        for to in ("b", "c"):
+            for _ in range(30):
+                rpc_async(to, _work, (to,))
+        await shutdown()
+
+    await asyncio.gather(meeting.run_as(a, drive), b.close(), c.close())
+    assert DONE == ["b"] * 30 + ["c"] * 30
+
+
+async def test_graceful_uneven_counts_nested_calls_that_nobody_waits_for(meeting):
+    names = ["a", "b", "c", "d"]
+    workers = await meeting.static(*names)
+    DONE.clear()
+    for worker in workers:
+        worker.agent.call("b", _hand_on, (names, 20))
+    await meeting.close(workers)
+    assert len(DONE) == 4 * 21
+
+
+async def test_shutdown_waits_no_longer_than_its_grace_for_work_that_never_ends(meeting, caplog):
+    a, b = await meeting.static("a", "b", options=Options(grace=0.2))
+    waiting = a.agent.call("b", asyncio.sleep, (60,))
+    start = time.monotonic()
+    await meeting.close([a, b])
+    assert time.monotonic() - start < 1.2
+    with pytest.raises((WorkerClosed, WorkerLost)):
+        await waiting
+    assert "left after 0.2 s" in caplog.text
+
+
+async def test_shutdown_waits_no_longer_than_its_grace_for_peers_that_stay(meeting, caplog):
+    a, b, c = await meeting.static("a", "b", "c")
+    start = time.monotonic()
+    await asyncio.gather(a.close(timeout=0.2), c.close(timeout=0.1))
+    assert time.monotonic() - start < 1.2
+    assert b.running
+    assert "left after" in caplog.text
+
+
+async def test_shutdown_goes_on_without_those_who_are_lost(meeting):
+    a, b, c = await meeting.static("a", "b", "c", options=Options(grace=20.0))
+    leaving = [asyncio.create_task(worker.close()) for worker in (a, b)]
+    await asyncio.sleep(0)
+    start = time.monotonic()
+    await c.close(graceful=False)
+    await asyncio.gather(*leaving)
+    assert time.monotonic() - start < 2.0
+
+
+async def test_shutdown_ends_when_the_leader_dies(meeting, caplog):
+    a, b, c = await meeting.static("a", "b", "c", options=Options(grace=20.0))
+    leaving = [asyncio.create_task(worker.close()) for worker in (b, c)]
+    await asyncio.sleep(0)
+    start = time.monotonic()
+    await a.close(graceful=False)
+    await asyncio.gather(*leaving)
+    assert time.monotonic() - start < 2.0
+    assert "left without waiting" in caplog.text
+
+
+async def test_the_coordinator_of_an_open_cluster_leaves_last(meeting):
+    a, b, c = await meeting.open("a", "b", "c")
+    going = asyncio.create_task(a.close())
+    await b.members.dismissed  # it was asked to leave, too
+    assert not going.done()
+    await asyncio.gather(b.close(), c.close(), going)
+
+
+class Part:
+    """A layer that takes part in leaving."""
+
+    def __init__(self, events: list[str], error: Exception | None = None) -> None:
+        self.events, self.error = events, error
+
+    async def settle(self, deadline: float) -> None:
+        self.events.append("settle")
+        if self.error is not None:
+            raise self.error
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+    def counters(self) -> dict[str, int]:
+        return {"owner_rrefs": 0}
+
+
+async def test_layers_settle_before_the_farewell_and_close_after_it(meeting):
+    a, b = await meeting.static("a", "b")
+    events: list[str] = []
+    a._parts.append(Part(events))
+    assert a.debug_info()["owner_rrefs"] == 0
+    await meeting.close([a, b])
+    assert events == ["settle", "close"]
+    events.clear()
+    (c,) = await meeting.open("c")
+    c._parts.append(Part(events))
+    await c.close(graceful=False)
+    assert events == ["close"]
+
+
+async def test_shutdown_errors(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+    events: list[str] = []
+    for worker in (b, c):
+        worker._parts.append(Part(events, RRefLeak("a reference was leaked")))
+    outcomes = await asyncio.gather(a.close(), b.close(), c.close(), return_exceptions=True)
+    assert outcomes[0] is None  # what peers do wrong is logged, not raised
+    assert [type(outcome) for outcome in outcomes[1:]] == [RRefLeak, RRefLeak]
+    assert events == ["settle", "settle", "close", "close"]
+    assert not any(worker.running for worker in (a, b, c))
+
+
+async def test_the_loop_wakes_at_least_once_a_second():
+    async with Worker("me"):
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+        handle = current_worker()._tick
+        assert handle is not None
+        assert handle.when() - loop.time() < 1.0
+        loop.call_at(handle.when() + 0.01, woken.set_result, None)
+        await woken
+        again = current_worker()._tick
+        assert again is not handle
+        assert again.when() - loop.time() < 1.0

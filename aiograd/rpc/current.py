@@ -1,0 +1,47 @@
+"""Which agent is current, and how much time the running call has left.
+
+Inside a called function both are set in its `contextvars.Context`. Elsewhere the current agent is
+the last one started in this process and still open: a notebook cell that awaits loses its
+ContextVars, so it must be found without them.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Final
+
+from aiograd.errors import WorkerClosed
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+
+AGENT: Final[ContextVar[Agent | None]] = ContextVar("aiograd_agent", default=None)
+DEADLINE: Final[ContextVar[float]] = ContextVar("aiograd_deadline", default=math.inf)
+
+_open: list[Agent] = []  # agents of this process in order of their start; the one process-wide list
+
+
+def current_agent() -> Agent:
+    """The agent of this context, else the last one started here; else WorkerClosed."""
+    agent = AGENT.get()
+    if agent is not None and not agent.closed:
+        return agent
+    if not _open:
+        raise WorkerClosed()
+    return _open[-1]
+
+
+def use(agent: Agent) -> Token[Agent | None]:
+    """Make `agent` current in the running context."""
+    return AGENT.set(agent)
+
+
+def opened(agent: Agent) -> None:
+    if agent not in _open:
+        _open.append(agent)
+
+
+def closed(agent: Agent) -> None:
+    if agent in _open:
+        _open.remove(agent)

@@ -1,0 +1,67 @@
+"""One timer for all deadlines of a worker.
+
+A loop timer per call costs more than the call, so deadlines are collected in buckets of `STEP`
+seconds, and a bucket that is reached tells everything still in it: up to one step late, never
+early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from typing import Protocol
+
+STEP = 0.02  # a tenth of the lateness that callers are promised
+
+
+class Expiring(Protocol):
+    def expire(self) -> None: ...
+
+
+Bucket = dict[Expiring, None]
+
+
+class Deadlines:
+    """`bucket(deadline)[thing] = None` to be told, `del bucket[thing]` when it is over."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._buckets: dict[int, Bucket] = {}
+        self._order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = math.inf
+
+    def bucket(self, deadline: float) -> Bucket:
+        """The bucket of a finite deadline (loop time)."""
+        number = int(deadline / STEP) + 1
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = {}
+            heapq.heappush(self._order, number)
+            if number < self._armed:
+                self._arm(number)
+        return bucket
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._buckets.clear()
+        self._order.clear()
+
+    def _arm(self, number: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = number
+        self._timer = self._loop.call_at(number * STEP, self._reached)
+
+    def _reached(self) -> None:
+        self._timer, self._armed = None, math.inf
+        now = int(self._loop.time() / STEP + 1e-6)
+        while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
+            bucket = self._buckets.pop(heapq.heappop(self._order))
+            for thing in list(bucket):
+                if bucket.pop(thing, self) is None:
+                    thing.expire()
+        if self._order and self._order[0] < self._armed:
+            self._arm(self._order[0])

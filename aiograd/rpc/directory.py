@@ -1,0 +1,103 @@
+"""Who is there: names, ranks, incarnations and addresses of the members of a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiograd.errors import UnknownWorker
+
+_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+
+
+def check_name(name: Any) -> str:
+    """Names go into logs, paths and addresses, so they are short and plain."""
+    if not isinstance(name, str):
+        raise TypeError(f"a worker's name is a str, not {type(name).__name__}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name[:140]!r} is no name for a worker: 1 to 127 letters, digits, - _ and :"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker's name and rank."""
+
+    name: str
+    rank: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A member as the machinery knows it: one start of one worker, and where it listens."""
+
+    name: str
+    rank: int
+    incarnation: bytes
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, self.rank)
+
+
+class Directory:
+    """The members, by name and by rank. The cluster layer fills it."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, PeerInfo] = {}
+        self._by_rank: dict[int, PeerInfo] = {}
+        self.version = 0  # changes with every change, so that others may cache
+
+    def add(self, peer: PeerInfo) -> None:
+        """Add a member, or replace the one of that name (a restart has another incarnation)."""
+        self.remove(peer.name)
+        self._by_name[peer.name] = self._by_rank[peer.rank] = peer
+        self.version += 1
+
+    def remove(self, name: str) -> None:
+        peer = self._by_name.pop(name, None)
+        if peer is not None:
+            if self._by_rank.get(peer.rank) is peer:
+                del self._by_rank[peer.rank]
+            self.version += 1
+
+    def get(self, name_or_rank: str | int) -> PeerInfo | None:
+        if isinstance(name_or_rank, str):
+            return self._by_name.get(name_or_rank)
+        return self._by_rank.get(name_or_rank)
+
+    def find(self, to: Any) -> PeerInfo:
+        """The member that `to` means: a name, a rank, or anything with a `.name`."""
+        if isinstance(to, bool | float):
+            raise ValueError(f"{to!r} is no rank")
+        if isinstance(to, str | int):
+            peer = self.get(to)
+        elif isinstance(name := getattr(to, "name", None), str):
+            peer = self._by_name.get(name)
+            rank = getattr(to, "rank", None)
+            if peer is not None and isinstance(rank, int) and rank != peer.rank:
+                peer = None  # the same name, but another worker is meant
+        else:
+            raise TypeError(
+                f"a worker is meant by its name, rank or WorkerInfo, not by {type(to).__name__}"
+            )
+        if peer is None:
+            raise UnknownWorker(str(getattr(to, "name", to)), tuple(self._by_name))
+        return peer
+
+    def __iter__(self) -> Iterator[PeerInfo]:
+        return iter(sorted(self._by_name.values(), key=lambda peer: peer.rank))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name

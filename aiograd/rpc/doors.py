@@ -1,0 +1,234 @@
+"""Doors: where connections come in and go out, and which one of two is kept.
+
+Listens, dials, lets both sides prove themselves, and hands proven connections to their links. When
+two workers dial each other at once, the connection dialled by the smaller incarnation is kept, and
+the other one is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.greeting import Greeting
+from aiograd.rpc.memory import MemoryTransport
+from aiograd.rpc.transport import Listener, tune
+from aiograd.wire.session import ACCEPTED, DUPLICATE, Handshake, Identity
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+    from aiograd.rpc.link import Link
+
+_log = logging.getLogger("aiograd")
+_STRANGERS = 64  # connections that have proven nothing yet
+_STRANGERS_PER_HOST = 16
+_RETRIES = 5  # a busy door closes without a word; knock again
+
+
+class Doors:
+    """All listeners and unproven connections of one agent."""
+
+    def __init__(self, agent: Agent, secret: bytes, cluster: bytes) -> None:
+        if len(secret) < 16:
+            raise ValueError("a secret has at least 16 bytes")
+        if len(cluster) != 16:
+            raise ValueError("a cluster id has 16 bytes")
+        self._agent = agent
+        self._secret = secret
+        self.cluster = cluster
+        self._listeners: list[Listener] = []
+        self._strangers: dict[Greeting, str] = {}  # with the host they come from
+        self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}  # for the peer's own dial
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(listener.address for listener in self._listeners)
+
+    async def listen(self, address: str) -> None:
+        options = self._agent.options
+        listener = await self._agent.runtime.network.listen(
+            address, self._accept, allow_plaintext=options.allow_plaintext, tls=options.tls
+        )
+        self._listeners.append(listener)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for greeting in list(self._strangers):
+            if greeting.transport is not None:
+                greeting.transport.abort()
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(WorkerClosed("closed", self._agent.name))
+
+    def open_self(self, link: Link) -> None:
+        """Calls to oneself take the same road, over a transport that leads back here."""
+        transport = MemoryTransport(self._agent.loop, "self")
+        transport._other = transport
+        link.opened(transport)
+        transport._schedule()
+
+    # ── coming in ───────────────────────────────────────────────────────────────────────────────
+
+    def _handshake(self, *, client: bool) -> Handshake:
+        agent = self._agent
+        nonce = agent.runtime.token_bytes(32)
+        return Handshake(agent.identity, self._secret, nonce, client=client)
+
+    def _accept(self) -> asyncio.BufferedProtocol:
+        return _Visitor(self, self._handshake(client=False))
+
+    def visited(self, greeting: Greeting) -> None:
+        """A connection came in; refuse it if too many others have proven nothing yet."""
+        name: Any = greeting.transport.get_extra_info("peername")
+        host = name[0] if isinstance(name, tuple) else ""
+        hosts = collections.Counter(self._strangers.values())
+        crowded = len(self._strangers) >= _STRANGERS
+        if self._agent.closed or crowded or (host and hosts[host] >= _STRANGERS_PER_HOST):
+            greeting.transport.abort()
+        else:
+            self._strangers[greeting] = host
+
+    def admit(self, identity: Identity) -> int:
+        """What becomes of a proven client's connection."""
+        agent = self._agent
+        link = agent.link_of(self._known(identity))
+        if link.state in ("lost", "closed"):
+            raise AuthError("this incarnation was already declared lost", identity.name)
+        if link.state == "open" or (
+            link.state == "dialling" and agent.incarnation < identity.incarnation
+        ):
+            return DUPLICATE
+        return ACCEPTED
+
+    def _known(self, identity: Identity) -> PeerInfo:
+        peer = self._agent.directory.get(identity.name)
+        if peer is not None and peer.incarnation == identity.incarnation:
+            return peer
+        return PeerInfo(identity.name, identity.rank, identity.incarnation)
+
+    def greeted(self, greeting: Greeting) -> None:
+        """The handshake of a connection that came in is over."""
+        self._strangers.pop(greeting, None)
+        peer = greeting.peer
+        if greeting.error is not None or peer is None:
+            if isinstance(greeting.error, ProtocolError | SecurityError):
+                _log.debug("%s refused a connection: %s", self._agent.name, greeting.error)
+            return
+        if greeting.status != ACCEPTED or self._agent.closed:
+            greeting.transport.close()
+            return
+        self._open(self._agent.link_of(self._known(peer)), greeting)
+
+    def _open(self, link: Link, greeting: Greeting) -> None:
+        tune(greeting.transport)
+        link.opened(greeting.transport)
+        for waiter in self._waiters.pop(link.peer.incarnation, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # ── going out ───────────────────────────────────────────────────────────────────────────────
+
+    async def dial(self, link: Link) -> None:
+        """Connect a link; it is open or lost afterwards."""
+        peer = link.peer
+        error: Exception = WorkerLost(peer.name, "no", "it has no address")
+        for address in peer.addresses:
+            try:
+                greeting = await self._greet(address)
+            except (OSError, ProtocolError, SecurityError) as trouble:
+                error = trouble
+                continue
+            if link.state != "dialling":  # the peer's own dial was quicker
+                greeting.transport.abort()
+                return
+            found = greeting.peer
+            assert found is not None
+            if found.incarnation != peer.incarnation:
+                greeting.transport.abort()
+                error = WorkerLost(peer.name, "no", f"{found.name} was started anew there")
+                continue
+            if greeting.status == DUPLICATE:
+                greeting.transport.abort()
+                await self._await_their_dial(link)
+            else:
+                self._open(link, greeting)
+            return
+        if link.state == "dialling":
+            if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
+                error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
+            link.lose(error)
+
+    async def _await_their_dial(self, link: Link) -> None:
+        if link.state != "dialling":
+            return
+        waiter = self._agent.loop.create_future()
+        self._waiters.setdefault(link.peer.incarnation, []).append(waiter)
+        try:
+            async with asyncio.timeout(self._agent.options.handshake_timeout):
+                await waiter
+        except TimeoutError:
+            link.lose(WorkerLost(link.peer.name, "no", "it never finished connecting"))
+
+    async def meet(self, address: str) -> PeerInfo:
+        """Dial somebody unknown, and keep the connection for the link to them."""
+        greeting = await self._greet(address)
+        identity = greeting.peer
+        assert identity is not None
+        peer = self._known(identity)
+        if not peer.addresses:
+            peer = PeerInfo(identity.name, identity.rank, identity.incarnation, (address,))
+        link = self._agent.link_of(peer)
+        if greeting.status == ACCEPTED and link.state in ("new", "dialling"):
+            self._open(link, greeting)
+        else:
+            greeting.transport.abort()
+        return peer
+
+    async def _greet(self, address: str) -> Greeting:
+        """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
+        runtime = self._agent.runtime
+        for attempt in range(_RETRIES):
+            done: asyncio.Future[Greeting] = self._agent.loop.create_future()
+            protocol = await runtime.network.connect(
+                address, functools.partial(self._caller, done), tls=self._agent.options.tls
+            )
+            assert isinstance(protocol, Greeting)
+            try:
+                greeting = await done
+            except BaseException:
+                protocol.transport.abort()
+                raise
+            if greeting.error is None:
+                return greeting
+            if greeting.heard or attempt + 1 == _RETRIES:
+                raise greeting.error
+            await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _caller(self, done: asyncio.Future[Greeting]) -> Greeting:
+        def over(greeting: Greeting) -> None:
+            if not done.done():
+                done.set_result(greeting)
+
+        timeout = self._agent.options.handshake_timeout
+        return Greeting(self._handshake(client=True), timeout, over)
+
+
+class _Visitor(Greeting):
+    """A connection that came in."""
+
+    def __init__(self, doors: Doors, handshake: Handshake) -> None:
+        timeout = doors._agent.options.handshake_timeout
+        super().__init__(handshake, timeout, doors.greeted, doors.admit)
+        self._doors = doors
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._doors.visited(self)

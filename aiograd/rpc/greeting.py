@@ -1,0 +1,116 @@
+"""The first bytes of a connection: carries the handshake, then hands the transport over.
+
+A `Greeting` is the protocol of a connection until both sides are proven. It reads exactly what the
+handshake needs, so that nothing a stranger sends gets any further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.session import Handshake, Identity
+
+# Decides about a proven client: ACCEPTED or DUPLICATE, or raises to refuse.
+Admit = Callable[[Identity], int]
+
+
+class Greeting(asyncio.BufferedProtocol):
+    """One side of a new connection. `result` is the proven peer, or why there is none."""
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        timeout: float,
+        done: Callable[[Greeting], None],
+        admit: Admit | None = None,
+    ) -> None:
+        self._handshake = handshake
+        self._timeout = timeout
+        self._done = done  # told exactly once, when it is over
+        self._admit = admit
+        self._buffer = bytearray(512)
+        self._filled = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+        self.transport: Any = None
+        self.error: Exception | None = None
+        self.heard = False  # anything at all came back
+
+    @property
+    def peer(self) -> Identity | None:
+        return self._handshake.peer if self._handshake.proven else None
+
+    @property
+    def status(self) -> int:
+        return self._handshake.status
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout, self._late)
+        if first := self._handshake.start():
+            self.transport.write(first)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._over:  # whatever still comes is thrown away
+            return memoryview(self._buffer)
+        return memoryview(self._buffer)[self._filled : self._handshake.needed]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._over:
+            return
+        self.heard = True
+        self._filled += nbytes
+        if self._filled < self._handshake.needed:
+            return
+        message = bytes(self._buffer[: self._filled])
+        self._filled = 0
+        try:
+            answer = self._handshake.receive(message)
+            if answer:
+                self.transport.write(answer)
+            if self._handshake.mismatch is not None:
+                raise self._handshake.mismatch
+            if self._handshake.proven:
+                self._finish()
+        except Exception as error:
+            self._fail(error)
+
+    def _finish(self) -> None:
+        if self._admit is not None:
+            assert self._handshake.peer is not None
+            self.transport.write(self._handshake.admit(self._admit(self._handshake.peer)))
+        self.transport.pause_reading()  # what follows is for the link, which takes over soon
+        self._end()
+
+    def _late(self) -> None:
+        self._fail(AuthError(f"no proof within {self._timeout:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over:
+            self.error = error
+            if isinstance(error, ProtocolError):
+                self.transport.close()  # the answer still names our version
+            else:
+                self.transport.abort()
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._over:
+            self.error = self._handshake.mismatch or AuthError(
+                "the other side closed the connection during the handshake: "
+                "another cluster's secret, or too many newcomers at once"
+            )
+            self._end()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _end(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._done(self)

@@ -1,0 +1,113 @@
+"""`Options`: every setting of a worker, each with its reason."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any
+
+_TRANSPORTS = ("auto", "unix", "tcp", "memory")
+_LOOPS = ("auto", "asyncio", "uvloop")
+_MODES = ("trusted", "registered", "restricted")
+_SECRET_MIN = 16  # bytes; shorter ones can be guessed
+
+
+def _memory_share() -> int:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 2 << 30
+    return min(2 << 30, total // 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of one worker. Frozen: make another one with `dataclasses.replace`."""
+
+    timeout: float = 60.0
+    """Seconds for a call that says nothing else: long enough for real work, short enough that a
+    forgotten one ends. `math.inf` for none."""
+    grace: float = 5.0
+    """Seconds a graceful shutdown waits for others, so that leaving always ends."""
+    transport: str = "auto"
+    """"unix" between processes of one host (twice as fast as TCP), else "tcp"; "memory" in one
+    process. Under "tcp" every byte crosses the socket."""
+    loop: str = "auto"
+    """The loop of worker processes: uvloop where installed, because it is three times as fast."""
+    secret: bytes | None = field(default=None, repr=False)
+    """What members prove to know; at least 16 bytes. A local cluster makes its own."""
+    secret_file: str | os.PathLike[str] | None = None
+    """Where to read the secret, so that it is never in the process list."""
+    tls: Any = None
+    """Certificates for connections beyond this host."""
+    allow_plaintext: bool = False
+    """Listen beyond this host without TLS. Off, because anyone on the path could read and write."""
+    mode: str = "trusted"
+    """What peers may do: "trusted" any function, "registered" exposed ones, "restricted" exposed
+    ones and data without pickle."""
+    heartbeat: float = 1.0
+    """Seconds between signs of life on a quiet connection."""
+    silence: float = 5.0
+    """Seconds of silence after which a peer is suspect: five lost signs are no coincidence."""
+    lease: float = 10.0
+    """Seconds an owner keeps the references of a worker that is gone, in case it comes back."""
+    handshake_timeout: float = 5.0
+    """Seconds a stranger may hold a connection without proving anything."""
+    max_message: int = 1 << 30
+    """Bytes of one message: larger ones are a mistake far more often than a tensor."""
+    max_inflight: int = 1024
+    """Calls per peer that may be under way; later ones wait here, so that nobody is flooded."""
+    outbound_buffer: int = 64 << 20
+    """Bytes that may wait for a slow peer before its calls are held back."""
+    inbound_budget: int = field(default_factory=_memory_share)
+    """Bytes of messages that may be arriving at once, reserved before memory is allocated: a
+    quarter of the machine, at most 2 GiB."""
+    threads: int = 64
+    """Threads for plain functions; those blocked in a nested call do not count."""
+    strict_leaks: bool = False
+    """Raise at shutdown when references were leaked, instead of logging where they were made."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "grace", "heartbeat", "silence", "lease", "handshake_timeout"):
+            _check_seconds(name, getattr(self, name), zero=name in ("grace", "lease"))
+        for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
+            _check_count(name, getattr(self, name))
+        for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS), ("mode", _MODES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
+        if self.secret is not None:
+            if not isinstance(self.secret, bytes):
+                raise TypeError(f"secret is bytes, not {type(self.secret).__name__}")
+            if len(self.secret) < _SECRET_MIN:
+                raise ValueError(f"a secret has at least {_SECRET_MIN} bytes")
+
+    def __reduce__(self) -> Any:
+        # The secret stays here: whoever may know it got it another way.
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "secret"}
+        return _rebuild, (values,)
+
+
+def _rebuild(values: dict[str, Any]) -> Options:
+    return Options(**values)
+
+
+def _check_seconds(name: str, value: Any, zero: bool = False) -> None:
+    if isinstance(value, bool | timedelta) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be positive, not {value!r}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def check_timeout(timeout: Any) -> float:
+    """A caller's `timeout=`: positive seconds, `math.inf` for none."""
+    _check_seconds("timeout", timeout)
+    return float(timeout)

@@ -1,0 +1,148 @@
+"""Threads for plain functions: as few as keep things moving.
+
+One thread serves a shared queue; results go back to the loop in batches, with one wake-up. Another
+thread starts only when the queue has not moved for a millisecond, or when a thread says that it is
+about to block in a nested call. Threads blocked like that do not count against the limit, so nested
+calls never starve. Idle threads end after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from aiograd.rpc.runtime import Runtime
+
+_PATIENCE = 0.001  # seconds without progress after which another thread helps
+_IDLE = 10.0  # seconds without work after which a thread ends
+
+
+class Job(Protocol):
+    def run(self) -> None:
+        """In a thread. Must not raise."""
+
+    def finished(self) -> None:
+        """On the loop, afterwards."""
+
+
+class Pool:
+    """Runs jobs off the loop, at most `limit` unblocked ones at a time."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, runtime: Runtime, limit: int, name: str
+    ) -> None:
+        self._loop, self._runtime, self._limit, self._name = loop, runtime, limit, name
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: deque[Job] = deque()
+        self._waking = False  # a wake-up of the loop is under way
+        self._threads: set[int] = set()
+        self._starting = 0
+        self._blocked: set[int] = set()
+        self._taken = 0  # jobs taken so far: whether the queue moves
+        self._watched = -1  # `_taken` when the watchdog looked last
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def submit(self, job: Job) -> None:
+        """On the loop: run `job` in a thread."""
+        self._queue.put(job)
+        if not self._threads and not self._starting:
+            self._start()
+        elif self._watchdog is None:
+            self._watch()
+
+    @property
+    def size(self) -> int:
+        return len(self._threads) + self._starting
+
+    def close(self) -> None:
+        """End every idle thread now, the others when their function returns."""
+        self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        for _ in range(self.size):
+            self._queue.put(None)
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """In a thread: what follows waits for something else, so let another thread work."""
+        me = threading.get_ident()
+        if me not in self._threads:
+            yield
+            return
+        self._blocked.add(me)
+        if not self._queue.empty():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._help)
+        try:
+            yield
+        finally:
+            self._blocked.discard(me)
+
+    # ── on the loop ─────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> None:
+        if self._closed or self.size - len(self._blocked) >= self._limit:
+            return
+        self._starting += 1
+        self._runtime.start_thread(self._serve, f"aiograd-{self._name}")
+
+    def _help(self) -> None:
+        if not self._queue.empty() and not self._starting:
+            self._start()
+
+    def _watch(self) -> None:
+        self._watched = self._taken
+        self._watchdog = self._loop.call_later(_PATIENCE, self._look)
+
+    def _look(self) -> None:
+        self._watchdog = None
+        if self._closed or self._queue.empty():
+            return
+        if self._taken == self._watched:
+            self._help()
+        self._watch()
+
+    def _collect(self) -> None:
+        self._waking = False
+        done = self._done
+        while done:
+            done.popleft().finished()
+
+    # ── in threads ──────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self) -> None:
+        me = threading.get_ident()
+        self._threads.add(me)
+        self._starting -= 1
+        get, done = self._queue.get, self._done
+        try:
+            while True:
+                try:
+                    job: Any = get(timeout=_IDLE)
+                except queue.Empty:
+                    return
+                if job is None:
+                    return
+                self._taken += 1
+                job.run()
+                done.append(job)
+                del job
+                if not self._waking:
+                    self._waking = True
+                    try:
+                        self._loop.call_soon_threadsafe(self._collect)
+                    except RuntimeError:  # the loop is closed, nobody wants the result
+                        return
+        finally:
+            self._threads.discard(me)

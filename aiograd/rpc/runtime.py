@@ -1,0 +1,45 @@
+"""What a worker takes from the world outside: clock, randomness, threads and the network.
+
+Everything else in `rpc` gets these from the `Runtime` it was given, so that a simulator can run the
+very same code with its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from aiograd.rpc.pool import Pool
+from aiograd.rpc.transport import Network
+
+
+class Runtime:
+    """The real world. `spin` is how many seconds a loop may poll after traffic instead of sleeping:
+    it halves latency where every worker has a core of its own, and wastes it elsewhere."""
+
+    def __init__(self, network: Network | None = None, spin: float = 0.0) -> None:
+        self.network = network if network is not None else Network()
+        self.spin = spin
+        self.random = random.Random()
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def token_bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+    def pool(self, loop: asyncio.AbstractEventLoop, limit: int, name: str) -> Pool:
+        """What runs plain functions."""
+        return Pool(loop, self, limit, name)
+
+    def event(self) -> threading.Event:
+        """What a thread waits for that blocks until the loop has done something."""
+        return threading.Event()
+
+    def start_thread(self, target: Callable[[], None], name: str) -> None:
+        # Daemonic: a function that never returns must not keep the interpreter from ending.
+        threading.Thread(target=target, name=name, daemon=True).start()

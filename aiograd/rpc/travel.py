@@ -1,0 +1,77 @@
+"""The seams through which other layers take part in messages.
+
+A *traveller* takes care of values of one type on the way, *baggage* rides along with whole
+messages, and a *keeper* lets the result of a call stay where it was made. `rpc` calls them at the
+right moments and knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiograd.rpc.directory import PeerInfo
+from aiograd.wire.payload import Traveller, Travellers
+
+__all__ = ["Arrival", "Baggage", "Departure", "Keeper", "Traveller", "Travellers"]
+
+
+class Departure:
+    """One message about to leave. `undo` is run, last first, if it never does."""
+
+    __slots__ = ("held", "kind", "scratch", "to", "undo")
+
+    def __init__(self, to: PeerInfo, kind: str, held: Any = None) -> None:
+        self.to = to
+        self.kind = kind  # "call", "op", "remote", "reply", or the service's name
+        self.held = held
+        self.scratch: dict[Any, Any] = {}
+        self.undo: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        run_undo(self.undo)
+
+
+def run_undo(undo: list[Callable[[], None]] | None) -> None:
+    while undo:
+        with contextlib.suppress(Exception):
+            undo.pop()()
+
+
+class Arrival:
+    """One message that came in. What it brings may be used when all `waits` are done."""
+
+    __slots__ = ("held", "kind", "scratch", "sender", "waits")
+
+    def __init__(self, sender: PeerInfo, kind: str, held: Any = None) -> None:
+        self.sender = sender
+        self.kind = kind
+        self.held = held
+        self.scratch: dict[Any, Any] = {}
+        self.waits: list[asyncio.Future[Any]] = []
+
+
+class Baggage(Protocol):
+    """What rides along with calls and replies."""
+
+    def current(self) -> Any | None: ...
+
+    def enter(self, held: Any) -> None: ...
+
+    def depart(self, held: Any, departure: Departure) -> Any | None: ...
+
+    def arrive(self, data: Any, arrival: Arrival) -> Any | None: ...
+
+    def landed(self, arrival: Arrival) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps results of calls at the callee."""
+
+    def expect(self, sender: PeerInfo, token: Any) -> None: ...
+
+    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None: ...
+
+    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None: ...

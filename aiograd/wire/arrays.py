@@ -1,0 +1,60 @@
+"""How an ndarray becomes bytes: dtype, shape, order and memory, in as few steps as possible.
+
+Small arrays are copied into the pickle, large ones lend their memory as a `PickleBuffer`. What
+arrives is always writable. Layout is kept when it is C or Fortran; any other view arrives equal and
+C-contiguous. Arrays of Python objects are left to numpy, because their elements must be pickled.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+from typing import Any, Final
+
+import numpy as np
+
+_CODES: Final = {
+    np.dtype(char): np.dtype(char).str for char in "?bBhHiIlLqQefdFD"
+}  # dtypes whose buffer and name say everything
+
+
+def _array(shape: tuple[int, ...], dtype: Any, memory: Any, order: Any = "C") -> np.ndarray:
+    return np.ndarray(shape, dtype, memory, 0, None, order)
+
+
+# A private extension code makes the reference one opcode instead of two strings and an import.
+copyreg.add_extension(__name__, "_array", 0x61670001)
+
+
+class _Writable:
+    """The same memory without the read-only mark, so that the receiver's copy has none either."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        pointer, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+        self.array = array  # keeps the memory alive
+
+
+def reduce_array(array: np.ndarray, borrow: int) -> Any:
+    dtype = array.dtype
+    code: Any = _CODES.get(dtype)
+    if code is None:
+        if dtype.hasobject:
+            return NotImplemented
+        code = dtype
+    flags = array.flags
+    order = "C"
+    if not flags.c_contiguous:
+        if flags.f_contiguous:
+            order, array = "F", array.T
+        else:
+            array = np.ascontiguousarray(array)
+    shape = array.shape if order == "C" else array.shape[::-1]
+    if array.nbytes < borrow:
+        memory: Any = bytearray(array.tobytes())
+    else:
+        plain: Any = array if code is not dtype else array.reshape(-1).view(np.uint8)
+        if not plain.flags.writeable:
+            plain = np.asarray(_Writable(plain))
+        memory = pickle.PickleBuffer(plain)
+    return (_array, (shape, code, memory)) if order == "C" else (_array, (shape, code, memory, "F"))

@@ -1,0 +1,93 @@
+"""Finds what in a value cannot travel, after encoding it has failed.
+
+Slow and careful: it encodes parts of the value again, from the outside inwards, and names the
+innermost one that fails, as a path a reader can follow: `args[0]['x'].lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiograd.wire.payload import Codec
+
+_DEPTH = 32  # a path longer than this helps nobody
+
+
+def find_culprit(
+    codec: Codec, value: Any, departure: Any, name: str, error: Exception
+) -> tuple[str, str]:
+    """The path of the innermost part that fails, and what it says."""
+    seen: set[int] = set()
+    for _ in range(_DEPTH):
+        for path, part in _parts(value, name):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            failure = _failure(codec, part, departure)
+            if failure is not None:
+                value, name, error = part, path, failure
+                break
+        else:
+            break
+    return name, _describe(value, error)
+
+
+def _failure(codec: Codec, value: Any, departure: Any) -> Exception | None:
+    try:
+        codec.encode(value, departure)
+    except Exception as error:
+        return error
+    return None
+
+
+def _describe(value: Any, error: Exception) -> str:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    text = str(error) or type(error).__name__
+    return text if kind in text else f"{kind}: {text}"
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What `value` is made of, each with its path."""
+    if name == "call":  # the root of a call: (args, kwargs) or (func, args, kwargs)
+        *func, args, kwargs = value
+        for each in func:
+            yield "func", each
+        yield from ((f"args[{i}]", each) for i, each in enumerate(args))
+        yield from ((f"kwargs[{key!r}]", each) for key, each in (kwargs or {}).items())
+        return
+    if isinstance(value, dict):
+        for key, each in value.items():
+            with contextlib.suppress(Exception):
+                yield f"{name}[{_short(key)}]", each
+        for key in value:
+            yield f"{name} key {_short(key)}", key
+    elif isinstance(value, list | tuple):
+        yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((f"{name}{{{_short(each)}}}", each) for each in value)
+    if isinstance(value, type):
+        return
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield from ((f"{name}.{key}", each) for key, each in list(attributes.items()))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(AttributeError):
+                yield f"{name}.{slot}", getattr(value, slot)
+    closure = getattr(value, "__closure__", None)
+    if closure and hasattr(value, "__code__"):
+        for variable, cell in zip(value.__code__.co_freevars, closure, strict=False):
+            with contextlib.suppress(ValueError):
+                yield f"{name}.{variable}", cell.cell_contents
+
+
+def _short(key: Any) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        text = f"<{type(key).__name__}>"
+    return text if len(text) <= 40 else text[:37] + "…"

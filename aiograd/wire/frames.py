@@ -1,0 +1,216 @@
+"""Frames: a fixed header and a body, cut out of bytes that come in any pieces.
+
+    magic u8 | kind u8 | flags u16 | length u32 | id u64 | budget f32 | target u32 | body …
+
+Small bodies are collected in one reused buffer. A message past `SMALL` is announced by a frame with
+the LARGE flag, whose body lists the lengths of its segments, and follows in CHUNK frames of at most
+`CHUNK_SIZE`, so that pings and other calls find gaps. Segments are received straight into memory
+made for them: writable, and handed to the receiver without another copy.
+
+No I/O here: whoever reads asks `get_buffer()` where to put bytes and says how many came.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from aiograd.errors import ProtocolError
+from aiograd.wire.messages import CHUNK, KINDS, LARGE
+
+MAGIC: Final = 0xA9
+HEADER: Final = struct.Struct("<BBHIQfI")
+HEADER_SIZE: Final = HEADER.size
+SMALL: Final = 64 * 1024  # a body up to this size travels in one frame
+CHUNK_SIZE: Final = 1024 * 1024  # a ping waits for at most this many bytes of somebody else's array
+MAX_SEGMENTS: Final = 8000  # so that an announcement fits into a small frame
+_BUFFER: Final = 4 * SMALL
+_LENGTH: Final = struct.Struct("<Q")
+
+# kind, flags, id, budget, target, body
+Frame = tuple[int, int, int, float, int, "memoryview | Transfer"]
+
+
+def header(kind: int, flags: int, length: int, id: int, budget: float, target: int) -> bytes:
+    return HEADER.pack(MAGIC, kind, flags, length, id, budget, target)
+
+
+def announce(transfer: int, target: int, lengths: list[int]) -> bytes:
+    """The body of a LARGE frame: its number, the target it is for, and the segment lengths."""
+    return struct.pack(f"<{len(lengths) + 2}Q", transfer, target, *lengths)
+
+
+class Transfer:
+    """A large message on its way in: its header at once, its segments when `complete`."""
+
+    __slots__ = ("_filled", "_index", "complete", "kind", "refused", "segments", "size")
+
+    def __init__(self, kind: int, lengths: list[int], refused: bool) -> None:
+        self.kind = kind
+        self.size = sum(lengths)
+        self.refused = refused  # over the memory budget: its bytes are thrown away as they come
+        self.segments: list[np.ndarray] = (
+            [] if refused else [np.empty(length, np.uint8) for length in lengths]
+        )
+        self._index = self._filled = 0
+        self.complete = False
+
+    def window(self) -> memoryview:
+        """Where the next bytes belong: what is left of the current segment."""
+        while self._filled == len(self.segments[self._index]):
+            self._index, self._filled = self._index + 1, 0
+        return self.segments[self._index].data[self._filled :]
+
+    def filled(self, count: int) -> None:
+        self._filled += count
+
+
+class FrameReader:
+    """Collects bytes in any pieces and gives back whole frames.
+
+    The body of a small frame is a view that stays valid until the next `get_buffer()`. A large
+    message appears twice: when announced, and again when its last byte is there.
+    """
+
+    def __init__(
+        self,
+        max_message: int = 1 << 30,
+        reserve: Callable[[int], bool] = lambda size: True,
+    ) -> None:
+        self._max_message = max_message
+        self._reserve = reserve  # asked before memory is made for an announced size
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._transfers: dict[int, tuple[Frame, list[int]]] = {}  # with the bytes still to come
+        self._chunk: tuple[Frame, list[int]] | None = None  # being received directly
+        self._chunk_number = 0
+        self._chunk_left = 0
+        self._sink: memoryview | None = None  # for the bytes of refused messages
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes should be written; never empty."""
+        if self._chunk is not None:
+            return self._chunk_window(self._chunk)
+        if self._end == _BUFFER:  # a partial frame at the very end: move it to the front
+            left = self._end - self._start
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+        return self._view[self._end :] if self._end else self._view
+
+    def advance(self, count: int) -> list[Frame]:
+        """`count` bytes were written to the buffer last given; the frames that are complete now."""
+        frames: list[Frame] = []
+        if self._chunk is not None:
+            self._fill(self._chunk, count, frames)
+            return frames
+        at, end = self._start, self._end + count
+        view, buffer, unpack = self._view, self._buffer, HEADER.unpack_from
+        while end - at >= HEADER_SIZE:
+            magic, kind, flags, length, id, budget, target = unpack(buffer, at)
+            if magic != MAGIC or kind not in KINDS:
+                raise ProtocolError(f"expected a frame, got {magic:#x} {kind:#x}")
+            body = at + HEADER_SIZE
+            if kind == CHUNK:
+                at = body + self._begin_chunk(target, length, view[body:end], frames)
+                continue
+            if length > SMALL:
+                raise ProtocolError(f"a frame of {length} bytes; large messages come in chunks")
+            after = body + length
+            if after > end:
+                if _BUFFER - at < HEADER_SIZE + length:  # it would not fit behind: move to front
+                    buffer[: end - at] = buffer[at:end]
+                    at, end = 0, end - at
+                break
+            if flags & LARGE:
+                self._announced(kind, flags, id, budget, view[body:after], frames)
+            else:
+                frames.append((kind, flags, id, budget, target, view[body:after]))
+            at = after
+        self._start, self._end = (0, 0) if at == end else (at, end)
+        return frames
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Take bytes from elsewhere; small bodies are copied, so that they stay valid."""
+        source, frames = memoryview(data), []
+        while source.nbytes:
+            room = self.get_buffer()
+            count = min(len(room), source.nbytes)
+            room[:count] = source[:count]
+            source = source[count:]
+            for frame in self.advance(count):
+                body = frame[5]
+                frames.append(
+                    (*frame[:5], memoryview(bytes(body)) if isinstance(body, memoryview) else body)
+                )
+        return frames
+
+    # ── large messages ──────────────────────────────────────────────────────────────────────────
+
+    def _announced(
+        self,
+        kind: int,
+        flags: int,
+        id: int,
+        budget: float,
+        body: memoryview,
+        frames: list[Frame],
+    ) -> None:
+        if len(body) % _LENGTH.size or not 3 <= len(body) // _LENGTH.size <= MAX_SEGMENTS + 2:
+            raise ProtocolError(f"an announcement of {len(body)} bytes")
+        transfer_number, target, *lengths = struct.unpack(f"<{len(body) // 8}Q", body)
+        total = sum(lengths)
+        if total > self._max_message:
+            raise ProtocolError(f"a message of {total} bytes is over the limit")
+        if transfer_number in self._transfers or not total:
+            raise ProtocolError(f"transfer {transfer_number} announced wrongly")
+        transfer = Transfer(kind, lengths, refused=not self._reserve(total))
+        frame: Frame = (kind, flags, id, budget, target, transfer)
+        self._transfers[transfer_number] = (frame, [total])
+        frames.append(frame)
+
+    def _begin_chunk(
+        self, number: int, length: int, available: memoryview, frames: list[Frame]
+    ) -> int:
+        """Start a chunk with what is already here; returns how many bytes of it that was."""
+        entry = self._transfers.get(number)
+        if entry is None or not 0 < length <= min(CHUNK_SIZE, entry[1][0]):
+            raise ProtocolError(f"a chunk of {length} bytes for transfer {number}")
+        self._chunk, self._chunk_number, self._chunk_left = entry, number, length
+        taken = 0
+        while taken < len(available) and self._chunk is not None:
+            window = self._chunk_window(entry)
+            count = min(len(window), len(available) - taken)
+            window[:count] = available[taken : taken + count]
+            taken += count
+            self._fill(entry, count, frames)
+        return taken
+
+    def _chunk_window(self, entry: tuple[Frame, list[int]]) -> memoryview:
+        transfer = entry[0][5]
+        assert isinstance(transfer, Transfer)
+        if transfer.refused:
+            if self._sink is None:
+                self._sink = memoryview(bytearray(SMALL))
+            window = self._sink
+        else:
+            window = transfer.window()
+        return window[: self._chunk_left]
+
+    def _fill(self, entry: tuple[Frame, list[int]], count: int, frames: list[Frame]) -> None:
+        frame, left = entry
+        transfer = frame[5]
+        assert isinstance(transfer, Transfer)
+        transfer.filled(count)
+        self._chunk_left -= count
+        left[0] -= count
+        if self._chunk_left == 0:
+            self._chunk = None
+        if left[0] == 0:
+            del self._transfers[self._chunk_number]
+            transfer.complete = True
+            self._sink = None
+            frames.append(frame)

@@ -1,0 +1,67 @@
+"""The kinds of messages two workers exchange, and the flags on them.
+
+Every message is one frame (see `frames`), or, when it is large, one announcement and its chunks.
+
+    kind      id          target      body
+    DEFINE    –           number      how to find a function, op or service
+    FORGET    –           number      –
+    CALL      sequence    function    arguments                           answered by REPLY or FAULT
+    REQUEST   sequence    service     arguments                           answered by REPLY or FAULT
+    POST      sequence    service     arguments                           never answered
+    REPLY     of call     –           value
+    FAULT     of call     –           what was raised
+    CANCEL    of call     –           –
+    ITEM      of stream   –           next value of a stream
+    CREDIT    of stream   how many    the reader can take so many items more
+    CHUNK     –           transfer    the next piece of a large message
+    PING      –           –           only says: I am here
+    GOODBYE   –           –           an orderly end; nothing follows
+
+How bodies are encoded is `payload`'s affair; who sends what when is `rpc`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFINE: Final = 1
+FORGET: Final = 2
+CALL: Final = 3
+REQUEST: Final = 4
+POST: Final = 5
+REPLY: Final = 6
+FAULT: Final = 7
+CANCEL: Final = 8
+ITEM: Final = 9
+CREDIT: Final = 10
+CHUNK: Final = 11
+PING: Final = 12
+GOODBYE: Final = 13
+
+KINDS: Final = {
+    DEFINE: "define",
+    FORGET: "forget",
+    CALL: "call",
+    REQUEST: "request",
+    POST: "post",
+    REPLY: "reply",
+    FAULT: "fault",
+    CANCEL: "cancel",
+    ITEM: "item",
+    CREDIT: "credit",
+    CHUNK: "chunk",
+    PING: "ping",
+    GOODBYE: "goodbye",
+}
+
+# Flags
+LARGE: Final = 1  # the body lists segment lengths; the segments follow in chunks
+TRAVELLED: Final = 2  # the payload holds travellers, so decoding needs an arrival
+EXTRA: Final = 4  # a second, small payload comes first: baggage, token, …
+OP: Final = 8  # a registered op
+STREAM: Final = 16  # the call wants items, not one reply
+EMPTY: Final = 32  # no payload at all: the value is None
+CARRY: Final = 64  # a request that takes the baggage along
+
+NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
+ORDERED: Final = frozenset({REQUEST, POST})  # wait until everything sent earlier has arrived

@@ -1,0 +1,158 @@
+"""The handshake: two workers prove to each other that they know the cluster's secret.
+
+    client                                    server
+    HELLO_C  version, nonce, who I am    ──▶
+                                         ◀──  HELLO_S  version, nonce, who I am
+    PROOF_C  HMAC("client" ‖ transcript) ──▶
+                                         ◀──  PROOF_S  status, HMAC("server" ‖ status ‖ transcript)
+
+Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
+replay, the role labels stop reflection, and the transcript covers version, names and limits, so
+that nobody can change them on the way. A refusal is a closed connection and nothing else.
+
+A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from aiograd.errors import AuthError, ProtocolError
+
+VERSION: Final = 1
+_MAGIC: Final = b"aiograd\0"
+_HELLO: Final = struct.Struct("<8sH32s16sB127siH16sQI")
+_PROOF: Final = struct.Struct("<B32s")
+HELLO_SIZE: Final = _HELLO.size
+PROOF_SIZE: Final = _PROOF.size
+
+ACCEPTED: Final = 1
+DUPLICATE: Final = 2  # authentic, but another connection between the two is already being used
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who speaks, and within which limits."""
+
+    name: str
+    rank: int
+    incarnation: bytes
+    cluster: bytes = bytes(16)
+    max_message: int = 1 << 30
+    max_inflight: int = 1024
+    version: int = VERSION
+
+    def hello(self, nonce: bytes) -> bytes:
+        name = self.name.encode()
+        return _HELLO.pack(
+            _MAGIC,
+            self.version,
+            nonce,
+            self.cluster,
+            len(name),
+            name,
+            self.rank,
+            0,
+            self.incarnation,
+            self.max_message,
+            self.max_inflight,
+        )
+
+    @classmethod
+    def from_hello(cls, data: bytes) -> Identity:
+        magic, version, _, cluster, length, name, rank, _, incarnation, message, inflight = (
+            _HELLO.unpack(data)
+        )
+        if magic != _MAGIC or length > len(name):
+            raise ProtocolError("the other side does not speak aiograd")
+        try:
+            text = name[:length].decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("the other side has no readable name") from None
+        return cls(text, rank, incarnation, cluster, message, inflight, version)
+
+
+def derive_key(secret: bytes, cluster: bytes) -> bytes:
+    """HKDF-SHA256 of the secret, so that it signs nothing itself."""
+    extracted = hmac.digest(cluster, secret, hashlib.sha256)
+    return hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256)
+
+
+class Handshake:
+    """One side of the handshake. `needed` is the size of the next message, 0 when it is over."""
+
+    def __init__(
+        self, us: Identity, secret: bytes, nonce: bytes, *, client: bool, binding: bytes = b""
+    ) -> None:
+        self._us = us
+        self._key = derive_key(secret, us.cluster)
+        self._client = client
+        self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
+        self._ours = us.hello(nonce)
+        self._theirs = b""
+        self._expects = "hello"
+        self.needed = HELLO_SIZE
+        self.peer: Identity | None = None  # only believable once `proven`
+        self.proven = False
+        self.status = 0  # what the server decided; known on both sides at the end
+
+    def start(self) -> bytes:
+        """What to send before anything was received."""
+        return self._ours if self._client else b""
+
+    def receive(self, message: bytes) -> bytes:
+        """Take one whole message, return what to send. Raises when the other side is refused."""
+        if self._expects == "hello":
+            return self._receive_hello(message)
+        if self._expects == "proof":
+            return self._receive_proof(message)
+        raise ProtocolError("the handshake is over")
+
+    def admit(self, status: int) -> bytes:
+        """The server's last word to a proven client: PROOF_S."""
+        assert self.proven
+        assert not self._client
+        self.status = status
+        return _PROOF.pack(status, self._mac(b"server", status))
+
+    def _receive_hello(self, message: bytes) -> bytes:
+        self._theirs = message
+        self.peer = peer = Identity.from_hello(message)
+        self._expects, self.needed = "proof", PROOF_SIZE
+        if peer.version != self._us.version:
+            # The server still says who it is, so that both sides can name the two versions.
+            self._expects, self.needed = "nothing", 0
+            return b"" if self._client else self._ours
+        if self._client:
+            return _PROOF.pack(0, self._mac(b"client", 0))
+        return self._ours
+
+    @property
+    def mismatch(self) -> ProtocolError | None:
+        if self.peer is None or self.peer.version == self._us.version:
+            return None
+        return ProtocolError(
+            f"peer speaks {self.peer.version}, we speak {self._us.version}", self.peer.name
+        )
+
+    def _receive_proof(self, message: bytes) -> bytes:
+        status, mac = _PROOF.unpack(message)
+        label = b"server" if self._client else b"client"
+        if not hmac.compare_digest(mac, self._mac(label, status)):
+            raise AuthError(
+                "the other side does not know this cluster's secret",
+                self.peer.name if self.peer else "",
+            )
+        self.proven, self._expects, self.needed = True, "nothing", 0
+        if self._client:
+            self.status = status
+        return b""
+
+    def _mac(self, label: bytes, status: int) -> bytes:
+        first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)
+        text = b"".join((label, bytes([status]), first, second, self._binding))
+        return hmac.digest(self._key, text, hashlib.sha256)

@@ -1,0 +1,46 @@
+"""Agents in one loop, over a memory network, that all know each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.options import Options
+from aiograd.rpc.runtime import Runtime
+
+SECRET = b"a secret for tests, 32 bytes lo."
+
+
+@asynccontextmanager
+async def running_agents(
+    count: int,
+    *,
+    options: Options | None = None,
+    address: Callable[[int], str] = "memory:{}".format,
+    ops: dict[str, Any] | None = None,
+) -> AsyncIterator[list[Agent]]:
+    """`count` agents worker0 … that know each other; closed at the end."""
+    runtime = Runtime()
+    agents = [
+        Agent(f"worker{i}", i, secret=SECRET, options=options, runtime=runtime, ops=ops)
+        for i in range(count)
+    ]
+    try:
+        for i, agent in enumerate(agents):
+            await agent.start(address(i))
+        for agent in agents:
+            for other in agents:
+                agent.directory.add(other.info)
+        yield agents
+    finally:
+        for agent in agents:
+            await agent.close()
+
+
+@pytest.fixture
+def agents() -> Callable[..., Any]:
+    return running_agents

@@ -83,7 +83,7 @@ class Op:
         shared = each or joint
         self._variadic = needs_variadic(shared) if shared else None
         self.saves = (
-            any(VALUE in (own, *args) for own, args in self._needs)
+            any(VALUE in (own, *args[: len(self.rules)]) for own, args in self._needs)
             if self._variadic is None
             else VALUE in self._variadic
         )

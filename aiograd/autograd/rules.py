@@ -47,10 +47,12 @@ def _positional(rule: Rule) -> list[str] | None:
         return None
     code = rule.__code__
     names = list(code.co_varnames[: code.co_argcount])
-    return names if len(names) >= 2 and not set(names) & set(code.co_cellvars) else None
+    return names if len(names) >= 2 else None
 
 
 def _use(rule: Rule, name: str) -> int:
+    if name in rule.__code__.co_cellvars:
+        return VALUE  # an inner function reads it
     use = NOTHING
     instructions = list(dis.get_instructions(rule))
     for here, after in zip(instructions, [*instructions[1:], None], strict=True):

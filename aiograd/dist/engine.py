@@ -48,7 +48,8 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 
     def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
-        BackwardFailed.__init__(self, worker, op, why)
+        Exception.__init__(self, worker, op, why, seconds)
+        self.worker, self.op, self.why = worker, op, why
         self.function, self.seconds = "backward", seconds
 
     __str__ = BackwardFailed.__str__
@@ -58,8 +59,8 @@ class PassRefused(BackwardFailed, GradError):
     """A backward pass that cannot be played: freed, modified, or crossing contexts."""
 
     def __init__(self, worker: str, op: str = "", why: str = "", reason: str = "other") -> None:
-        BackwardFailed.__init__(self, worker, op, why)
-        self.reason = reason
+        Exception.__init__(self, worker, op, why, reason)
+        self.worker, self.op, self.why, self.reason = worker, op, why, reason
 
     __str__ = BackwardFailed.__str__
 
@@ -92,7 +93,10 @@ class Engine:
         self._counter = itertools.count(self.agent.runtime.random.getrandbits(24) << 20)
 
     def running(self) -> int:
-        return sum(not r.play.complete or r.done is not None for r in self._running.values())
+        """How many passes have something to do or to wait for here."""
+        return sum(
+            not r.play.complete or r.draining or r.done is not None for r in self._running.values()
+        )
 
     def leads(self, context: Context, number: int) -> bool:
         return number in self._led
@@ -205,8 +209,6 @@ class Engine:
             agent.spawn(self._end(running, BackwardFailed(agent.name, "", "it was cancelled")))
             raise
         finally:
-            if running.done.done() and not running.done.cancelled():
-                running.done.exception()  # looked at
             self._led.pop(play.number, None)
             self._running.pop((running.context.id, play.number), None)
 
@@ -367,6 +369,7 @@ class Engine:
         done = running.done
         if done is not None and not done.done():
             done.set_exception(failure)
+            done.exception()  # whoever still awaits it gets it all the same
 
     def _drop(self, running: Running, failure: BackwardFailed) -> bool:
         context, number = running.context, running.play.number
@@ -433,9 +436,9 @@ class Engine:
             if context_id == context.id:
                 del self._running[context_id, number]
                 if running.done is not None and not running.done.done():
-                    running.done.set_exception(
-                        UnknownContext(context_id, "it was released while a backward pass ran")
-                    )
+                    error = UnknownContext(context_id, "it was released while a backward pass ran")
+                    running.done.set_exception(error)
+                    running.done.exception()
 
 
 def failure_of(worker: str, op: str, error: BaseException) -> BackwardFailed:

@@ -1,0 +1,282 @@
+"""Backward passes that fail, are cancelled, overlap or cross: one typed error, and nothing partial."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.errors import BackwardFailed, GradError, UnknownContext
+
+
+class Broken(ag.Function):
+    """Passes its input on; fails on the way back while the switch is on."""
+
+    on = True
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        if Broken.on:
+            raise ValueError("no way back")
+        return g * 1.0
+
+
+GATE = threading.Event()
+
+
+class Slow(ag.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        GATE.wait(20)
+        return g * 1.0
+
+
+@pytest.fixture(autouse=True)
+def _open_gate_at_the_end():
+    Broken.on = True
+    GATE.clear()
+    yield
+    GATE.set()
+
+
+def double(x):
+    return x * 2.0
+
+
+def broken(x):
+    return Broken.apply(x)
+
+
+def slow(x):
+    return Slow.apply(x)
+
+
+async def through(x, *workers):
+    """x through a chain of workers, doubled on each."""
+    if not workers:
+        return x * 2.0
+    return await ag.rpc_async(workers[0], through, args=(x * 2.0, *workers[1:]))
+
+
+def gradient_errors(ctx_id):
+    try:
+        return dict.fromkeys(map(str, ag.get_gradients(ctx_id)))
+    except Exception as error:
+        return type(error).__name__
+
+
+async def test_a_failing_rule_names_worker_and_op_and_chains_its_cause(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", broken, args=(x,))
+        with pytest.raises(BackwardFailed, match="no way back") as caught:
+            await ctx.backward(y.sum())
+        assert caught.value.worker == "worker1"
+        assert caught.value.op == "Broken"
+        assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_no_gradient_of_a_failed_pass_can_be_read_anywhere(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(3), ag.context() as ctx:
+        a = await ag.rpc_async("worker0", double, args=(x,))
+        b = await ag.rpc_async("worker1", broken, args=(x,))
+        with pytest.raises(BackwardFailed):
+            await ctx.backward((a + b).sum(), retain_graph=True)
+        with pytest.raises(BackwardFailed):
+            _ = ctx.gradients
+        for name in ("worker0", "worker1"):
+            assert await ag.rpc_async(name, gradient_errors, args=(ctx.id,)) == "BackwardFailed"
+
+
+async def test_a_retry_in_the_same_context_works_and_earlier_sums_come_back(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", broken, args=(x,))
+        Broken.on = False
+        await ctx.backward(y.sum(), retain_graph=True)
+        Broken.on = True
+        with pytest.raises(BackwardFailed):
+            await ctx.backward(y.sum(), retain_graph=True)
+        Broken.on = False
+        await ctx.backward(y.sum(), retain_graph=True)
+        assert ctx.gradients[x].tolist() == [2.0, 2.0]
+
+
+async def test_other_contexts_do_not_notice_a_failure(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+
+    async def good():
+        async with ag.context() as ctx:
+            y = await ag.rpc_async("worker1", double, args=(x,))
+            await ctx.backward(y.sum())
+            return ctx.gradients[x].item()
+
+    async def bad():
+        async with ag.context() as ctx:
+            y = await ag.rpc_async("worker1", broken, args=(x,))
+            with pytest.raises(BackwardFailed):
+                await ctx.backward(y.sum())
+
+    async with workers(2):
+        results = await asyncio.gather(*[good() if i % 2 else bad() for i in range(10)])
+    assert results[1::2] == [2.0] * 5
+
+
+async def test_a_timeout_ends_the_pass_on_all_workers(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2) as cluster, ag.context() as ctx:
+        y = await ag.rpc_async("worker1", slow, args=(x,))
+        with pytest.raises(BackwardFailed) as caught:
+            await ctx.backward(y.sum(), timeout=0.1)
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.worker == "worker1"
+        GATE.set()
+        for worker in cluster:
+            assert (await worker.call(ag.debug_info))["backward_passes"] == 0
+
+
+async def test_cancelling_a_pass_ends_it_everywhere(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", slow, args=(x,))
+        running = asyncio.create_task(ctx.backward(y.sum()))
+        while not (await ag.rpc_async("worker1", ag.debug_info))["backward_passes"]:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while (await ag.rpc_async("worker1", ag.debug_info))["backward_passes"]:
+            await asyncio.sleep(0)
+        GATE.set()
+        assert ag.debug_info()["backward_passes"] == 0
+        with pytest.raises(BackwardFailed, match="cancelled"):
+            _ = ctx.gradients
+
+
+async def test_leaving_the_context_ends_a_running_pass(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2):
+        async with ag.context() as ctx:
+            y = await ag.rpc_async("worker1", slow, args=(x,))
+            running = asyncio.create_task(ctx.backward(y.sum()))
+            while not (await ag.rpc_async("worker1", ag.debug_info))["backward_passes"]:
+                await asyncio.sleep(0)
+        with pytest.raises(UnknownContext):
+            await running
+        GATE.set()
+
+
+async def test_a_heavy_rule_does_not_hold_up_the_loop_of_its_worker(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", slow, args=(x,))
+        running = asyncio.create_task(ctx.backward(y.sum()))
+        assert await ag.rpc_async("worker1", double, args=(21,)) == 42
+        GATE.set()
+        await running
+        assert ctx.gradients[x].item() == 1.0
+
+
+async def test_a_second_pass_over_a_freed_graph_names_the_worker(workers):
+    x = ag.tensor([1.0, 3.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", ag.multiply, args=(x, x))
+        z = y.sum()
+        await ctx.backward(z)
+        with pytest.raises(GradError, match="worker1") as caught:
+            await ctx.backward(z)
+        assert caught.value.reason == "freed"
+
+
+async def test_concurrent_passes_in_one_context_all_end_right(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(3), ag.context() as ctx:
+        y = await ag.rpc_async("worker0", through, args=(x, "worker1", "worker2"))
+        await asyncio.gather(*[ctx.backward(y.sum(), retain_graph=True) for _ in range(8)])
+        assert ctx.gradients[x].tolist() == [64.0, 64.0]
+
+
+async def test_a_pass_must_not_cross_into_another_context(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2):
+        async with ag.context():
+            y = await ag.rpc_async("worker1", double, args=(x,))
+        async with ag.context() as other:
+            with pytest.raises(GradError, match="context"):
+                await other.backward((y * 2.0).sum())
+
+
+async def test_a_local_backward_says_to_use_the_context(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2), ag.context():
+        y = await ag.rpc_async("worker1", double, args=(x,))
+        with pytest.raises(GradError, match=r"ctx\.backward"):
+            y.sum().backward()
+
+
+async def test_a_chain_of_200_hops_comes_back(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+
+    async def hop(value, left):
+        if not left:
+            return value * 1.0
+        name = f"worker{left % 3}"
+        return await ag.rpc_async(name, hop, args=(value + 1.0, left - 1))
+
+    async with workers(3), ag.context() as ctx:
+        y = await hop(x, 200)
+        await ctx.backward(y.sum())
+        assert ctx.gradients[x].item() == 1.0
+
+
+async def test_a_64_way_fan_out_comes_together(workers):
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(4), ag.context() as ctx:
+        calls = [ag.rpc_async(f"worker{i % 4}", double, args=(x,)) for i in range(64)]
+        await ctx.backward(sum(await asyncio.gather(*calls)).sum())
+        assert ctx.gradients[x].item() == 128.0
+
+
+async def test_a_checkpointed_call_gives_the_same_gradients_without_its_graph(workers):
+    rng = np.random.default_rng(3)
+    x = ag.tensor(rng.standard_normal((4, 3)), requires_grad=True)
+    w = ag.tensor(rng.standard_normal((3, 2)), requires_grad=True)
+
+    def block(a, b):
+        return ag.tanh(a @ b) * 2.0
+
+    async with workers(2):
+        found = []
+        for function in (block, ag.checkpoint(block)):
+            async with ag.context() as ctx:
+                y = await ag.rpc_async("worker1", function, args=(x, w))
+                await ctx.backward((y * y).sum())
+                found.append((ctx.gradients[x].numpy(), ctx.gradients[w].numpy()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+async def test_a_hessian_vector_product_through_a_remote_call_is_exact(workers):
+    x = ag.tensor([1.0, 2.0, -1.0], requires_grad=True)
+    v = np.array([0.5, -1.0, 2.0])
+
+    def cubes(a):
+        return (a * a * a).sum()
+
+    async with workers(2), ag.context():
+        y = await ag.rpc_async("worker1", cubes, args=(x,))
+        (g,) = await ag.grad(y, x, create_graph=True)
+        (hv,) = await ag.grad((g * v).sum(), x)
+    np.testing.assert_allclose(hv.numpy(), 6 * x.numpy() * v, rtol=1e-14)

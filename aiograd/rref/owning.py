@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.errors import RRefError, RRefExpired, RRefReleased
-from aiograd.rref.records import BY_CREATOR, Owned, Party, RefId
+from aiograd.rref.records import BY_CREATOR, Owned, Party, Place, RefId
 
 GIVEN_UP_LIMIT: Final = 65_536
 """Creations that were given up and never came must not pile up; the oldest are forgotten."""
@@ -59,25 +59,25 @@ class Owning:
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
-    def begin_here(self, ref_id: RefId, line: str) -> Owned:
+    def begin_here(self, ref_id: RefId, line: Place) -> Owned:
         """Make room for a value that this worker creates for itself; it is its own first fork."""
         owned = self.owners[ref_id] = Owned(ref_id, line)
         owned.forks[ref_id] = self.me.incarnation
         return owned
 
-    def expect(self, sender: bytes, ref_id: RefId, fork: RefId, line: str) -> None:
+    def expect(self, sender: bytes, ref_id: RefId, fork: RefId, line: Place) -> None:
         """The creation has come: its function is going to run here."""
         owned = self.owners.get(ref_id)
         if owned is None:
             owned = self.owners[ref_id] = Owned(ref_id, line)
-        owned.line = owned.line or line
+        owned.line = owned.line if owned.line[0] else line
         owned.making = True
         if fork in self._given_up:
             del self._given_up[fork]
         else:
             owned.forks[fork] = sender
 
-    def settle(self, ref_id: RefId, value: Any, error: BaseException | None = None) -> None:
+    def settle(self, ref_id: RefId, value: Any, error: Exception | None = None) -> None:
         """The creating function has ended."""
         if (owned := self.owners.get(ref_id)) is None:
             return

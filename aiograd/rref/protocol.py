@@ -26,7 +26,18 @@ from typing import Final
 
 from aiograd.errors import OwnerLost, RRefReleased
 from aiograd.rref.owning import Owning
-from aiograd.rref.records import BY_CONFIRMED, BY_OWNER, ForkData, Held, Owned, Party, RefId, Use
+from aiograd.rref.records import (
+    BY_CONFIRMED,
+    BY_OWNER,
+    NOWHERE,
+    ForkData,
+    Held,
+    Owned,
+    Party,
+    Place,
+    RefId,
+    Use,
+)
 from aiograd.rref.using import Using
 from aiograd.rref.watch import Watch
 
@@ -55,17 +66,17 @@ class Protocol:
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
-    def own(self, value: object, line: str = "") -> Owned:
+    def own(self, value: object, line: Place = NOWHERE) -> Owned:
         """Own a value that nobody else knows of yet; it enters the table when it is shared."""
         owned = Owned(self.new_id(), line)
         owned.value, owned.ready = value, True
         return owned
 
-    def create(self, owner: Party, line: str = "") -> Held:
+    def create(self, owner: Party, line: Place = NOWHERE) -> Held:
         ref_id = self.new_id()
         return self.using.create(ref_id, self.new_id(), owner, line)
 
-    def create_here(self, line: str = "") -> Owned:
+    def create_here(self, line: Place = NOWHERE) -> Owned:
         """A creation sent to oneself: owner at once, and kept by itself until it is answered."""
         return self.owning.begin_here(self.new_id(), line)
 

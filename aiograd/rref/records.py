@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from aiograd.errors import RRefError
@@ -22,10 +23,16 @@ RefId = tuple[int, int, int]
 ForkData = tuple[str, int, bytes, RefId, RefId, int]
 """A reference on its way: owner's name, rank and incarnation, reference, fork, who shared it."""
 
+Place = tuple[str, int]
+"""File and line where user code made a reference."""
+
 # Who shared it: decides what an owner that does not know the id may conclude.
 BY_OWNER: Final = 2  # the fork is already registered
 BY_CONFIRMED: Final = 1  # the owner knew the sharer, so an unknown id was given up
 BY_CREATOR: Final = 0  # the creation may still be on its way
+
+
+NOWHERE: Final[Place] = ("", 0)
 
 
 class Party(NamedTuple):
@@ -63,15 +70,17 @@ class Owned:
         "local",
         "making",
         "ready",
+        "trace",
         "value",
         "waiters",
     )
 
-    def __init__(self, ref_id: RefId, line: str = "") -> None:
+    def __init__(self, ref_id: RefId, line: Place = NOWHERE) -> None:
         self.id = ref_id
         self.line = line  # where user code made it
         self.value: Any = None
-        self.error: BaseException | None = None  # the outcome instead of a value
+        self.error: Exception | None = None  # the outcome instead of a value
+        self.trace: TracebackType | None = None  # of the error, as it came
         self.ready = False  # value or error is there
         self.making = False  # its function is here and has not ended
         self.local = 0  # references here that were given back before the creation came
@@ -79,14 +88,22 @@ class Owned:
         self.forks: dict[RefId, bytes] = {}  # fork → incarnation of its holder
         self.waiters: list[Callable[[], None]] = []  # called once, when ready
 
-    def settle(self, value: Any, error: BaseException | None) -> None:
+    def settle(self, value: Any, error: Exception | None) -> None:
         """Give the outcome, once, and wake who waits for it."""
         if self.ready:
             return
         self.value, self.error, self.ready = value, error, True
+        if error is not None:
+            self.trace = error.__traceback__
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
+
+    def result(self) -> Any:
+        """Return the value, or raise what its function raised."""
+        if self.error is not None:
+            raise self.error.with_traceback(self.trace)  # else it grows with every use
+        return self.value
 
 
 class Held:
@@ -108,7 +125,7 @@ class Held:
         "use",
     )
 
-    def __init__(self, ref_id: RefId, fork: RefId, owner: Party, use: Use, line: str = "") -> None:
+    def __init__(self, ref_id: RefId, fork: RefId, owner: Party, use: Use, line: Place) -> None:
         self.id = ref_id
         self.fork = fork
         self.owner = owner

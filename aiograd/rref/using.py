@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aiograd.rref.records import BY_OWNER, Held, Party, RefId, Use
+from aiograd.rref.records import BY_OWNER, NOWHERE, Held, Party, Place, RefId, Use
 
 
 class Batch:
@@ -64,14 +64,14 @@ class Using:
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
 
-    def create(self, ref_id: RefId, fork: RefId, owner: Party, line: str) -> Held:
+    def create(self, ref_id: RefId, fork: RefId, owner: Party, line: Place) -> Held:
         held = self.held[fork] = Held(ref_id, fork, owner, Use.CREATING, line)
         return held
 
     def receive(self, ref_id: RefId, fork: RefId, owner: Party, parent: Party, known: int) -> Held:
         """A reference came in a message; unless its owner sent it, the owner must be told."""
         use = Use.CONFIRMED if known == BY_OWNER else Use.CONFIRMING
-        held = self.held[fork] = Held(ref_id, fork, owner, use)
+        held = self.held[fork] = Held(ref_id, fork, owner, use, NOWHERE)
         if use is Use.CONFIRMING:
             held.parent, held.claim = parent, known
             self._batch(owner).forks.append(held)

@@ -7,7 +7,7 @@ import pytest
 from aiograd.errors import OwnerLost, RRefError, RRefExpired, RRefReleased
 from aiograd.rref.owning import GIVEN_UP_LIMIT
 from aiograd.rref.protocol import Protocol
-from aiograd.rref.records import BY_CONFIRMED, BY_CREATOR, Held, Owned, Party, Use
+from aiograd.rref.records import BY_CONFIRMED, BY_CREATOR, NOWHERE, Held, Owned, Party, Use
 from aiograd.rref.using import Batch
 
 
@@ -40,7 +40,7 @@ def batch_to(worker: Protocol, to: Protocol) -> Batch:
 def created(creator: Protocol, owner: Protocol, value: object = "value") -> Held:
     """A reference whose creation went through."""
     held = creator.create(owner.me)
-    owner.owning.expect(creator.me.incarnation, held.id, held.fork, "")
+    owner.owning.expect(creator.me.incarnation, held.id, held.fork, NOWHERE)
     owner.owning.settle(held.id, value)
     creator.using.answered(held)
     return held
@@ -113,7 +113,7 @@ def test_a_reference_dropped_before_the_answer_is_released_after_it(
     held = a.create(b.me)
     a.using.drop(held)
     assert a.using.take() == []
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 1)
     a.using.answered(held)
     tell_releases(a, b)
@@ -137,7 +137,7 @@ def test_a_local_value_enters_the_table_only_when_it_is_shared(a: Protocol, b: P
 def test_a_creation_for_oneself_keeps_itself_until_it_is_answered(a: Protocol) -> None:
     owned = a.create_here()
     assert not a.at_rest
-    a.owning.expect(a.me.incarnation, owned.id, owned.id, "")
+    a.owning.expect(a.me.incarnation, owned.id, owned.id, NOWHERE)
     a.owning.settle(owned.id, 5)
     assert not a.at_rest
     a.created_here(owned)
@@ -151,14 +151,14 @@ def test_a_creation_for_oneself_that_never_came_leaves_nothing(a: Protocol) -> N
     assert a.at_rest
     with pytest.raises(RRefError, match="creation"):
         a.check(owned)
-    a.owning.expect(a.me.incarnation, owned.id, owned.id, "")  # late after all
+    a.owning.expect(a.me.incarnation, owned.id, owned.id, NOWHERE)  # late after all
     a.owning.settle(owned.id, 5)
     assert a.at_rest
 
 
 def test_a_given_up_creation_that_runs_all_the_same_is_cleaned(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     a.using.answered(held, RRefError("RRef creation timed out"))
     a.using.drop(held)
     tell_releases(a, b)
@@ -172,7 +172,7 @@ def test_a_release_may_be_faster_than_the_creation_it_gives_up(a: Protocol, b: P
     a.using.answered(held, RRefError("RRef creation timed out"))
     a.using.drop(held)
     tell_releases(a, b)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 1)
     assert b.at_rest
 
@@ -185,7 +185,7 @@ def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Proto
 
 def test_the_error_of_the_creating_function_is_the_outcome(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, None, ValueError("no"))
     assert isinstance(b.look_up(a.me, held.id, held.fork, held.known).error, ValueError)
 
@@ -272,7 +272,7 @@ def test_a_fetch_that_overtakes_the_creation_waits_for_it(a: Protocol, b: Protoc
     early = b.look_up(a.me, held.id, held.fork, held.known)
     woken: list[object] = []
     early.waiters.append(lambda: woken.append(early.value))
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     assert woken == [7]
 
@@ -284,7 +284,7 @@ def test_a_fork_request_that_overtakes_the_creation_keeps_the_value(
     child = arrived_held(c, a.depart(held, c.me), a)
     assert tell_forks(c, b) == [True]
     tell_accepts(c, a)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     a.using.answered(held)
     a.using.drop(held)
@@ -298,7 +298,7 @@ def test_a_reference_given_back_before_its_creation_came_gets_the_value(
     held = a.create(b.me)
     owned = arrived_owned(b, a.depart(held, b.me), a)
     assert not owned.ready
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     assert owned.value == 7
 
@@ -313,7 +313,7 @@ def test_a_child_that_comes_and_goes_before_the_creation_leaves_nothing(
     c.using.drop(child)
     tell_releases(c, b)
     assert b.at_rest  # a late creation makes its own room
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     assert b.look_up(a.me, held.id, held.fork, held.known).value == 7
 
@@ -544,7 +544,7 @@ def test_a_use_proves_that_a_fork_arrived(a: Protocol, b: Protocol) -> None:
 
 def test_a_shutdown_does_not_wait_for_creations(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, "")
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     a.using.force(held)
     tell_releases(a, b)
     assert a.at_rest
@@ -553,6 +553,6 @@ def test_a_shutdown_does_not_wait_for_creations(a: Protocol, b: Protocol) -> Non
 
 
 def test_a_leak_is_what_somebody_still_keeps(a: Protocol, b: Protocol) -> None:
-    owned = a.own("x", "app.py:7")
+    owned = a.own("x", ("app.py", 7))
     a.depart(owned, b.me)
-    assert [leak.line for leak in a.owning.leaks()] == ["app.py:7"]
+    assert [leak.line for leak in a.owning.leaks()] == [("app.py", 7)]

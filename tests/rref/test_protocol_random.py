@@ -1,8 +1,8 @@
-"""Any interleaving, loss, copy and death: no live holder's value is freed, and all tables end empty.
+"""Any interleaving, loss, copy and death: no living holder's value is freed, nothing is left.
 
-A world of workers and a bag of messages, driven by hypothesis. Calls are carried once or thrown away
-on arrival; control messages are repeated until answered, so any number of copies may arrive in any
-order, also after the answer. `AIOGRAD_EXAMPLES` sets the number of runs.
+A world of workers and a bag of messages, driven by hypothesis. Calls are carried once or thrown
+away on arrival; control messages are repeated until answered, so any number of copies may arrive in
+any order, also after the answer. `AIOGRAD_EXAMPLES` sets the number of runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from aiograd.errors import AiogradError, OwnerLost, RRefError, RRefExpired
 from aiograd.rref.protocol import Protocol
-from aiograd.rref.records import Held, Owned, Party, RefId, Use
+from aiograd.rref.records import NOWHERE, Held, Owned, Party, RefId, Use
 
 WORKERS = 4
 
 
-@dataclass
-class Message:
+@dataclass(eq=False)
+class Message:  # compared by identity, like every message under way
     """One thing under way. Control messages stay in the bag until their answer came."""
 
     kind: str
@@ -34,7 +34,7 @@ class Message:
     number: tuple[int, int] = (0, 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """One start of one worker, with what its user code holds."""
 
@@ -155,7 +155,7 @@ class World:
         ref = message.body
         fork = ref.fork if isinstance(ref, Held) else ref.id
         source = message.source.me.incarnation
-        message.to.protocol.owning.expect(source, ref.id, fork, "")
+        message.to.protocol.owning.expect(source, ref.id, fork, NOWHERE)
         self.running.append((message.source, message.to, ref))
 
     def finish(self, source: Node, owner: Node, ref: Owned | Held) -> None:
@@ -224,9 +224,9 @@ class World:
         if gone.alive:
             self.mistakes |= {(node.me.stamp, gone.me.stamp), (gone.me.stamp, node.me.stamp)}
         for message in self.bag:
-            if message.source is node and message.to is gone and not message.answered:
-                if message.kind in ("forks", "accepts", "releases"):
-                    self.failed_by_loss(message)
+            control = message.kind in ("forks", "accepts", "releases")
+            if control and (message.source, message.to) == (node, gone) and not message.answered:
+                self.failed_by_loss(message)
         if not gone.alive:
             for held in list(node.protocol.using.held.values()):
                 if held.owner == gone.me and held.use is Use.CREATING:
@@ -234,11 +234,8 @@ class World:
 
     def failed_by_loss(self, message: Message) -> None:
         # If the receiver lives, what it did not learn now it learns from the lease or an audit.
-        if message.to.alive:
-            if message.kind == "forks":
-                self.excused.update(held.id for held in message.body)
-            elif message.kind == "releases":
-                self.excused.update(held.id for held in message.body)
+        if message.to.alive and message.kind != "accepts":
+            self.excused.update(held.id for held in message.body)
         self.failed(message)
 
     def end_lease(self, node: Node, gone: Node) -> None:

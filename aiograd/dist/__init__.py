@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist import picture
 from aiograd.dist.context import Contexts
 from aiograd.dist.engine import Engine
 from aiograd.dist.travel import ContextBaggage, TensorTraveller
@@ -22,5 +25,6 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.failed"] = engine.failure_reported
     agent.services["gradients.abort"] = engine.abort_asked
     agent.services["context.release"] = contexts.release_asked
+    agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)
     agent.lost.append(contexts.lost)
     return contexts

@@ -29,6 +29,7 @@ from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
+    from aiograd.dist.picture import ContextGraph
 
 _current: ContextVar[Context | None] = ContextVar("aiograd_context", default=None)
 
@@ -50,6 +51,8 @@ class Context:
         self.aborted: set[int] = set()
         self.failure: BackwardFailed | None = None  # of the last pass, until a later one is good
         self.released = False
+        self.roots: list[Node] = []  # of the last pass started here, for the picture
+        self.seconds = 0.0  # spent computing in passes on this worker
         self._view: dict[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
@@ -173,6 +176,23 @@ class Context:
     def recv_nodes(self) -> dict[int, Node]:
         """The receiving ends of edges on this worker, by edge id, in the order they were made."""
         return dict(self.receives)
+
+    def graph(self) -> ContextGraph:
+        """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
+        from aiograd.dist.picture import picture
+
+        self.check()
+        return picture(self)
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "worker": self.home.agent.name,
+            "known workers": ", ".join(sorted(self.told)) or "none yet",
+            "edges": f"{len(self.sends)} sent, {len(self.receives)} received",
+            "gradients": str(len(self.totals)),
+        }
+        cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
+        return f"<table><caption>Context {self.id}</caption>{cells}</table>"
 
     # ── for the machinery ───────────────────────────────────────────────────────────────────────
 

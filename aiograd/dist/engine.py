@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,7 @@ class Engine:
     ) -> None:
         context.check()
         entries = [(root_node(root), _ones(root, create_graph)) for root in _checked(roots)]
+        context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         running = self._start(context, terms, entries, ())
         await self._finish(running, timeout)
@@ -228,15 +230,20 @@ class Engine:
             running.draining = True
             self.agent.spawn(self._advance_in_thread(running))
             return
+        began = perf_counter()
         try:
-            self._send(running, running.play.drain())
+            sinks = running.play.drain()
+            running.context.seconds += perf_counter() - began
+            self._send(running, sinks)
         except Exception as error:
             self._failed(running, error)
 
     async def _advance_in_thread(self, running: Running) -> None:
         try:
             while True:
+                began = perf_counter()
                 sinks = await self.shell.in_thread(running.play.drain)
+                running.context.seconds += perf_counter() - began
                 if not self._is_live(running):
                     return
                 self._send(running, sinks)

@@ -180,15 +180,19 @@ class Agent:
         timeout: float | None = None,
         keep: Any = None,
         frame: FrameType | None = None,
+        future: Future[Any] | None = None,
     ) -> Future[Any]:
-        """Call `func` on another worker. What is known before sending is raised here."""
+        """Call `func` on another worker. What is known before sending is raised here.
+
+        `future` is a fresh one of the caller's own kind to answer with."""
         link = self.link(to)
         if type(args) is not tuple:
             args = _as_tuple(args)
         shipment = self.shipper.of(func, link.peer)
         seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
-        future: Future[Any] = Future(loop=self.loop)
+        if future is None:
+            future = Future(loop=self.loop)
         future._function, future._seconds = shipment.name, seconds
         future._kind = shipment.kind if keep is None else "remote"
         future.made_at(frame if frame is not None else sys._getframe(1))
@@ -222,11 +226,13 @@ class Agent:
         timeout: float | None = None,
         carry: bool = False,
         retry: bool = False,
+        future: Future[Any] | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker."""
         link = self.link(to)
         seconds, deadline = self.deadline(timeout)
-        future: Future[Any] = Future(loop=self.loop)
+        if future is None:
+            future = Future(loop=self.loop)
         future._function = future._kind = service
         future._seconds = seconds
         held = self.baggage.current() if carry and self.baggage is not None else None

@@ -202,7 +202,7 @@ class Callee:
             return self._fail(incoming, error)
         except asyncio.CancelledError as error:
             return self._fail(incoming, error)
-        if mode == TASK or inspect.isawaitable(value):
+        if mode == TASK or unfinished(value):
             incoming.task = self._agent.spawn(self._await(incoming, value), context)
         else:
             self._succeed(incoming, value)
@@ -216,7 +216,7 @@ class Callee:
             value = self._agent.context.copy().run(handler, self._link.peer, *incoming.args)
         except Exception as error:
             return self._fail(incoming, error)
-        if inspect.isawaitable(value):
+        if unfinished(value):
             incoming.task = self._agent.spawn(
                 self._await(incoming, value), self._agent.context.copy()
             )
@@ -246,7 +246,7 @@ class Callee:
                 self._fail(incoming, incoming.error or asyncio.CancelledError())
         elif incoming.error is not None:
             self._fail(incoming, incoming.error)
-        elif inspect.isawaitable(incoming.value):
+        elif unfinished(incoming.value):
             incoming.task = self._agent.spawn(
                 self._await(incoming, incoming.value), incoming.context
             )
@@ -347,6 +347,11 @@ class Callee:
         """The peer is gone: nobody waits for anything that still runs."""
         for incoming in list(self.running.values()):
             self._abandon(incoming)
+
+
+def unfinished(value: Any) -> bool:
+    """Whether a result must be awaited. Other awaitables, such as an RRef, are values."""
+    return inspect.iscoroutine(value) or asyncio.isfuture(value)
 
 
 def pack(

@@ -28,7 +28,6 @@ IMPURE = {"asyncio", "socket", "threading", "ssl", "selectors", "uvloop", "subpr
 MODULES = [
     *sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT),
     ROOT / "errors.py",
-    ROOT / "viz.py",
 ]
 
 

@@ -12,6 +12,7 @@ rules need them; the Tensor side (`ag.sparse`) is in `sparse.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -231,6 +232,8 @@ class Coo:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", (None,))[0]
+        if ufunc is np.add and method == "reduce" and out is None:
+            return inputs[0].sum(*inputs[1:], **kwargs)
         rule = _UFUNCS.get(ufunc)
         if rule is None or method != "__call__" or kwargs:
             return NotImplemented
@@ -406,6 +409,9 @@ _UFUNCS: dict[Any, Any] = {
 
 _FUNCTIONS: dict[Any, Any] = {
     np.sum: lambda a, axis=None, dtype=None, out=None, keepdims=False: a.sum(axis, dtype, keepdims),
+    np.mean: lambda a, axis=None, dtype=None, out=None, keepdims=False: (
+        a.sum(axis, dtype, keepdims) / math.prod(a.shape[i] for i in _axes(axis, a.ndim))
+    ),
     np.stack: lambda arrays, axis=0: stack(arrays, axis),
     np.reshape: lambda a, shape, order="C": a.reshape(shape) if order == "C" else NotImplemented,
     np.transpose: transpose,

@@ -205,14 +205,20 @@ def values(tensor: Tensor) -> Tensor:
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Stack sparse tensors along a new dimension."""
-    result: Tensor = np.stack([_sparse(tensor) for tensor in tensors], axis=axis)
-    return result
+    result: Any = np.stack([_sparse(tensor) for tensor in tensors], axis=axis)
+    return result if isinstance(result, Tensor) else Tensor(result)
 
 
 def mask(tensor: Tensor, pattern: Coo) -> Tensor:
     """The entries of a dense tensor at the positions that are stored in `pattern`."""
     result: Tensor = _masked(tensor, pattern=pattern)
     return result
+
+
+def sparse_rows(values: Any, rows: Any, shape: tuple[int, ...]) -> Any:
+    """A row-sparse array, or Tensor, from rows by number; the gradient of a table of rows."""
+    places = np.asarray(rows, dtype=np.int64).reshape(1, -1)
+    return _from_values.of(values.reshape(-1, *shape[1:]), indices=places, shape=tuple(shape))
 
 
 def _sparse(tensor: Any) -> Tensor:

@@ -1,0 +1,94 @@
+"""Models: modules, layers, losses, and their first values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiograd.nn import functional as functional
+from aiograd.nn import init as init
+from aiograd.nn.activations import (
+    GELU,
+    AvgPool2d,
+    Dropout,
+    Flatten,
+    Identity,
+    LeakyReLU,
+    LogSoftmax,
+    MaxPool2d,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from aiograd.nn.containers import ModuleDict, ModuleList, Sequential
+from aiograd.nn.files import load, save
+from aiograd.nn.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Embedding,
+    EmbeddingBag,
+    LayerNorm,
+    Linear,
+)
+from aiograd.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss
+from aiograd.nn.module import Module, Parameter
+
+if TYPE_CHECKING:
+    from aiograd.nn.pipeline import Pipeline
+    from aiograd.nn.remote import RemoteModule
+
+__all__ = [
+    "GELU",
+    "AvgPool2d",
+    "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "EmbeddingBag",
+    "Flatten",
+    "Identity",
+    "L1Loss",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "LogSoftmax",
+    "MSELoss",
+    "MaxPool2d",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "NLLLoss",
+    "Parameter",
+    "Pipeline",
+    "ReLU",
+    "RemoteModule",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+    "functional",
+    "init",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Models of one process need no workers, so what does is imported when asked for.
+    if name == "RemoteModule":
+        from aiograd.nn.remote import RemoteModule
+
+        return RemoteModule
+    if name == "Pipeline":
+        from aiograd.nn.pipeline import Pipeline
+
+        return Pipeline
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

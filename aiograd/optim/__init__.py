@@ -1,5 +1,9 @@
 """Optimisers, learning rates over time, and limits on gradients."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from aiograd.optim.adam import Adam, Adamax, AdamW
 from aiograd.optim.adaptive import Adadelta, Adagrad, RMSprop, Rprop
 from aiograd.optim.clip import clip_grad_norm, clip_grad_value
@@ -16,6 +20,9 @@ from aiograd.optim.schedules import (
 )
 from aiograd.optim.sgd import SGD
 
+if TYPE_CHECKING:
+    from aiograd.optim.distributed import DistributedOptimizer
+
 __all__ = [
     "SGD",
     "Adadelta",
@@ -24,6 +31,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "CosineAnnealingLR",
+    "DistributedOptimizer",
     "ExponentialLR",
     "LambdaLR",
     "LinearLR",
@@ -37,3 +45,12 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_value",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Models of one process need no workers, so what does is imported when asked for.
+    if name == "DistributedOptimizer":
+        from aiograd.optim.distributed import DistributedOptimizer
+
+        return DistributedOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

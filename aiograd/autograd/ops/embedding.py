@@ -144,7 +144,7 @@ def embedding_bag(
     if padding_idx is not None:
         real = np.flatnonzero(flat != padding_idx % weight.shape[0])
         flat, bags = flat[real], bags[real]
-        factors = None if factors is None else np.take(factors, real)
+        factors = None if factors is None else factors[real]
     picked = _embedding_op(weight, rows=flat, sparse=sparse)
     if mode == "max":
         best = _max_bags(picked.data, bags, count)

@@ -1,0 +1,178 @@
+"""Layers without parameters: activations, pooling, dropout, reshaping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.ops.table import as_tensor
+from aiograd.autograd.tensor import Tensor
+from aiograd.nn import functional
+from aiograd.nn.module import Module
+
+Pair = int | tuple[int, int]
+
+
+class ReLU(Module):
+    """Zero below zero."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.relu(input)
+        return result
+
+
+class GELU(Module):
+    """Weighted by the normal distribution; `approximate="tanh"` is the fast formula."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.gelu(input, approximate=self.approximate)
+        return result
+
+
+class Sigmoid(Module):
+    """Between 0 and 1."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.sigmoid(input)
+        return result
+
+
+class Tanh(Module):
+    """Between -1 and 1."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.tanh(input)
+        return result
+
+
+class SiLU(Module):
+    """The input times its sigmoid."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.silu(input)
+        return result
+
+
+class LeakyReLU(Module):
+    """A small slope below zero."""
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.leaky_relu(input, negative_slope=self.negative_slope)
+        return result
+
+
+class Softplus(Module):
+    """A smooth ReLU."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.softplus(input)
+        return result
+
+
+class Softmax(Module):
+    """Positive numbers along an axis that sum to 1."""
+
+    def __init__(self, axis: int = -1) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.softmax(input, axis=self.axis)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"axis={self.axis}"
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of the softmax."""
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.log_softmax(input, axis=self.axis)
+        return result
+
+
+class MaxPool2d(Module):
+    """The largest number of each window."""
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.max_pool2d(input, self.kernel_size, self.stride, self.padding)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool2d(Module):
+    """The mean of each window."""
+
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        count_include_pad: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.count_include_pad = count_include_pad
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.avg_pool2d(
+            input, self.kernel_size, self.stride, self.padding, self.count_include_pad
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class Dropout(Module):
+    """In training, zero each number with probability `p` and scale up the others."""
+
+    def __init__(self, p: float = 0.5, generator: np.random.Generator | None = None) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must lie between 0 and 1, not {p}")
+        self.p, self.generator = p, generator
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.dropout(input, self.p, self.training, self.generator)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class Flatten(Module):
+    """Merge the axes from `start_axis` to `end_axis` into one."""
+
+    def __init__(self, start_axis: int = 1, end_axis: int = -1) -> None:
+        super().__init__()
+        self.start_axis, self.end_axis = start_axis, end_axis
+
+    def forward(self, input: Any) -> Tensor:
+        tensor = as_tensor(input)
+        start, end = self.start_axis % tensor.ndim, self.end_axis % tensor.ndim
+        result: Tensor = tensor.reshape(*tensor.shape[:start], -1, *tensor.shape[end + 1 :])
+        return result
+
+
+class Identity(Module):
+    """The input itself."""
+
+    def forward(self, input: Any) -> Any:
+        return input

@@ -1,0 +1,103 @@
+"""Neural operations as functions: the ones of `ag`, under the names torch users know."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.op import op
+from aiograd.autograd.ops.convolution import avg_pool2d as avg_pool2d
+from aiograd.autograd.ops.convolution import conv2d as conv2d
+from aiograd.autograd.ops.convolution import max_pool2d as max_pool2d
+from aiograd.autograd.ops.elementwise import tanh as tanh
+from aiograd.autograd.ops.embedding import embedding as embedding
+from aiograd.autograd.ops.embedding import embedding_bag as embedding_bag
+from aiograd.autograd.ops.neural import batch_norm as batch_norm
+from aiograd.autograd.ops.neural import (
+    binary_cross_entropy_with_logits as binary_cross_entropy_with_logits,
+)
+from aiograd.autograd.ops.neural import cross_entropy as cross_entropy
+from aiograd.autograd.ops.neural import dropout as dropout
+from aiograd.autograd.ops.neural import elu as elu
+from aiograd.autograd.ops.neural import gelu as gelu
+from aiograd.autograd.ops.neural import l1_loss as l1_loss
+from aiograd.autograd.ops.neural import layer_norm as layer_norm
+from aiograd.autograd.ops.neural import leaky_relu as leaky_relu
+from aiograd.autograd.ops.neural import log_softmax as log_softmax
+from aiograd.autograd.ops.neural import mse_loss as mse_loss
+from aiograd.autograd.ops.neural import nll_loss as nll_loss
+from aiograd.autograd.ops.neural import relu as relu
+from aiograd.autograd.ops.neural import sigmoid as sigmoid
+from aiograd.autograd.ops.neural import silu as silu
+from aiograd.autograd.ops.neural import softmax as softmax
+from aiograd.autograd.ops.neural import softplus as softplus
+from aiograd.autograd.ops.table import NUMPY, as_tensor
+from aiograd.autograd.tensor import Tensor
+
+where = NUMPY[np.where]
+
+
+def _flat(a: Any) -> Any:
+    return a if a.ndim == 2 else a.reshape(-1, a.shape[-1])
+
+
+def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
+    y = x @ weight.T
+    if bias is None:
+        return y
+    if y.dtype != np.result_type(y, bias) or not y.shape:
+        return y + bias
+    y += bias
+    return y
+
+
+def _weight_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    return _flat(g).T @ _flat(x)
+
+
+def _input_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    return g @ weight
+
+
+def _bias_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any) -> Any:
+    return _flat(g).sum(axis=0)
+
+
+_linear = op("linear", _linear_forward, _input_rule, _weight_rule)
+_linear_with_bias = op("linear", _linear_forward, _input_rule, _weight_rule, _bias_rule)
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+    """`input @ weight.T + bias`, with the weight as (outputs, inputs)."""
+    args = (as_tensor(input), as_tensor(weight))
+    if args[0].shape[-1:] != args[1].shape[1:]:
+        raise ValueError(f"input {args[0].shape} does not fit a weight of {args[1].shape}")
+    result: Tensor = _linear(*args) if bias is None else _linear_with_bias(*args, as_tensor(bias))
+    return result
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention over the last two axes; a mask is True where a query may look, or added if float.
+
+    A float mask and `is_causal` cannot be combined.
+    """
+    q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ np.swapaxes(k, -1, -2)
+    if is_causal:
+        if attn_mask is not None:
+            raise ValueError("give either attn_mask or is_causal")
+        attn_mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+    if attn_mask is not None:
+        mask = as_tensor(attn_mask)
+        scores = where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    result: Tensor = softmax(scores, axis=-1) @ v
+    return result

@@ -1,0 +1,272 @@
+"""Layers with parameters: linear maps, embeddings, convolutions, normalisations.
+
+Parameters are float64 as everywhere in numpy; pass `dtype=` for another type, and `generator=` (a
+numpy Generator) for the same first values every time. They start as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.nn import functional, init
+from aiograd.nn.module import Module, Parameter
+
+Pair = int | tuple[int, int]
+Generator = np.random.Generator
+
+
+def _empty(*shape: int, dtype: Any) -> Parameter:
+    return Parameter(np.zeros(shape, dtype or np.float64))
+
+
+def _first_values(weight: Parameter, bias: Parameter | None, generator: Generator | None) -> None:
+    """Torch's choice: uniform within 1 / sqrt(inputs), for weights and biases alike."""
+    generator = init.generator_or_new(generator)
+    init.kaiming_uniform(weight, a=math.sqrt(5), generator=generator)
+    if bias is not None:
+        bound = 1 / math.sqrt(max(1, init.fans(weight)[0]))
+        init.uniform(bias, -bound, bound, generator=generator)
+
+
+class Linear(Module):
+    """`x @ weight.T + bias`."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _empty(out_features, in_features, dtype=dtype)
+        self.bias = _empty(out_features, dtype=dtype) if bias else None
+        _first_values(self.weight, self.bias, generator)
+
+    def forward(self, input: Any) -> Tensor:
+        return functional.linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        features = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{features}, bias={self.bias is not None}"
+
+
+class Embedding(Module):
+    """A table of `num_embeddings` rows, picked by number.
+
+    With `sparse=True` the gradient holds only the rows that were used.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx, self.sparse = padding_idx, sparse
+        self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
+        init.normal(self.weight, generator=generator)
+        if padding_idx is not None:
+            self.weight.data[padding_idx] = 0
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.embedding(input, self.weight, self.padding_idx, self.sparse)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class EmbeddingBag(Module):
+    """Sums, means or maxima of rows of a table, one per bag of row numbers."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        sparse: bool = False,
+        padding_idx: int | None = None,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.mode, self.sparse, self.padding_idx = mode, sparse, padding_idx
+        self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
+        init.normal(self.weight, generator=generator)
+        if padding_idx is not None:
+            self.weight.data[padding_idx] = 0
+
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+        result: Tensor = functional.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            mode=self.mode,
+            sparse=self.sparse,
+            per_sample_weights=per_sample_weights,
+            padding_idx=self.padding_idx,
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+
+
+class Conv2d(Module):
+    """Kernels slid over images of shape (batch, channels, height, width)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if in_channels % groups or out_channels % groups:
+            raise ValueError("the numbers of channels must be multiples of groups")
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
+        self.stride, self.padding = stride, padding
+        self.dilation, self.groups = dilation, groups
+        self.weight = _empty(out_channels, in_channels // groups, *kernel, dtype=dtype)
+        self.bias = _empty(out_channels, dtype=dtype) if bias else None
+        _first_values(self.weight, self.bias, generator)
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.conv2d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        return f"{channels}, stride={self.stride}, padding={self.padding!r}"
+
+
+class LayerNorm(Module):
+    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        one = isinstance(normalized_shape, int)
+        self.normalized_shape = (normalized_shape,) if one else tuple(normalized_shape)  # type: ignore[arg-type]
+        self.eps = eps
+        self.weight = (
+            init.ones(_empty(*self.normalized_shape, dtype=dtype)) if elementwise_affine else None
+        )
+        self.bias = _empty(*self.normalized_shape, dtype=dtype) if elementwise_affine else None
+
+    def forward(self, input: Any) -> Tensor:
+        result: Tensor = functional.layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class _BatchNorm(Module):
+    """Bring every channel (axis 1) to mean 0 and variance 1 over the batch, then scale and shift.
+
+    Outside of training the running mean and variance stand in for those of the batch.
+    """
+
+    dims: tuple[int, ...]  # numbers of axes of an input
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        dtype = dtype or np.float64
+        self.weight = init.ones(_empty(num_features, dtype=dtype)) if affine else None
+        self.bias = _empty(num_features, dtype=dtype) if affine else None
+        running = track_running_stats
+        self.register_buffer(
+            "running_mean", Tensor(np.zeros(num_features, dtype)) if running else None
+        )
+        self.register_buffer(
+            "running_var", Tensor(np.ones(num_features, dtype)) if running else None
+        )
+        self.register_buffer("num_batches_tracked", Tensor(np.array(0)) if running else None)
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def forward(self, input: Any) -> Tensor:
+        if len(np.shape(input)) not in self.dims or np.shape(input)[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__} takes {self.num_features} channels in axis 1 of "
+                f"{' or '.join(map(str, self.dims))}, not a shape of {np.shape(input)}"
+            )
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked[...] = self.num_batches_tracked.data + 1
+        result: Tensor = functional.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation of (batch, channels) or (batch, channels, length)."""
+
+    dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of (batch, channels, height, width)."""
+
+    dims = (4,)

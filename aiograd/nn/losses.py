@@ -1,0 +1,82 @@
+"""Losses as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.nn import functional
+from aiograd.nn.module import Module
+
+
+class _Loss(Module):
+    """`reduction` is "mean", "sum" or "none"."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+        self.reduction = reduction
+
+
+class MSELoss(_Loss):
+    """The squared difference."""
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        result: Tensor = functional.mse_loss(input, target, self.reduction)
+        return result
+
+
+class L1Loss(_Loss):
+    """The absolute difference."""
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        result: Tensor = functional.l1_loss(input, target, self.reduction)
+        return result
+
+
+class CrossEntropyLoss(_Loss):
+    """Logits against classes (integers) or probabilities of classes."""
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(reduction)
+        self.register_buffer("weight", None if weight is None else Tensor(weight))
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+
+    weight: Tensor | None
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        result: Tensor = functional.cross_entropy(
+            input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+        )
+        return result
+
+
+class NLLLoss(_Loss):
+    """Log probabilities against classes."""
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        result: Tensor = functional.nll_loss(input, target, reduction=self.reduction)
+        return result
+
+
+class BCEWithLogitsLoss(_Loss):
+    """Logits against probabilities between 0 and 1."""
+
+    def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
+        super().__init__(reduction)
+        self.register_buffer("pos_weight", None if pos_weight is None else Tensor(pos_weight))
+
+    pos_weight: Tensor | None
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        result: Tensor = functional.binary_cross_entropy_with_logits(
+            input, target, reduction=self.reduction, pos_weight=self.pos_weight
+        )
+        return result

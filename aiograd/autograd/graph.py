@@ -117,7 +117,7 @@ class OpNode(Node):
         self.hooks = None
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.op.name
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
@@ -160,7 +160,7 @@ class JointOpNode(Joint):
         self.shape, self.dtype, self.hooks = (), None, None
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.op.name
 
     def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:

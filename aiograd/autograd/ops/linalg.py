@@ -73,7 +73,7 @@ def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
     total = gs[1][..., None, None] * inverse
     if ys[0].dtype.kind == "c":  # the phase turns too
         turn = np.imag(conj(gs[0]) * ys[0])
-        total = total - 1j * turn[..., None, None] * inverse * -1
+        total = total - 1j * turn[..., None, None] * inverse
     return [total]
 
 
@@ -210,7 +210,7 @@ def _qr(gs: Any, ys: Any, a: Any) -> Any:
 
 
 def _qr_square(gq: Any, gr: Any, q: Any, r: Any) -> Any:
-    m = np.matmul(gr, turned(r)) * 1.0 - np.matmul(turned(gq), q)
+    m = np.matmul(r, turned(gr)) - np.matmul(turned(gq), q)
     lower = np.tril(m, -1)
     diagonal = np.real(np.diagonal(m, 0, -2, -1))[..., None, :] * np.eye(m.shape[-1])
     middle = lower + turned(lower) + diagonal.astype(m.dtype)

@@ -156,7 +156,7 @@ def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     top = np.maximum.reduce(a, axis=axis, keepdims=True)
     if not np.isfinite(top).all():
         top = np.where(np.isfinite(top), top, 0)
-    shifted = a - top
+    shifted = np.asarray(a - top)
     total = np.add.reduce(np.exp(shifted, out=shifted), axis=axis, keepdims=True)
     with np.errstate(divide="ignore"):  # all -inf: the logarithm of 0 is what is meant
         y = np.log(total) + top

@@ -1,0 +1,53 @@
+"""Every operation against small differences, first and second order, and in single precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiograd.autograd import OPS, Tensor
+from aiograd.testing import gradcheck, gradgradcheck
+from tests.autograd.samples import DISCRETE, SAMPLES, Sample
+
+CALLS = [
+    pytest.param(name, sample, id=f"{name}-{i}")
+    for name, samples in SAMPLES.items()
+    if name not in DISCRETE
+    for i, sample in enumerate(samples)
+]
+
+
+def test_every_op_has_a_gradient_sample():
+    assert SAMPLES.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize(("name", "sample"), CALLS)
+def test_gradient_agrees_with_differences(name: str, sample: Sample):
+    assert gradcheck(sample.function(OPS[name]), sample.inputs())
+
+
+@pytest.mark.parametrize(("name", "sample"), [c for c in CALLS if c.values[1].second])
+def test_second_derivative_agrees_with_differences(name: str, sample: Sample):
+    assert gradgradcheck(sample.function(OPS[name]), sample.inputs(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [c for c in CALLS if all(array.kind == "d" for array in c.values[1].arrays())],
+)
+def test_single_precision_stays_single(name: str, sample: Sample):
+    singles = [Tensor(t.data, requires_grad=True, dtype=np.float32) for t in sample.inputs()]
+    outputs = sample.function(OPS[name])(*singles)
+    for y in outputs if isinstance(outputs, tuple) else [outputs]:
+        if y.requires_grad:
+            y.backward(np.ones(y.shape, y.dtype), retain_graph=True)
+    for t in singles:
+        assert t.grad is None or t.grad.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", sorted(DISCRETE))
+def test_truths_and_positions_carry_no_gradient(name: str):
+    for sample in SAMPLES[name]:
+        result = sample.function(OPS[name])(*sample.inputs())
+        assert isinstance(result, Tensor)
+        assert not result.requires_grad

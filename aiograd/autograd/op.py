@@ -230,6 +230,8 @@ class Op:
             if use == VALUE:
                 arg = args[position]
                 if isinstance(arg, Tensor):
+                    if arg._leaf:
+                        arg = arg.pinned()
                     cell = arg._cell
                     if cell is not None and cell[0]:
                         versions = versions or [0] * len(uses)

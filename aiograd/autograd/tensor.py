@@ -8,6 +8,7 @@ attached by the tables in `ops/`.
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -196,7 +197,7 @@ class Tensor:
         return result
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.data, self.requires_grad)
+        return rebuild, (type(self), self.data, self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._node is not None:
@@ -204,10 +205,10 @@ class Tensor:
                 "only leaf tensors can be deep-copied; use detach() for a copy of the value",
                 "not_leaf",
             )
-        result = _rebuild(type(self), self.data.copy(), self._leaf)
+        result = rebuild(type(self), self.data.copy(), self._leaf)
         memo[id(self)] = result
         if self._grad is not None:
-            result._grad = _rebuild(Tensor, self._grad.data.copy(), False)
+            result._grad = rebuild(Tensor, self._grad.data.copy(), False)
         return result
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
@@ -253,14 +254,31 @@ class Tensor:
         It may return another gradient. The returned handle has `remove()`.
         """
         if not self.requires_grad:
-            raise GradError(
-                "a hook needs a tensor that requires grad", "no_requires_grad"
-            )
+            raise GradError("a hook needs a tensor that requires grad", "no_requires_grad")
         if self._node is not None:
             return HookHandle.on_list(self._node, hook)
         if self._hooks is None:
             self._hooks = {}
         return HookHandle.on_dict(self._hooks, hook)
+
+    def pinned(self) -> Tensor:
+        """A stand-in for this leaf that keeps its present array.
+
+        An optimiser may give the leaf a new array while a graph still needs the old one (several
+        trainers, one parameter); writes into the array itself are noticed as ever.
+        """
+        if self._cell is None:
+            self._cell = [0]
+        stand_in = wrap(self.data)
+        stand_in._leaf, stand_in._cell = True, self._cell
+        stand_in._accumulate = self._accumulate
+        return stand_in
+
+    def renew(self) -> None:
+        """Give the leaf an array of its own if anybody else, say a graph, holds the present one."""
+        if sys.getrefcount(self.data) > 2:
+            self.data = self.data.copy()
+            self._cell = None
 
     def accumulator(self) -> Accumulate:
         """The node where gradients of this leaf arrive; the same one while anybody uses it."""
@@ -353,7 +371,7 @@ def wrap(data: Any, node: Node | None = None) -> Tensor:
     return tensor
 
 
-def _rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
+def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
     tensor = wrap(data)
     if cls is not Tensor:
         tensor = _new(cls)

@@ -83,7 +83,8 @@ def describe(context: Context) -> dict[str, Any]:
         if node in seen:
             continue
         seen.add(node)
-        nodes.append((_key(worker, node), node.name, _detail(node), _kind(node, context)))
+        label = "leaf" if isinstance(node, Accumulate) else node.name
+        nodes.append((_key(worker, node), label, _detail(node), _kind(node, context)))
         for parent, _ in node.next_nodes:
             edges.append((_key(worker, parent), _key(worker, node)))
             stack.append(parent)

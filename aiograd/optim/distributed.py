@@ -135,8 +135,13 @@ def _make(cls: type[Optimizer], params: list[RRef], args: Any, kwargs: Any) -> R
 
 def _step(optimizer: RRef, context_id: int) -> None:
     gradients = resolve(context_id).gradients
+    local = optimizer.local_value()
     with _lock():
-        optimizer.local_value().step(gradients)
+        for group in local.param_groups:
+            for param in group["params"]:
+                if param in gradients:
+                    param.renew()  # graphs and messages of other trainers keep what they saw
+        local.step(gradients)
 
 
 def _own_gradients(optimizer: RRef, context_id: int) -> dict[Tensor, Tensor]:

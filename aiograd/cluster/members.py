@@ -5,7 +5,8 @@ Decisions are made elsewhere, without I/O: by `Membership` at the coordinator, b
 
     service              from → to               says                          answer
     cluster.rank         newcomer → coordinator  give me a rank                a number
-    cluster.join         newcomer → coordinator  who I am, which world         roster, or RpcError
+    cluster.join         newcomer → coordinator  who I am, which world         RpcError, or the
+    cluster.welcome      coordinator → newcomer  roster                        roster comes first
     cluster.change       coordinator → member    an update                     that it is applied
     cluster.roster       member → coordinator    I missed something            roster
     cluster.leave        member → coordinator    goodbye                       that it is known
@@ -54,7 +55,6 @@ class Members:
             self._leads = Membership(agent.info, world_size)
         self._joining: dict[bytes, asyncio.Future[Any]] = {}  # newcomers that wait for an answer
         self._refused: set[bytes] = set()  # newcomers that are about to leave again
-        self._early: list[Update[PeerInfo]] = []  # changes that came before our own roster
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         self._gatherings = Gatherings(agent.name)
         self._gathered: dict[int, asyncio.Future[dict[str, Any]]] = {}  # by id of the gathering
@@ -66,6 +66,7 @@ class Members:
             {
                 "cluster.rank": self._on_rank,
                 "cluster.join": self._on_join,
+                "cluster.welcome": self._on_welcome,
                 "cluster.change": self._on_change,
                 "cluster.roster": self._on_roster,
                 "cluster.leave": self._on_leave,
@@ -95,29 +96,25 @@ class Members:
 
     async def join(self, timeout: float) -> None:
         """Become a member; RpcError when refused, or when the world is not complete in time."""
-        if self._leads is not None:
-            admitted = self._wait_for_answer(self.agent.incarnation)
-            self._carry(self._leads.start())
-            try:
-                async with asyncio.timeout(timeout):
-                    version, peers = await admitted
-            except TimeoutError:
-                raise RpcError(self._incomplete(timeout)) from None
-            except RpcError:
-                await self._let_the_refused_go()
-                raise
-        else:
-            version, peers = await self.agent.request(
+        if self._leads is None:
+            await self.agent.request(
                 self._coordinator(),
                 "cluster.join",
                 self.agent.info,
                 self.world_size,
                 timeout=timeout,
             )
-        self._adopt(version, peers)
-        if any(update.version > self.roster.version for update in self._early):
-            await self._catch_up()
-        self._early.clear()
+            return
+        admitted = self._wait_for_answer(self.agent.incarnation)
+        self._carry(self._leads.start())
+        try:
+            async with asyncio.timeout(timeout):
+                await admitted
+        except TimeoutError:
+            raise RpcError(self._incomplete(timeout)) from None
+        except RpcError:
+            await self._let_the_refused_go()
+            raise
 
     async def wait_for(self, names: Iterable[str]) -> None:
         """Wait, as the coordinator, until all of these are members and all members know them."""
@@ -175,18 +172,21 @@ class Members:
     def _carry(self, actions: Sequence[Action[PeerInfo]]) -> None:
         """Do what the membership decided."""
         announced: list[asyncio.Future[Any]] = []
+        admitted: list[PeerInfo] = []
         for action in actions:
             match action:
                 case Announce(update, to):
                     announced += self._announce(update, to)
                 case Admit(peer):
-                    self.agent.spawn(self._admit(peer, announced))
+                    admitted.append(peer)
                 case Refuse(peer, why):
                     answer = self._joining.pop(peer.incarnation, None)
                     if answer is not None and not answer.done():
                         answer.set_exception(RpcError(why))
                         if peer.incarnation != self.agent.incarnation:
                             self._refused.add(peer.incarnation)
+        if admitted:
+            self.agent.spawn(self._admit(admitted, announced))
 
     def _announce(
         self, update: Update[PeerInfo], to: Sequence[PeerInfo]
@@ -205,14 +205,35 @@ class Members:
             answer.add_done_callback(_retrieve)
         return answers
 
-    async def _admit(self, peer: PeerInfo, announced: Sequence[asyncio.Future[Any]]) -> None:
-        # Whoever is let in may be called by all the others from then on, so they must know it.
-        if announced:
-            await asyncio.wait(announced)
-        answer = self._joining.pop(peer.incarnation, None)
-        if answer is not None and not answer.done():
-            answer.set_result(self._led().roster())
+    async def _admit(
+        self, admitted: Sequence[PeerInfo], told: Sequence[asyncio.Future[Any]]
+    ) -> None:
+        """Let newcomers in: they are answered when they know everyone and everyone knows them."""
+        own = self.agent.incarnation
+        for peer in admitted:
+            self.agent.directory.add(peer)
+        waits = [*told]
+        roster = self._led().roster()
+        for peer in admitted:
+            if peer.incarnation == own:
+                self._adopt(*roster)
+            else:
+                with contextlib.suppress(RpcError):  # lost already, which is noticed anyway
+                    waits.append(
+                        self.agent.request(peer, "cluster.welcome", *roster, timeout=CONFIRM)
+                    )
+        if waits:
+            await asyncio.wait(waits)
+        for each in waits:
+            _retrieve(each)
+        for peer in admitted:
+            answer = self._joining.pop(peer.incarnation, None)
+            if answer is not None and not answer.done():
+                answer.set_result(None)
         self._notify()
+
+    def _on_welcome(self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo]) -> None:
+        self._adopt(version, peers)
 
     def _adopt(
         self,
@@ -227,9 +248,6 @@ class Members:
             self._follow(Update(version, change.joined, left, tuple(lost)))
 
     def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
-        if not self.roster.version:
-            self._early.append(update)
-            return None
         match self.roster.apply(update):
             case "applied":
                 self._follow(update)

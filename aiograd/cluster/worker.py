@@ -25,6 +25,7 @@ from aiograd.dist import attach as attach_autograd
 from aiograd.errors import AiogradError, RpcError, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.calls import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options, check_timeout
 
@@ -360,6 +361,10 @@ async def _gather(
     return await worker.members.gather(value, names, seconds, what)
 
 
+@inline
 def debug_info() -> dict[str, int]:
     """Give the counters of the current worker; all of them are 0 at rest, except `workers`."""
     return current_worker().debug_info()
+
+
+debug_info.__aiograd_quiet__ = True  # type: ignore[attr-defined]  # looking changes nothing

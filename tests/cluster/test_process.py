@@ -1,0 +1,300 @@
+"""Local clusters of real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from aiograd.cluster.worker import get_worker_info
+from aiograd.errors import RpcError, WorkerLost
+from aiograd.rpc.calls import rpc_async, rpc_sync
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.options import Options
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+async def who() -> WorkerInfo:
+    return get_worker_info()
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(process: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def test_workers_are_processes_of_their_own_and_end_with_the_cluster(cluster):
+    async with cluster(2, processes=True) as c:
+        pids = await asyncio.gather(*(worker.call(pid) for worker in c))
+        assert len({os.getpid(), *pids}) == 3
+        assert pids == [c.pid("worker0"), c.pid("worker1")]
+        assert await rpc_async("worker0", ask, ("worker1",)) == pids[1]
+        assert await rpc_async("worker1", ask, ("driver",)) == os.getpid()
+    assert not any(alive(each) for each in pids)
+
+
+def ask(to: str) -> int:
+    return rpc_sync(to, pid)
+
+
+async def test_lambdas_and_closures_need_no_main_guard(cluster):
+    async with cluster(1, processes=True) as c:
+        offset = 10
+        assert await c["worker0"].call(lambda x: x + offset, 5) == 15
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+async def test_both_transports_carry_a_cluster(cluster, transport):
+    async with cluster(2, processes=True, options=Options(transport=transport)) as c:
+        assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
+
+
+async def test_a_killed_process_is_lost_within_a_second(cluster):
+    async with cluster(2, processes=True) as c:
+        waiting = c["worker1"].call(asyncio.sleep, 60)
+        there = c["worker0"].call(wait_there, "worker1")
+        await c["worker1"].call(who)
+        start = time.monotonic()
+        os.kill(c.pid("worker1"), signal.SIGKILL)
+        with pytest.raises(WorkerLost) as caught:
+            await waiting
+        assert caught.value.worker == "worker1"
+        with pytest.raises(WorkerLost):
+            await there
+        assert time.monotonic() - start < 4.0
+        await c.driver.members.wait_gone("worker1")
+        with pytest.raises(WorkerLost):
+            await c["worker1"].call(who)
+        await c.restart("worker1")
+        assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
+
+
+async def wait_there(to: str) -> None:
+    await rpc_async(to, asyncio.sleep, (60,))
+
+
+async def test_what_workers_print_is_shown_with_their_name_and_kept(cluster, capsys):
+    async with cluster(2, processes=True) as c:
+        await c["worker0"].call(print, "hello\nworld")
+        await c["worker1"].call(complain, "oh no")
+    shown = capsys.readouterr()
+    assert "[worker0] hello\n[worker0] world\n" in shown.out
+    assert "[worker1] oh no\n" in shown.err
+    assert c.logs("worker0") == "hello\nworld"
+    assert c.logs("worker1") == "oh no"
+
+
+def complain(text: str) -> None:
+    sys.stderr.write(text)  # without a line end: shown at the latest when the process ends
+
+
+async def test_workers_inherit_environment_folder_and_path(cluster, monkeypatch, tmp_path):
+    (tmp_path / "only_here.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.setenv("AIOGRAD_TEST_VARIABLE", "x")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    async with cluster(1, processes=True) as c:
+        assert await c["worker0"].call(only_here.answer) == 42
+        assert await c["worker0"].call(os.getcwd) == str(tmp_path)
+        environment = await c["worker0"].call(lambda: dict(os.environ))
+        assert environment["AIOGRAD_TEST_VARIABLE"] == "x"
+        assert environment["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+
+
+async def test_the_secret_is_neither_in_arguments_nor_in_the_environment(cluster):
+    secret = b"a secret of many bytes, quite so"
+    async with cluster(1, processes=True, options=Options(secret=secret)) as c:
+        process = c.pid("worker0")
+        for name in ("cmdline", "environ"):
+            seen = Path(f"/proc/{process}/{name}").read_bytes()
+            assert secret not in seen
+            assert secret.hex().encode() not in seen
+
+
+async def test_workers_have_a_session_of_their_own_and_an_empty_input(cluster):
+    async with cluster(1, processes=True) as c:
+        assert os.getsid(c.pid("worker0")) == c.pid("worker0")
+        assert await c["worker0"].call(lambda: sys.stdin.read()) == ""
+
+
+async def test_worker_processes_use_uvloop_where_installed(cluster):
+    async with cluster(1, processes=True) as c:
+        assert "uvloop" in await c["worker0"].call(loop_module)
+    async with cluster(1, processes=True, options=Options(loop="asyncio")) as c:
+        assert "uvloop" not in await c["worker0"].call(loop_module)
+
+
+async def loop_module() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
+
+async def test_an_idle_worker_has_few_threads_and_little_memory(cluster):
+    async with cluster(1, processes=True) as c:
+        await c["worker0"].call(who)
+        process = c.pid("worker0")
+        assert len(os.listdir(f"/proc/{process}/task")) <= 3
+        status = Path(f"/proc/{process}/status").read_text()
+        resident = re.search(r"VmRSS:\s*(\d+) kB", status)
+        assert int(resident[1]) <= 80 * 1024
+
+
+async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, monkeypatch):
+    monkeypatch.setattr(
+        "aiograd.cluster.children.BOOT", "import sys; sys.exit('this is why it failed')"
+    )
+    with pytest.raises(RpcError, match="this is why it failed") as caught:
+        await cluster(2, processes=True)
+    assert "exit code 1" in str(caught.value)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(cluster, monkeypatch):
+    monkeypatch.setattr("aiograd.cluster.children.BOOT", "import time; time.sleep(60)")
+    c = cluster(2, processes=True)
+    start = asyncio.create_task(c._open())
+    while len(c) < 2:  # noqa: ASYNC110 - it has no event of its own
+        await asyncio.sleep(0)
+    pids = [c.pid(worker.name) for worker in c]
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not any(alive(each) for each in pids)
+
+
+async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog):
+    start = time.monotonic()
+    async with cluster(1, processes=True, options=Options(grace=0.3)) as c:
+        process = c.pid("worker0")
+        c["worker0"].call(block_the_loop).add_done_callback(lambda future: future.exception())
+        await c.driver.agent.drain(asyncio.get_running_loop().time() + 0.1)
+    assert time.monotonic() - start < 4.0
+    assert not alive(process)
+    assert "killed" in caplog.text
+
+
+async def block_the_loop() -> None:
+    time.sleep(60)  # noqa: ASYNC251 - that is what it is about
+
+
+async def test_a_stopped_worker_does_not_hold_up_the_end(cluster):
+    async with cluster(1, processes=True, options=Options(grace=0.2)) as c:
+        process = c.pid("worker0")
+        os.kill(process, signal.SIGSTOP)
+    assert not alive(process)
+
+
+# ── scripts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def script(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return await asyncio.to_thread(process.stdout.readline)
+
+
+async def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    return await asyncio.to_thread(process.communicate)
+
+
+DRIVER = """
+import asyncio, os, signal, sys, time
+from aiograd.cluster.local import LocalCluster
+
+async def block():
+    time.sleep(60)
+
+async def main():
+    async with LocalCluster(2) as cluster:
+        pids = [cluster.pid(worker.name) for worker in cluster]
+        if "{how}" == "blocked":
+            cluster["worker0"].call(block)
+            await asyncio.sleep(0.05)
+        print(*pids, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["idle", "blocked"])
+async def test_workers_end_when_their_driver_is_killed(how):
+    driver = script(DRIVER.format(how=how))
+    pids = [int(each) for each in (await line_of(driver)).split()]
+    start = time.monotonic()
+    driver.kill()
+    for each in pids:
+        await gone(each)
+    assert time.monotonic() - start < 6.0
+    await finish(driver)
+
+
+async def test_an_interrupt_reaches_the_driver_only_and_ends_everything(tmp_path):
+    driver = script(DRIVER.format(how="idle"))
+    pids = [int(each) for each in (await line_of(driver)).split()]
+    driver.send_signal(signal.SIGINT)
+    _, errors = await finish(driver)
+    assert driver.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert "[worker" not in errors
+    for each in pids:
+        assert not alive(each)
+
+
+async def test_a_script_forwards_output_and_leaves_nothing_in_the_temporary_folder(tmp_path):
+    program = script(
+        f"""
+        import asyncio, tempfile
+        tempfile.tempdir = {str(tmp_path)!r}
+        from aiograd.cluster.local import LocalCluster
+
+        async def main():
+            for n in range(2):  # again and again, in one process
+                async with LocalCluster(1, names=[f"w{{n}}"]) as cluster:
+                    await cluster[f"w{{n}}"].call(print, "hello", n)
+
+        asyncio.run(main())
+        """
+    )
+    output, errors = await finish(program)
+    assert (output, errors, program.returncode) == ("[w0] hello 0\n[w1] hello 1\n", "", 0)
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_thread_of_ours_is_left():
+    assert [each for each in threading.enumerate() if each.name.startswith("aiograd")] == []

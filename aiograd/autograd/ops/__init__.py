@@ -41,8 +41,7 @@ def _namespace(module: Any) -> SimpleNamespace:
 def _names() -> dict[str, Callable[..., Any]]:
     spectral = vars(_namespace(np.fft))
     names = {name: op for name, op in OPS.items() if name not in spectral}
-    for name in dir(np):
-        function = getattr(np, name)
+    for name, function in vars(np).items():  # not dir(np): asking for some loads whole packages
         if callable(function) and not isinstance(function, type) and function in NUMPY:
             names[name] = NUMPY[function]
     return names | {name: OPS[own] for name, own in ALIASES.items()}

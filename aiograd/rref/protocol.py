@@ -85,6 +85,13 @@ class Protocol:
         owned.doubt = doubt
         self.owning.release([(owned.id, owned.id, doubt is not None)])
 
+    def forget(self, made: Owned | Held) -> None:
+        """A creation that could not even be sent."""
+        if isinstance(made, Held):
+            self.using.held.pop(made.fork, None)
+        else:
+            self.owning.owners.pop(made.id, None)
+
     # ── sharing ─────────────────────────────────────────────────────────────────────────────
 
     def depart(self, ref: Owned | Held, to: Party) -> ForkData:
@@ -130,10 +137,10 @@ class Protocol:
                 "released, or its worker was shut down",
                 ref.owner.name,
             )
-        if ref.error is not None:
-            raise ref.error
         if ref.owner.incarnation in self._gone:
             raise OwnerLost(ref.owner.name)
+        if ref.error is not None:
+            raise ref.error
 
     # ── what others tell ────────────────────────────────────────────────────────────────────
 
@@ -210,6 +217,11 @@ class Protocol:
         if self._gone.get(gone.incarnation) == number:
             self._give_up(self.watch.held_by(gone.incarnation))
             self.owning.reclaim(gone)
+
+    def end_of(self, gone: Party) -> None:
+        """Do not wait for the lease of somebody who is out of reach: this worker shuts down."""
+        if (number := self._gone.get(gone.incarnation)) is not None:
+            self.lease_over(gone, number)
 
     # ── counting ────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,106 @@
+"""Futures that know the reference they are about.
+
+They act when they end, without callbacks and tasks of their own, because references are made and
+fetched by the thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiograd.errors import DeadlineExceeded, RRefExpired
+from aiograd.rpc.future import Future
+from aiograd.rref.control import owner_lost
+from aiograd.rref.records import Held, Owned
+
+if TYPE_CHECKING:
+    from aiograd.rref.rref import RRef
+
+
+def wake(future: asyncio.Future[None]) -> Callable[[], None]:
+    """Return what ends a future that only waits for something to happen."""
+
+    def happened() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return happened
+
+
+class Creation(Future[Any]):
+    """The answer to a creation. Never fails itself: what came of it is told to `ended`."""
+
+    __slots__ = ("_ended", "_subject")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[Exception | None], None],
+        subject: RRef | None,
+    ) -> None:
+        super().__init__(loop=loop)
+        self._ended = ended
+        self._subject = subject  # kept until then
+
+    def set_result(self, result: Any) -> None:
+        self._subject = None
+        super().set_result(None)
+        self._ended(None)
+
+    def set_exception(self, exception: Any) -> None:
+        self._subject = None
+        super().set_result(None)
+        self._ended(exception)
+
+
+class Answer(Future[Any]):
+    """What the owner of a reference says. It keeps the reference, so that no release overtakes."""
+
+    __slots__ = ("_rref",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rref: RRef | None) -> None:
+        super().__init__(loop=loop)
+        self._rref = rref
+
+    def set_result(self, result: Any) -> None:
+        super().set_result(result)
+        self._rref = None
+
+    def set_exception(self, exception: Any) -> None:
+        if (rref := self._rref) is not None:
+            self._rref = None
+            held = rref._ref
+            if isinstance(held, Held):
+                if getattr(exception, "worker", None) == held.owner.name:
+                    exception = owner_lost(exception)
+                if isinstance(exception, RRefExpired):
+                    held.error = exception
+        super().set_exception(exception)
+
+
+class Wait(Future[Any]):
+    """The outcome of a value that is made here."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: str) -> None:
+        super().__init__(loop=loop)
+        self._owner = owner
+
+    def end(self, owned: Owned) -> None:
+        """Take the outcome, which is there now."""
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+            self._bucket = None
+        if not self.done():
+            if owned.error is not None:
+                self.set_exception(owned.error.with_traceback(owned.trace))
+            else:
+                self.set_result(owned.value)
+
+    def expire(self) -> None:
+        self._bucket = None
+        if not self.done():
+            self.set_exception(DeadlineExceeded(self._owner, self._function, self._seconds))

@@ -1,0 +1,311 @@
+"""Carries what workers tell each other about references.
+
+    rref.fork      user → owner     I hold these forks       answer: which of them count
+    rref.accept    child → parent   these are confirmed      answer: nothing
+    rref.release   user → owner     I am done with these     answer: nothing
+    rref.audit     sharer → holder  do you know these?       answer: how far each has come
+
+All four are sent again until answered, so the protocol takes them in any order and number. What
+collects in one tick of the loop leaves as one message per receiver and kind. Leases of dead workers
+and questions about forks not heard of run on timers of the loop; what they mean is the protocol's
+business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.protocol import Protocol
+from aiograd.rref.records import Held, Owned, Party, RefId
+from aiograd.rref.using import Batch
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+
+T = TypeVar("T")
+
+
+class Control:
+    """The protocol of one worker, on its loop."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.protocol = Protocol(Party(agent.name, agent.rank, agent.incarnation))
+        self._parties = {agent.incarnation: self.protocol.me}  # everybody met so far
+        self._dropped: deque[Held | Owned] = deque()  # by finalizers, in any thread
+        self._waking = False  # a flush is on its way
+        # Not of the call in which a reference happened to be dropped: its deadline is not ours.
+        self._context = agent.context.copy()
+        self._timers: set[asyncio.TimerHandle] = set()  # of leases
+        self._audit: asyncio.TimerHandle | None = None
+        self._resting: list[asyncio.Future[None]] = []  # done when nothing is left
+        agent.services["rref.fork"] = self._on_fork
+        agent.services["rref.accept"] = self._on_accept
+        agent.services["rref.release"] = self._on_release
+        agent.services["rref.audit"] = self._on_audit
+        agent.lost.append(self._on_lost)
+
+    # ── who is who ──────────────────────────────────────────────────────────────────────────
+
+    def party(self, peer: PeerInfo) -> Party:
+        """The protocol's name for a peer."""
+        party = self._parties.get(peer.incarnation)
+        if party is None:
+            party = Party(peer.name, peer.rank, peer.incarnation)
+            self._parties[peer.incarnation] = party
+        return party
+
+    def heard(self, peer: PeerInfo) -> Party:
+        self.protocol.heard(peer.incarnation)
+        return self.party(peer)
+
+    def reach(self, party: Party) -> str:
+        """How to address a worker, if this very start of it is still a member; else OwnerLost."""
+        peer = self.agent.directory.get(party.name)
+        if peer is None or peer.incarnation != party.incarnation:
+            raise OwnerLost(party.name, "no", "another worker has its name now" if peer else "")
+        return party.name
+
+    def on_loop(self, work: Callable[..., T], *args: Any) -> T:
+        """Do something with the protocol, whose state belongs to the loop, from any thread."""
+        if threading.get_ident() == self.agent.thread:
+            return work(*args)
+        outcome: list[Any] = []
+        ended = threading.Event()
+
+        def run() -> None:
+            try:
+                outcome.append((work(*args), None))
+            except Exception as error:
+                outcome.append((None, error))
+            ended.set()
+
+        try:
+            self.agent.loop.call_soon_threadsafe(run, context=self._context)
+        except RuntimeError:
+            raise WorkerClosed(f"{self.agent.name} was shut down", self.agent.name) from None
+        with self.agent.pool.blocked():
+            ended.wait()
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    # ── telling ─────────────────────────────────────────────────────────────────────────────
+
+    def let_go(self, ref: Held | Owned) -> None:
+        """User code dropped a reference. Called by finalizers, so anywhere and at any moment."""
+        self._dropped.append(ref)
+        if not self._waking:
+            self._waking = True
+            try:
+                self.agent.loop.call_soon_threadsafe(self.flush, context=self._context)
+            except RuntimeError:  # the loop is closed: there is nobody to tell
+                self._dropped.clear()
+
+    def soon(self) -> None:
+        """There may be something to tell; say it at the end of this tick."""
+        if not self._waking:
+            self._waking = True
+            self.agent.loop.call_soon(self.flush, context=self._context)
+
+    def flush(self) -> None:
+        """Tell everybody what they should know."""
+        self._waking = False
+        using, owning = self.protocol.using, self.protocol.owning
+        while self._dropped:
+            ref = self._dropped.popleft()
+            if isinstance(ref, Held):
+                using.drop(ref)
+            else:
+                owning.drop(ref)
+        for batch in using.take():
+            if batch.releases:
+                self._tell_releases(batch)
+            if batch.forks:
+                self._tell_forks(batch)
+            if batch.accepts:
+                self._tell(batch.to, _nothing, "rref.accept", batch.accepts)
+
+    def _tell(self, to: Party, ended: Callable[[Any, Any], None], service: str, *args: Any) -> None:
+        """Send, again and again until answered; `ended` gets the answer or the error."""
+        try:
+            name = self.reach(to)
+            future = self.agent.request(name, service, *args, timeout=math.inf, retry=True)
+        except AiogradError as error:
+            ended(None, error)
+        else:
+            future.add_done_callback(functools.partial(_hand_over, ended), context=self._context)
+
+    def _tell_releases(self, batch: Batch) -> None:
+        def ended(answer: Any, error: Any) -> None:
+            using = self.protocol.using
+            for held in batch.releases:  # also if the owner is gone: then nothing is left to give
+                using.released(held)
+            self.changed()
+
+        releases = [(held.id, held.fork, held.never_created) for held in batch.releases]
+        self._tell(batch.to, ended, "rref.release", releases)
+
+    def _tell_forks(self, batch: Batch) -> None:
+        owner, using = batch.to, self.protocol.using
+        number, low = using.number(owner)
+
+        def ended(answer: Any, error: Any) -> None:
+            using.close(owner, number)
+            for held, counts in zip(batch.forks, answer or [False] * len(batch.forks), strict=True):
+                using.answered(held, None if counts else owner_lost(error) or _refused(owner))
+            self.soon()
+
+        forks = [(held.id, held.fork, held.claim) for held in batch.forks]
+        self._tell(owner, ended, "rref.fork", number, low, forks)
+
+    # ── being told ──────────────────────────────────────────────────────────────────────────
+
+    def _on_fork(
+        self, sender: PeerInfo, number: int, low: int, forks: list[tuple[RefId, RefId, int]]
+    ) -> list[bool]:
+        return self.protocol.requested(self.heard(sender), number, low, forks)
+
+    def _on_accept(self, sender: PeerInfo, forks: list[RefId]) -> None:
+        self.heard(sender)
+        self.protocol.accepted(forks)
+        self.soon()
+        self.changed()
+
+    def _on_release(self, sender: PeerInfo, releases: list[tuple[RefId, RefId, bool]]) -> None:
+        self.heard(sender)
+        self.protocol.released(releases)
+        self.changed()
+
+    def _on_audit(self, sender: PeerInfo, forks: list[RefId]) -> list[int]:
+        self.heard(sender)
+        return self.protocol.look_for(forks)
+
+    # ── death ───────────────────────────────────────────────────────────────────────────────
+
+    def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
+        number = self.protocol.lost(peer.incarnation)
+
+        def over() -> None:
+            self._timers.discard(timer)
+            self.protocol.lease_over(self.party(peer), number)
+            self.soon()
+            self.changed()
+
+        timer = self.agent.loop.call_later(self.agent.options.lease, over)
+        self._timers.add(timer)
+
+    # ── forks not heard of ──────────────────────────────────────────────────────────────────
+
+    def watch(self) -> None:
+        """Something was sent away: ask about it if nothing is heard of it."""
+        if self._audit is None:
+            # Two questions half a lease apart, after one of patience: gone within two leases.
+            self._audit = self.agent.loop.call_later(self.agent.options.lease / 2, self._ask)
+
+    def _ask(self) -> None:
+        self._audit = None
+        self.audit(hurry=False)
+        if self.protocol.watch:
+            self.watch()
+
+    def audit(self, hurry: bool) -> list[asyncio.Future[Any]]:
+        """Ask everybody about the forks they were sent and said nothing about."""
+        futures: list[asyncio.Future[Any]] = []
+        for holder, forks in self.protocol.watch.round(hurry).items():
+            try:
+                name = self.reach(self._parties[holder])
+                future = self.agent.request(
+                    name, "rref.audit", forks, timeout=self.agent.options.lease
+                )
+            except AiogradError:
+                continue  # gone: its lease will tell
+            done = functools.partial(self._audited, forks, hurry)
+            future.add_done_callback(functools.partial(_hand_over, done), context=self._context)
+            futures.append(future)
+        return futures
+
+    def _audited(self, forks: list[RefId], hurry: bool, answer: Any, error: Any) -> None:
+        if error is None:
+            self.protocol.audited(forks, answer, hurry)
+            self.soon()
+            self.changed()
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────
+
+    def changed(self) -> None:
+        """Something may have left a table."""
+        if self._resting and self.protocol.at_rest:
+            waiting, self._resting = self._resting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    async def rest(self) -> None:
+        """Wait until nothing is owned for others, used or shared here."""
+        while self._dropped or not self.protocol.at_rest:
+            future = self.agent.loop.create_future()
+            self._resting.append(future)
+            await future
+
+    async def settle(self, limit: float) -> None:
+        """Give everything back, and wait until the others have; at most until `limit`."""
+        protocol = self.protocol
+        self.flush()
+        for held in list(protocol.using.held.values()):
+            protocol.using.force(held)
+        for gone in list(self._parties.values()):
+            protocol.end_of(gone)
+        self.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(limit):
+                for _ in range(2):  # a give-up of the first round is told in the second
+                    if answers := self.audit(hurry=True):
+                        await asyncio.wait(answers)
+                        await asyncio.sleep(0)
+                await self.rest()
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._audit is not None:
+            self._audit.cancel()
+        using = self.protocol.using
+        for held in list(using.held.values()):
+            using.released(held)
+
+
+def _hand_over(ended: Callable[[Any, Any], None], future: asyncio.Future[Any]) -> None:
+    if future.cancelled():
+        ended(None, WorkerClosed())
+    else:
+        error = future.exception()
+        ended(None if error else future.result(), error)
+
+
+def owner_lost(error: Any) -> Any:
+    """Say what the loss of a worker means for a reference whose owner it was."""
+    if type(error) is WorkerLost:
+        return OwnerLost(error.worker, error.executed, error.why)
+    return error
+
+
+def _nothing(answer: Any, error: Any) -> None:
+    """An acceptance was taken, or the parent is gone."""
+
+
+def _refused(owner: Party) -> RRefExpired:
+    return RRefExpired(
+        f"{owner.name} gave the value up before this reference to it arrived", owner.name
+    )

@@ -1,0 +1,399 @@
+"""References as a part of the agent: `attach(agent)` plugs them in.
+
+`RRefs` makes references, sends them along with calls (as a traveller), keeps the results of
+`remote` (as the agent's keeper) and answers those who use them. Who still uses what is decided in
+`protocol` and told to others by `control`.
+
+    rref.fetch     the value            rref.type      its type        rref.created   is it there?
+    rref.has       an attribute?        rref.backward  start a backward pass from it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from aiograd.errors import (
+    DeadlineExceeded,
+    OwnerLost,
+    RemoteError,
+    RRefError,
+    RRefLeak,
+    RRefReleased,
+    WorkerClosed,
+    WorkerLost,
+)
+from aiograd.rpc import current
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.future import Future
+from aiograd.rref.answers import Answer, Creation, Wait, wake
+from aiograd.rref.control import Control, owner_lost
+from aiograd.rref.records import NOWHERE, Held, Owned, Place, RefId, Use, check_id
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+    from aiograd.rpc.travel import Arrival, Departure
+    from aiograd.rref.rref import RRef
+
+_log = logging.getLogger("aiograd")
+
+BackwardHook = Callable[[Any, int | None, bool], Awaitable[None] | None]
+"""hook(value, context id, retain_graph), on the owner's loop."""
+
+
+class RRefs:
+    """All references of one worker."""
+
+    def __init__(self, agent: Agent, wrap: Callable[[RRefs, Owned | Held], RRef]) -> None:
+        self.agent = agent
+        self.control = Control(agent)
+        self.protocol = self.control.protocol
+        self.backward_hook: BackwardHook | None = None  # set by the autograd layer
+        self.closed = False
+        self._wrap = wrap
+        agent.keeper = self
+        for name in ("fetch", "type", "created", "has", "backward"):
+            agent.services[f"rref.{name}"] = getattr(self, f"_on_{name}")
+
+    # ── making ──────────────────────────────────────────────────────────────────────────────
+
+    def remote(
+        self,
+        to: Any,
+        func: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        frame: FrameType | None = None,
+        subject: RRef | None = None,
+    ) -> RRef:
+        """Call `func` on `to` and leave the result there; keep `subject` until then."""
+        agent, protocol = self.agent, self.protocol
+        owner = self.control.party(agent.link(to).peer)
+        line: Place = (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
+        made: Owned | Held
+        if owner is protocol.me:
+            made = protocol.create_here(line)
+            token = (made.id, made.id, *line)
+        else:
+            made = protocol.create(owner, line)
+            token = (made.id, made.fork, *line)
+        ended = functools.partial(self._creation_ended, made)
+        future = Creation(agent.loop, ended, subject)
+        try:
+            agent.call(
+                to, func, args, kwargs, timeout=timeout, keep=token, frame=frame, future=future
+            )
+        except BaseException:
+            protocol.forget(made)
+            raise
+        return self._wrap(self, made)
+
+    def _creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
+        """The owner has answered, or never will."""
+        if error is not None:
+            error = self._creation_error(made, error)
+        if isinstance(made, Held):
+            self.protocol.using.answered(made, error)
+        else:
+            self.protocol.created_here(made, error)
+        self.control.soon()
+
+    def _creation_error(self, made: Owned | Held, error: Exception) -> Exception:
+        if isinstance(error, DeadlineExceeded):
+            where = made.owner.name if isinstance(made, Held) else self.agent.name
+            late = RRefError(
+                f"RRef creation timed out: {error.function}() did not end on {where} within "
+                f"{error.seconds:g} s, so its value may not exist",
+                where,
+            )
+            late.__cause__ = error
+            return late
+        if type(error) is WorkerLost:  # if the owner is gone for good, `check` will say so
+            failed = RRefError(f"RRef creation failed: {error}", error.worker)
+            failed.__cause__ = owner_lost(error)
+            return failed
+        return error
+
+    # As the agent's keeper: the owner's side of `remote`.
+
+    def expect(self, sender: PeerInfo, token: Any) -> None:
+        ref_id, fork, file, line = token
+        self.control.heard(sender)
+        self.protocol.owning.expect(
+            sender.incarnation, check_id(ref_id), check_id(fork), (file, line)
+        )
+
+    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
+        self.protocol.owning.settle(token[0], value)
+        self.control.changed()
+
+    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
+        self.protocol.owning.settle(token[0], None, self._outcome(error))
+        self.control.changed()
+
+    def _outcome(self, error: BaseException) -> Exception:
+        """What users of a value get that could not be made."""
+        name = self.agent.name
+        if isinstance(error, asyncio.CancelledError):
+            return RRefError(f"RRef creation on {name} was cancelled, or ran out of time", name)
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            return error
+        return RemoteError(type(error).__name__, str(error), worker=name)
+
+    # ── travelling ──────────────────────────────────────────────────────────────────────────
+
+    tag = "rref"
+
+    def depart(self, rref: RRef, departure: Departure) -> Any:
+        to = self.control.party(departure.to)
+        data = self.control.on_loop(self._depart, rref, to)
+        departure.undo.append(functools.partial(self._undo, data))
+        return data
+
+    def _depart(self, rref: RRef, to: Any) -> Any:
+        data = self.protocol.depart(self.usable(rref), to)
+        self.control.watch()
+        return data
+
+    def _undo(self, data: Any) -> None:
+        def undo() -> None:
+            self.protocol.undo(data)
+            self.control.flush()
+
+        if threading.get_ident() == self.agent.thread:
+            undo()
+        else:
+            self.agent.loop.call_soon_threadsafe(undo)
+
+    def arrive(self, data: Any, arrival: Arrival) -> RRef:
+        ref = self.protocol.arrive(data, self.control.heard(arrival.sender))
+        self.control.soon()
+        if isinstance(ref, Held) and ref.use is Use.CONFIRMING:
+            arrival.waits.append(self._confirmation(ref))
+        return self._wrap(self, ref)
+
+    def _confirmation(self, held: Held) -> asyncio.Future[None]:
+        """What a function that was given this reference waits for."""
+        future: asyncio.Future[None] = self.agent.loop.create_future()
+
+        def answered() -> None:
+            if future.done():
+                return
+            if held.error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(held.error)
+                future.exception()  # not the only one perhaps; the first is the outcome
+
+        held.on_confirmed.append(answered)
+        return future
+
+    # ── using ───────────────────────────────────────────────────────────────────────────────
+
+    def usable(self, rref: RRef) -> Owned | Held:
+        """What a reference stands for; raises why it cannot be used."""
+        ref = rref._ref
+        if rref._released:
+            raise RRefReleased("this reference was used after deletion: it was released")
+        self.protocol.check(ref)
+        return ref
+
+    def ask(
+        self, rref: RRef, service: str, *args: Any, timeout: float | None, carry: bool = False
+    ) -> Future[Any]:
+        """Ask the owner of a `Held` reference. Errors are in the future."""
+        held = rref._ref
+        answer = Answer(self.agent.loop, rref)
+        assert isinstance(held, Held)
+        try:
+            if held.error is not None or rref._released or held.use >= Use.RELEASING:
+                self.usable(rref)
+            name = self.control.reach(held.owner)
+            self.agent.request(
+                name,
+                service,
+                held.id,
+                held.fork,
+                held.known,
+                *args,
+                timeout=timeout,
+                carry=carry,
+                future=answer,
+            )
+        except (RRefError, OwnerLost) as error:
+            answer.set_exception(error)
+        return answer
+
+    def wait(self, rref: RRef, timeout: float | None, what: str) -> Future[Any]:
+        """The outcome of a value of this worker. Errors are in the future."""
+        agent, owned = self.agent, rref._ref
+        assert isinstance(owned, Owned)
+        wait = Wait(agent.loop, agent.name)
+        wait._function = what
+        try:
+            self.usable(rref)
+        except RRefError as error:
+            wait.set_exception(error)
+            return wait
+        if owned.ready:
+            wait.end(owned)
+            return wait
+        wait._seconds, deadline = agent.deadline(timeout)
+        if threading.get_ident() == agent.thread:
+            self._enter(wait, owned, deadline)
+        else:
+            agent.loop.call_soon_threadsafe(self._enter, wait, owned, deadline)
+        return wait
+
+    def _enter(self, wait: Wait, owned: Owned, deadline: float) -> None:
+        if owned.ready:
+            wait.end(owned)
+            return
+        owned.waiters.append(functools.partial(wait.end, owned))
+        if deadline != math.inf:
+            wait._bucket = self.agent.deadlines.bucket(deadline)
+            wait._bucket[wait] = None
+
+    async def created(self, rref: RRef) -> None:
+        """Wait until a value is there; raise what prevented it."""
+        ref = rref._ref
+        if isinstance(ref, Owned):
+            if ref.doubt is not None:
+                raise ref.doubt.__cause__ or ref.doubt
+            await self.wait(rref, math.inf, "RRef.future")
+            return
+        if ref.unanswered:
+            told = self.agent.loop.create_future()
+            ref.on_confirmed.append(wake(told))
+            await told
+        if ref.error is not None:
+            raise ref.error.__cause__ or ref.error
+        await self.ask(rref, "rref.created", timeout=math.inf)
+
+    # ── being used ──────────────────────────────────────────────────────────────────────────
+
+    def _found(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Owned:
+        return self.protocol.look_up(
+            self.control.heard(sender), check_id(ref_id), check_id(fork), known
+        )
+
+    def _on_fetch(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
+        owned = self._found(sender, ref_id, fork, known)
+        return owned.result() if owned.ready else self._later(owned, Owned.result)
+
+    def _on_type(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
+        owned = self._found(sender, ref_id, fork, known)
+        return self._later(owned, lambda owned: type(owned.result()))
+
+    def _on_created(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
+        owned = self._found(sender, ref_id, fork, known)
+        return self._later(owned, _raise_its_error)
+
+    def _on_has(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int, name: str) -> Any:
+        owned = self._found(sender, ref_id, fork, known)
+        return self._later(owned, lambda owned: hasattr(owned.result(), name))
+
+    async def _on_backward(
+        self,
+        sender: PeerInfo,
+        ref_id: RefId,
+        fork: RefId,
+        known: int,
+        context_id: int,
+        retain_graph: bool,
+    ) -> None:
+        owned = self._found(sender, ref_id, fork, known)
+        value = await self._later(owned, Owned.result)
+        await self.backward(value, context_id, retain_graph)
+
+    async def backward(self, value: Any, context_id: int | None, retain_graph: bool) -> None:
+        """Start a backward pass from a value of this worker."""
+        if self.backward_hook is None:
+            raise RRefError("no autograd is attached to this worker", self.agent.name)
+        if (pending := self.backward_hook(value, context_id, retain_graph)) is not None:
+            await pending
+
+    def later(self, owned: Owned) -> asyncio.Future[Any]:
+        """A future of the value, on the loop and without a deadline of its own."""
+        return self._later(owned, Owned.result)
+
+    def _later(self, owned: Owned, look: Callable[[Owned], Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self.agent.loop.create_future()
+
+        def ready() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(look(owned))
+            except Exception as error:
+                future.set_exception(error)
+
+        if owned.ready:
+            ready()
+        else:
+            owned.waiters.append(ready)
+        return future
+
+    # ── ending ──────────────────────────────────────────────────────────────────────────────
+
+    async def settle(self, deadline: float) -> None:
+        """Give back all that is held here, and wait for the others to do so; report leaks.
+
+        `deadline` is loop time; others that never give back may use up half of what is left.
+        """
+        now = self.agent.loop.time()
+        limit = now + (deadline - now) / 2 if deadline != math.inf else now + 60.0
+        await self.control.settle(limit)
+        leaks = self.protocol.owning.leaks()
+        if not leaks:
+            return
+        where = [f"{owned.line[0]}:{owned.line[1]}" for owned in leaks if owned.line[0]]
+        text = (
+            f"Leaking RRef: {len(leaks)} value(s) on {self.agent.name} were still in use elsewhere "
+            f"at shutdown, made at {', '.join(sorted(set(where))[:20]) or 'unknown lines'}"
+        )
+        if self.agent.options.strict_leaks:
+            raise RRefLeak(text, self.agent.name)
+        _log.warning(text)
+
+    async def close(self) -> None:
+        self.closed = True
+        self.control.close()
+
+    def counters(self) -> dict[str, int]:
+        """For `debug_info`; all 0 at rest."""
+        return {
+            "owner_rrefs": len(self.protocol.owning.owners),
+            "user_rrefs": len(self.protocol.using.held),
+        }
+
+
+def _raise_its_error(owned: Owned) -> None:
+    owned.result()
+
+
+def current_rrefs() -> RRefs:
+    """The references of the current worker."""
+    refs = current.current_agent().parts.get(RRefs)
+    if refs is None:
+        raise WorkerClosed("this worker was started without references")
+    return refs  # type: ignore[no-any-return]
+
+
+def attach(agent: Agent) -> RRefs:
+    """Plug references into an agent."""
+    from aiograd.rref.proxy import Subject, SubjectTraveller
+    from aiograd.rref.rref import RRef, wrap
+
+    refs = agent.parts[RRefs] = RRefs(agent, wrap)
+    agent.travellers.add(RRef, refs)
+    agent.travellers.add(Subject, SubjectTraveller(refs))
+    return refs

@@ -1,0 +1,168 @@
+"""Calling methods of a value at its owner: `rref.rpc_async().method(...)` and its two siblings.
+
+A proxy call is an ordinary call of `call_method` at the owner. Its first argument, the subject,
+stands for the value: it arrives as the owner's record, and the call starts when the value is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from aiograd.rpc import calls
+from aiograd.rpc.future import Future
+from aiograd.rref.answers import Answer
+from aiograd.rref.records import Held, Owned, check_id
+
+if TYPE_CHECKING:
+    from aiograd.rpc.travel import Arrival, Departure
+    from aiograd.rref.owners import RRefs
+    from aiograd.rref.rref import RRef
+
+
+class Subject:
+    """The value of a reference, as the first argument of a call to its owner."""
+
+    __slots__ = ("rref",)
+
+    def __init__(self, rref: RRef) -> None:
+        self.rref = rref
+
+
+class SubjectTraveller:
+    """Names the value by its fork; the call itself keeps the reference until it is answered."""
+
+    tag = "rref.subject"
+
+    def __init__(self, refs: RRefs) -> None:
+        self._refs = refs
+
+    def depart(self, subject: Subject, departure: Departure) -> Any:
+        ref = self._refs.usable(subject.rref)
+        if isinstance(ref, Held):
+            return (ref.id, ref.fork, ref.known)
+        return self._refs.depart(subject.rref, departure)  # to oneself
+
+    def arrive(self, data: Any, arrival: Arrival) -> Owned:
+        refs = self._refs
+        sender = refs.control.heard(arrival.sender)
+        if len(data) == 3:
+            ref_id, fork, known = data
+            owned = refs.protocol.look_up(sender, check_id(ref_id), check_id(fork), known)
+        else:
+            found = refs.protocol.arrive(data, sender)
+            assert isinstance(found, Owned)
+            owned = found
+        if not owned.ready:
+            arrival.waits.append(refs.later(owned))
+        return owned
+
+
+def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run at the owner: call a method of the value. A coroutine is awaited by the worker."""
+    value = subject.result()
+    result = getattr(value, name)(*args, **kwargs)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(
+            f"{type(value).__name__}.{name}() is a generator, and a proxy call gives one result: "
+            "return a list, or use ag.rpc_stream with a function that takes the RRef"
+        )
+    return result
+
+
+class _Proxy:
+    """Attributes are methods of the value; one proxy may be used for many calls."""
+
+    __slots__ = ("_rref", "_timeout")
+
+    def __init__(self, rref: RRef, timeout: float | None) -> None:
+        self._rref, self._timeout = rref, timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._call, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._rref!r}>"
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _begin(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> Future[Any]:
+        rref, refs = self._rref, self._rref._refs
+        refs.usable(rref)
+        answer = Answer(refs.agent.loop, rref)
+        refs.agent.call(
+            refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name,
+            call_method,
+            (Subject(rref), name, args, kwargs),
+            timeout=self._timeout,
+            frame=frame,
+            future=answer,
+        )
+        answer._function = name
+        return answer
+
+
+class AsyncProxy(_Proxy):
+    """`await rref.rpc_async().method(...)`."""
+
+    __slots__ = ()
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._begin(name, args, kwargs, sys._getframe(1))
+
+
+class SyncProxy(_Proxy):
+    """`rref.rpc_sync().method(...)`, off the loop."""
+
+    __slots__ = ()
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        calls._refuse_on_loop("await rref.rpc_async().method(...)")
+        future = self._begin(name, args, kwargs, sys._getframe(1))
+        return calls._wait(self._rref._refs.agent, future)
+
+
+class RemoteProxy(_Proxy):
+    """`rref.remote().method(...)`: the result stays at the owner."""
+
+    __slots__ = ()
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> RRef:
+        rref, refs = self._rref, self._rref._refs
+        refs.usable(rref)
+        to = refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name
+        self._check(name)
+        return refs.remote(
+            to,
+            call_method,
+            (Subject(rref), name, args, kwargs),
+            timeout=self._timeout,
+            frame=sys._getframe(1),
+            subject=rref,
+        )
+
+    def _check(self, name: str) -> None:
+        """Refuse an unknown attribute at once, where finding out does not stop a loop."""
+        rref = self._rref
+        ref = rref._ref
+        if isinstance(ref, Owned):
+            if ref.ready and ref.error is None and not hasattr(ref.value, name):
+                getattr(ref.value, name)
+            return
+        known = rref._type
+        told = known is not None and known.done() and not known.cancelled()
+        if known is not None and told and not known.exception() and hasattr(known.result(), name):
+            return
+        if asyncio._get_running_loop() is not None:
+            return  # the new reference will say it
+        has = rref._refs.ask(rref, "rref.has", name, timeout=self._timeout)
+        if not calls._wait(rref._refs.agent, has):
+            raise AttributeError(f"the value on {ref.owner.name} has no attribute {name!r}")

@@ -1,0 +1,295 @@
+"""`RRef`: a value that stays where it is, and may be used from anywhere.
+
+What users see. It stands for one record of this worker's part of the protocol: an `Owned` value,
+or a `Held` fork of a value elsewhere. Everything that needs the network is done by `RRefs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import sys
+from collections.abc import Callable, Generator
+from typing import Any, Literal, NoReturn
+
+from aiograd.errors import NotOwner, RRefError
+from aiograd.rpc import calls
+from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.future import Future
+from aiograd.rref.answers import wake
+from aiograd.rref.owners import RRefs, current_rrefs
+from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
+from aiograd.rref.records import Held, Owned, Use, show
+
+
+class RRef:
+    """A reference to a value that stays with its owner.
+
+    `RRef(value)` makes this worker the owner; `ag.remote(to, f)` another one. References travel as
+    arguments and results; the owner keeps the value until the last of them is dropped. `await rref`
+    fetches a copy.
+    """
+
+    __slots__ = ("__weakref__", "_creation", "_ref", "_refs", "_released", "_type")
+
+    _ref: Owned | Held
+    _refs: RRefs
+
+    def __init__(self, value: Any) -> None:
+        self._refs = refs = current_rrefs()
+        frame = sys._getframe(1)
+        self._ref = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
+        self._released = False
+        self._creation: Future[None] | None = None  # asked for by `future`
+        self._type: Future[type] | None = None  # asked for by `_get_type`
+
+    def __del__(self) -> None:
+        ref = getattr(self, "_ref", None)
+        if ref is None or self._released:
+            return
+        if ref.__class__ is Held:
+            if not ref.dropped:
+                self._refs.control.let_go(ref)
+        elif ref.local and not ref.ready:
+            self._refs.control.let_go(ref)
+
+    # ── who has it ──────────────────────────────────────────────────────────────────────────
+
+    def owner(self) -> WorkerInfo:
+        """Return the worker that has the value."""
+        ref = self._ref
+        party = ref.owner if isinstance(ref, Held) else self._refs.protocol.me
+        return WorkerInfo(party.name, party.rank)
+
+    def owner_name(self) -> str:
+        ref = self._ref
+        return ref.owner.name if isinstance(ref, Held) else self._refs.agent.name
+
+    def is_owner(self) -> bool:
+        """Return whether the value is on this worker."""
+        return isinstance(self._ref, Owned)
+
+    def confirmed_by_owner(self) -> bool:
+        """Return whether the owner knows of this reference; inside a called function it does."""
+        ref = self._ref
+        return isinstance(ref, Owned) or ref.use is Use.CONFIRMED
+
+    # ── its value ───────────────────────────────────────────────────────────────────────────
+
+    def to_here(self, timeout: float | None = None) -> Future[Any]:
+        """Fetch the value: a fresh copy, or at the owner the object itself.
+
+        Waits for its creation; the error of the creating function is raised here too.
+        """
+        if isinstance(self._ref, Owned):
+            return self._refs.wait(self, timeout, "RRef.to_here")
+        return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.to_here().__await__()
+
+    def local_value(self) -> Any:
+        """Return the value itself; only at its owner, elsewhere NotOwner.
+
+        While it is being created, this waits in a thread, and is an RRefError on an event loop.
+        """
+        ref = self._refs.usable(self) if isinstance(self._ref, Owned) else self._ref
+        if isinstance(ref, Held):
+            me, owner = self._refs.protocol.me, ref.owner
+            raise NotOwner(
+                f"{self} has no local value on {me.name} (rank {me.rank}): it is on its owner "
+                f"{owner.name} (rank {owner.rank}); use `await rref`, or call a function there",
+                owner.name,
+            )
+        if not ref.ready:
+            if asyncio._get_running_loop() is not None:
+                raise RRefError(
+                    f"{self} is still being created, and waiting would stop this event loop: "
+                    "use `await rref`",
+                    self._refs.agent.name,
+                )
+            calls._wait(self._refs.agent, self._refs.wait(self, None, "RRef.local_value"))
+        return ref.result()
+
+    def future(self) -> Future[None]:
+        """Return the future of its creation: ends with None, or with the creator's error."""
+        creation = self._creation
+        if creation is None or creation.cancelled():
+            creation = self._creation = self._begin(lambda: self._refs.created(self), "creation")
+        return creation
+
+    def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
+        """A future of something asynchronous about this reference, from any thread."""
+        agent = self._refs.agent
+        future: Future[Any] = Future(loop=agent.loop)
+        future._function = f"RRef {what}"
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+            except Exception as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        self._refs.control.on_loop(lambda: agent.spawn(run()))
+        return future
+
+    # ── calling its methods ─────────────────────────────────────────────────────────────────
+
+    def rpc_async(self, timeout: float | None = None) -> AsyncProxy:
+        """Call a method at the owner: `await rref.rpc_async().method(...)`."""
+        return AsyncProxy(self, timeout)
+
+    def rpc_sync(self, timeout: float | None = None) -> SyncProxy:
+        """Call a method at the owner and wait, off the loop: `rref.rpc_sync().method(...)`."""
+        return SyncProxy(self, timeout)
+
+    def remote(self, timeout: float | None = None) -> RemoteProxy:
+        """Call a method at the owner and leave its result there: `rref.remote().method(...)`."""
+        return RemoteProxy(self, timeout)
+
+    def _get_type(self, timeout: float | None = None, blocking: bool = True) -> Any:
+        """Return the type of the value; it is asked for once. `blocking=False` gives the future."""
+        known = self._type
+        if known is None or (known.done() and (known.cancelled() or known.exception())):
+            known = self._type = self._ask_type(timeout)
+        if not blocking:
+            return known
+        if not known.done():
+            calls._refuse_on_loop("await rref._get_type(blocking=False)")
+            return calls._wait(self._refs.agent, known)
+        return known.result()
+
+    def _ask_type(self, timeout: float | None) -> Future[type]:
+        if isinstance(self._ref, Held):
+            return self._refs.ask(self, "rref.type", timeout=timeout)
+
+        async def find() -> type:
+            return type(await self._refs.wait(self, timeout, "RRef._get_type"))
+
+        owned = self._ref
+        if owned.ready and owned.error is None and owned.doubt is None and not self._released:
+            future: Future[type] = Future(loop=self._refs.agent.loop)
+            future.set_result(type(owned.value))
+            return future
+        return self._begin(find, "type")
+
+    # ── gradients ───────────────────────────────────────────────────────────────────────────
+
+    async def backward(self, ctx_or_id: Any = None, retain_graph: bool = False) -> None:
+        """Start a backward pass from the value, at its owner, in an autograd context.
+
+        At the owner the context may be left out: an ordinary backward pass into `.grad`.
+        """
+        context_id = None if ctx_or_id is None else int(getattr(ctx_or_id, "id", ctx_or_id))
+        if isinstance(self._ref, Owned):
+            value = await self._refs.wait(self, None, "RRef.backward")
+            await self._refs.backward(value, context_id, retain_graph)
+            return
+        if context_id is None:
+            raise RRefError(
+                "the context must be given: rref.backward(ctx) for a value on another worker",
+                self.owner_name(),
+            )
+        await self._refs.ask(self, "rref.backward", context_id, retain_graph, timeout=None)
+
+    # ── letting go ──────────────────────────────────────────────────────────────────────────
+
+    async def release(self) -> None:
+        """Give the reference back; returns when the owner has let go. Later use: RRefReleased."""
+        if self._released:
+            return
+        self._released = True
+        ref, control = self._ref, self._refs.control
+        if isinstance(ref, Owned):
+            if ref.local and not ref.ready:
+                control.let_go(ref)
+            return
+        if ref.use is Use.RELEASED:
+            return
+        let_go = self._refs.agent.loop.create_future()
+        ref.on_released.append(wake(let_go))
+        self._refs.protocol.using.drop(ref)
+        control.flush()
+        await let_go
+
+    async def __aenter__(self) -> RRef:
+        return self
+
+    async def __aexit__(self, *exc: object) -> Literal[False]:
+        await self.release()
+        return False
+
+    # ── showing ─────────────────────────────────────────────────────────────────────────────
+
+    def __str__(self) -> str:
+        ref = self._ref
+        if isinstance(ref, Owned):
+            return f"OwnerRRef({show(ref.id)})"
+        return f"UserRRef(RRefId = {show(ref.id)}, ForkId = {show(ref.fork)})"
+
+    def _state(self) -> str:
+        ref = self._ref
+        if self._released:
+            return "released"
+        if isinstance(ref, Owned):
+            if not ref.ready:
+                return "being created"
+            return "failed" if ref.error is not None else type(ref.value).__name__
+        if ref.use is Use.CONFIRMED:
+            known = self._type
+            with contextlib.suppress(Exception):
+                if known is not None and known.done():
+                    return known.result().__name__
+        return ref.use.name.lower()
+
+    def __repr__(self) -> str:
+        return f"<RRef on {self.owner_name()}: {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        role = "owned here" if self.is_owner() else "used here"
+        return (
+            f"<code>RRef</code> on <b>{html.escape(self.owner_name())}</b> "
+            f"<span style='color:#888'>({html.escape(self._state())}, {role})</span>"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RRefError(
+            "an RRef can only travel inside a call, as an argument or a result: pickling one "
+            "elsewhere would make a reference that its owner does not know of",
+            self.owner_name(),
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
+
+
+def wrap(refs: RRefs, ref: Owned | Held) -> RRef:
+    """Make what user code sees of a record."""
+    rref = RRef.__new__(RRef)
+    rref._refs, rref._ref = refs, ref
+    rref._released, rref._creation, rref._type = False, None, None
+    return rref
+
+
+def remote(
+    to: Any,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+) -> RRef:
+    """Call `func(*args, **kwargs)` on worker `to` and leave the result there.
+
+    Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
+    the function appears wherever the reference is used. `timeout` limits the creation.
+    """
+    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1))

@@ -1,12 +1,12 @@
 """aiograd: call functions on other workers with `await`, and let gradients flow back.
 
-    import aiograd as ag
+import aiograd as ag
 
-    async with ag.LocalCluster(2):
-        async with ag.context() as ctx:
-            y = await ag.rpc_async("worker1", dense, args=(x, w))
-            await ctx.backward((y * y).mean())
-            print(ctx.gradients[w])
+async with ag.LocalCluster(2):
+    async with ag.context() as ctx:
+        y = await ag.rpc_async("worker1", dense, args=(x, w))
+        await ctx.backward((y * y).mean())
+        print(ctx.gradients[w])
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from aiograd.rpc.calls import expose, inline, rpc_async, rpc_sync, run_sync
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
+from aiograd.rref import RRef, remote
 
 __version__ = "0.1.0"
 

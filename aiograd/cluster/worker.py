@@ -21,6 +21,7 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.members import Members
 from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.premises import Premises
+from aiograd.dist import attach as attach_contexts
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import AiogradError, RpcError, WorkerClosed
 from aiograd.rpc import current
@@ -28,6 +29,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rref import attach as attach_references
 
 __all__ = [
     "Worker",
@@ -44,7 +46,7 @@ __all__ = [
 _log = logging.getLogger("aiograd")
 
 # What is attached to every agent, in this order; parts settle and close in the opposite one.
-LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_autograd,)
+LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_references, attach_autograd)
 
 TICK = 0.5  # seconds; a kernel sees an interrupt only when its loop wakes
 

@@ -10,12 +10,13 @@ from aiograd.dist.context import Contexts
 from aiograd.dist.engine import Engine
 from aiograd.dist.travel import ContextBaggage, TensorTraveller
 from aiograd.rpc.agent import Agent
+from aiograd.rref.owners import RRefs
 
 __all__ = ["attach"]
 
 
 def attach(agent: Agent) -> Contexts:
-    """Plug distributed autograd into an agent."""
+    """Plug distributed autograd into an agent, after the references."""
     contexts = Contexts(agent)
     engine = contexts.engine = Engine(contexts)
     agent.parts[Contexts] = contexts
@@ -26,5 +27,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.abort"] = engine.abort_asked
     agent.services["context.release"] = contexts.release_asked
     agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)
+    if RRefs in agent.parts:
+        agent.parts[RRefs].backward_hook = engine.from_value
     agent.lost.append(contexts.lost)
     return contexts

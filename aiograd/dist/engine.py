@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
@@ -121,6 +121,19 @@ class Engine:
         await self._finish(running, timeout)
         context.failure = None
         context.commit(running.play.number)
+
+    def from_value(
+        self, value: Any, context_id: int | None, retain_graph: bool
+    ) -> Awaitable[None] | None:
+        """Start a pass from a value that an RRef holds here; without a context, a local one."""
+        if not isinstance(value, Tensor):
+            raise GradError(
+                f"backward needs a Tensor, but the RRef holds {type(value).__name__}", "not_tensor"
+            )
+        if context_id is None:
+            value.backward(retain_graph=retain_graph)
+            return None
+        return self.backward(self.contexts.get(context_id), [value], retain_graph=retain_graph)
 
     async def derivatives(
         self,

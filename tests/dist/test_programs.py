@@ -47,7 +47,7 @@ steps = st.builds(
     st.integers(0, 99),
     st.lists(st.integers(0, WORKERS - 1), max_size=3).map(tuple),
     st.sampled_from([True, True, True, False]),
-    st.just(False),
+    st.booleans(),
 )
 
 

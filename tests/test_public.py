@@ -1,0 +1,64 @@
+"""The public face: these names and no others, each with something to say."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import aiograd as ag
+
+# API.md, section by section; operations and makers follow numpy's names and are checked below.
+NAMES = """
+    init_rpc shutdown Worker LocalCluster current_worker get_worker_info WorkerInfo workers Options
+    barrier all_gather debug_info
+    rpc_async remote rpc_sync run_sync rpc_stream Group inline expose Future
+    RRef
+    context Context backward get_gradients current_context get_context grad checkpoint
+    Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable sparse testing
+    autograd nn optim cluster viz errors linalg fft
+""".split()
+MAKERS = """
+    tensor from_numpy zeros ones full empty eye arange linspace rand randn randint
+    zeros_like ones_like full_like empty_like rand_like randn_like randint_like
+""".split()
+ERRORS = """
+    AiogradError GradError RpcError DeadlineExceeded WorkerLost OwnerLost WorkerUnresponsive
+    UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
+    NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
+    ContextError UnknownContext NestedContext NoContext BackwardFailed
+""".split()
+
+
+def test_the_public_names_are_those_of_the_contract():
+    assert set(ag.__all__) == {*NAMES, *MAKERS, *ag.autograd.NAMES}
+    assert len(ag.__all__) == len(set(ag.__all__))
+    for name in ag.__all__:
+        assert getattr(ag, name) is not None
+
+
+def test_the_errors_are_those_of_the_contract():
+    assert set(ag.errors.__all__) == set(ERRORS)
+    assert issubclass(ag.errors.DeadlineExceeded, TimeoutError)
+    assert issubclass(ag.errors.WorkerLost, ConnectionError)
+    assert issubclass(ag.errors.OwnerLost, ag.errors.WorkerLost)
+    assert issubclass(ag.errors.WorkerUnresponsive, ag.errors.WorkerLost)
+    assert issubclass(ag.errors.UnknownWorker, LookupError)
+    assert issubclass(ag.errors.SerializationError, TypeError)
+    assert issubclass(ag.errors.SecurityError, PermissionError)
+    for name in ("GradError", "RRefError", "ContextError"):
+        assert issubclass(getattr(ag.errors, name), RuntimeError)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_public_has_a_docstring(name):
+    thing = getattr(ag, name)
+    assert inspect.getdoc(thing), f"{name} says nothing"
+
+
+def test_importing_aiograd_does_not_import_what_is_asked_for_later():
+    code = "import aiograd, sys; print([m for m in ('pytest', 'hypothesis') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -26,7 +26,7 @@ def save(path: Path, tensors: Mapping[str, Any]) -> None:
     partial = f"{path}.{os.getpid()}.partial"
     try:
         if path.endswith(".safetensors"):
-            contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             _safetensors().save_file(contiguous, partial)
         else:
             _write_npz(partial, arrays)

@@ -152,9 +152,12 @@ class Optimizer:
 def _update_complex(rule: Optimizer, param: Any, grad: Any, state: State, group: Group) -> None:
     """Real and imaginary parts are optimised as two numbers each."""
     real = np.zeros(0, param.dtype).real.dtype
-    work = np.ascontiguousarray(param)
+    work = np.asarray(param, order="C")
     rule.update(
-        work.reshape(-1).view(real), np.ascontiguousarray(grad).reshape(-1).view(real), state, group
+        work.reshape(-1).view(real),
+        np.asarray(grad, order="C").reshape(-1).view(real),
+        state,
+        group,
     )
     if work is not param:
         param[...] = work

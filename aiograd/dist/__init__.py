@@ -25,6 +25,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients"] = engine.arrived
     agent.services["gradients.failed"] = engine.failure_reported
     agent.services["gradients.abort"] = engine.abort_asked
+    agent.services["gradients.waits"] = engine.waits
     agent.services["context.release"] = contexts.release_asked
     agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)
     if RRefs in agent.parts:

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.autograd.graph import Node
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.tensor import HookHandle, Tensor, wrap
+from aiograd.dist.boundary import CrossingHook
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Pass
 from aiograd.dist.shell import Shell
@@ -51,6 +52,7 @@ class Context:
         self.aborted: set[int] = set()
         self.failure: BackwardFailed | None = None  # of the last pass, until a later one is good
         self.released = False
+        self.hooks: dict[int, CrossingHook] = {}  # asked about every array that leaves this worker
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds = 0.0  # spent computing in passes on this worker
         self._view: dict[Tensor, Tensor] | None = None
@@ -66,7 +68,12 @@ class Context:
     # ── entering and leaving ────────────────────────────────────────────────────────────────────
 
     def __enter__(self) -> Context:
-        self.home.enter_new(self)
+        try:
+            self.home.enter_new(self)
+        except NestedContext:
+            if _current.get() is not self and not self.used:
+                self.home.release(self.id)  # made for this block, which will not be left
+            raise
         return self
 
     def __exit__(
@@ -160,6 +167,15 @@ class Context:
         self.totals[leaf] = gradient.detach()
         self.changed()
 
+    def on_crossing(self, hook: CrossingHook) -> HookHandle:
+        """Show `hook(crossing, array)` every array of the context that leaves this worker.
+
+        It may return another one of the same shape: clipped, noisy, of a smaller dtype (undone on
+        arrival). `crossing.way` is "forward" for values and "backward" for gradients. Ready-made
+        hooks are in `aiograd.dist.boundary`.
+        """
+        return HookHandle.on_dict(self.hooks, hook)
+
     # ── inspection ──────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -177,6 +193,10 @@ class Context:
         """The receiving ends of edges on this worker, by edge id, in the order they were made."""
         return dict(self.receives)
 
+    async def explain(self) -> str:
+        """Tell who waits for whom in the passes of this context that are under way."""
+        return await self.home.engine.explain(self)
+
     def graph(self) -> ContextGraph:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
         from aiograd.dist.picture import picture
@@ -193,6 +213,11 @@ class Context:
         }
         cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<table><caption>Context {self.id}</caption>{cells}</table>"
+
+    @property
+    def used(self) -> bool:
+        """Whether anything has happened in this context."""
+        return bool(self.told or self.callers or self.totals or self.passes)
 
     # ── for the machinery ───────────────────────────────────────────────────────────────────────
 

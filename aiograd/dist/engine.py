@@ -27,6 +27,7 @@ from aiograd.autograd.graph import JointOpNode, Node, OpNode, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.dist.boundary import crossed_all
 from aiograd.dist.context import Context, Contexts
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Credit, Pass, Terms
@@ -276,6 +277,11 @@ class Engine:
     def _send(self, running: Running, sinks: list[tuple[Node, Any]]) -> None:
         play, context = running.play, running.context
         for message in play.collect(sinks):
+            if context.hooks and message.answers:
+                message.answers = [
+                    (edge, crossed_all(context.hooks, context.id, message.to, gradients))
+                    for edge, gradients in message.answers
+                ]
             self.agent.post(
                 message.to,
                 "gradients",
@@ -449,6 +455,34 @@ class Engine:
                 # Even if our part is complete: credit we sent there is lost. A pass that has ended
                 # meanwhile is not harmed, its originator does not listen any more.
                 self._failed(running, WorkerLost(peer.name, "unknown", str(error)))
+
+    # ── for people ──────────────────────────────────────────────────────────────────────────────
+
+    def waits(self, sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
+        """What our part of a context waits for, and whom to ask besides."""
+        plays = [r.play for (c, _), r in self._running.items() if c == context_id]
+        lines = [
+            f"pass {play.number & 0xFFFFF}: {play.waits_for()}"
+            for play in plays
+            if not play.complete or play.originator == self.agent.name
+        ]
+        return lines, sorted({peer for play in plays for peer in play.informed | play.heard})
+
+    async def explain(self, context: Context) -> str:
+        me = self.agent.info
+        told, waiting = {self.agent.name}, set()
+        lines, peers = self.waits(me, context.id)
+        waiting.update(peers)
+        while waiting := waiting - told:
+            name = waiting.pop()
+            told.add(name)
+            try:
+                more, peers = await self.shell.ask(name, "gradients.waits", context.id, timeout=2.0)
+            except Exception as error:
+                more, peers = [f"{name} does not answer: {error}"], []
+            lines += more
+            waiting.update(peers)
+        return "\n".join(lines) or "no backward pass is under way"
 
     def released(self, context: Context) -> None:
         """A context was left: its passes end here; who awaits one is told."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.tensor import Tensor, rebuild
+from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.rpc.travel import Arrival, Departure
 
@@ -34,10 +35,18 @@ class TensorTraveller:
             return tensor.data, True, -1, cls
         nodes: list[Node | None] = departure.scratch.setdefault(EDGE, [])
         nodes.append(parent_of(tensor))
-        return tensor.data, True, len(nodes) - 1, cls
+        array = tensor.data
+        if departure.held.hooks:
+            crossing = Crossing(departure.held.id, departure.to.name, "forward")
+            array = crossed(departure.held.hooks, crossing, array)
+            if array.dtype != tensor.data.dtype:
+                return (array, tensor.data.dtype.str), True, len(nodes) - 1, cls
+        return array, True, len(nodes) - 1, cls
 
     def arrive(self, data: Any, arrival: Arrival) -> Tensor:
         array, requires_grad, slot, cls = data
+        if array.__class__ is tuple:  # a hook at the boundary sent it in another dtype
+            array = array[0].astype(array[1])
         node: RecvNode | None = arrival.scratch.get(EDGE)
         if slot < 0 or node is None:
             return rebuild(cls or Tensor, array, requires_grad)

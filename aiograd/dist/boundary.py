@@ -1,0 +1,97 @@
+"""What may happen to arrays at the border between two workers: clip, blur, watch, shrink.
+
+A hook is asked on the worker that an array leaves, about values on their way forward and about
+gradients on their way back. What it returns is what travels; the graph does not notice, so a
+gradient passes a changed value as if it had not been changed. A smaller dtype is undone on arrival.
+
+    ctx.on_crossing(boundary.clipped(1.0))
+    ctx.on_crossing(boundary.noisy(0.01, np.random.default_rng(0)))
+    ctx.on_crossing(boundary.as_dtype("float16"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.errors import GradError
+
+
+class Crossing(NamedTuple):
+    """One array on its way out: of which context, to whom, and in which direction."""
+
+    context_id: int
+    peer: str
+    way: str  # "forward" or "backward"
+
+
+CrossingHook = Callable[[Crossing, Any], Any]
+
+
+def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -> Any:
+    """The array after all hooks, in order of registration."""
+    for hook in list(hooks.values()):
+        result = hook(crossing, array)
+        if result is not None:
+            result = result.data if isinstance(result, Tensor) else np.asarray(result)
+            if result.shape != array.shape:
+                raise GradError(
+                    f"a hook on the way to {crossing.peer} turned shape {array.shape} into "
+                    f"{result.shape}; it must keep the shape",
+                    "shape",
+                )
+            array = result
+    return array
+
+
+def crossed_all(
+    hooks: Mapping[int, CrossingHook], context_id: int, peer: str, gradients: Iterable[Any] | None
+) -> list[Any] | None:
+    """The gradients of one edge after all hooks; recorded ones pass as they are."""
+    if gradients is None:
+        return None
+    crossing = Crossing(context_id, peer, "backward")
+    return [
+        g if g is None or isinstance(g, Tensor) else crossed(hooks, crossing, g) for g in gradients
+    ]
+
+
+def clipped(limit: float, way: str = "backward") -> CrossingHook:
+    """Scale arrays going that way so that their norm is at most `limit`."""
+
+    def hook(crossing: Crossing, array: Any) -> Any:
+        if crossing.way != way:
+            return None
+        norm = float(np.linalg.norm(array))
+        return array * np.asarray(limit / norm, array.dtype) if norm > limit else None
+
+    return hook
+
+
+def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -> CrossingHook:
+    """Add normal noise to arrays going that way."""
+
+    def hook(crossing: Crossing, array: Any) -> Any:
+        if crossing.way != way:
+            return None
+        return array + generator.normal(0.0, scale, array.shape).astype(array.dtype)
+
+    return hook
+
+
+def as_dtype(name: str) -> CrossingHook:
+    """Send floating arrays in a smaller dtype; "bfloat16" needs the package ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = np.dtype(name)
+
+    def hook(crossing: Crossing, array: Any) -> Any:
+        return array.astype(dtype) if array.dtype.kind == "f" else None
+
+    return hook

@@ -128,7 +128,7 @@ class Callee:
         except Exception as error:
             return self._fail(incoming, error)
         if waits:
-            incoming.task = self._agent.spawn(self._wait_and_run(incoming, waits), context)
+            incoming.task = self._agent.spawn(self._wait_and_run(incoming, waits))
         else:
             self._run(incoming)
 

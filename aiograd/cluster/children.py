@@ -1,34 +1,26 @@
 """Child processes of a loop: started by exec, watched without signals, heard line by line.
 
-A child gets its configuration, and with it the secret, over its standard input: neither arguments
-nor environment are private. The pipe then stays open as a lifeline: when this process dies, however
-it dies, the child reads the end of it. Children run in a session of their own, so that the
-interrupt key reaches only the parent. What a child does is `process.py`'s business.
+What a child must know it is told over its standard input: neither arguments nor environment are
+private. The pipe then stays open as a lifeline: when this process dies, however it dies, the child
+reads the end of it. Children run in a session of their own, so that the interrupt key reaches only
+the parent. What they run is the caller's business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import marshal
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
-__all__ = ["Child", "Lines", "Log"]
-
-# The path comes first, and by the one format that needs no import: without it there is no aiograd.
-BOOT = (
-    "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-    "from aiograd.cluster.process import main; main()"
-)
+__all__ = ["Child", "Lines", "Log", "forward", "python", "worker_environment"]
 
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -124,22 +116,26 @@ class Child:
     def __init__(
         self,
         name: str,
-        config: Mapping[str, Any],
-        path: Iterable[str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
         heard: Callable[[str, str], None],
+        told: bytes = b"",
     ) -> None:
-        """Start the process. `heard(stream, line)` gets every line of "stdout" and "stderr"."""
+        """Start the process. `heard(stream, line)` gets every line of "stdout" and "stderr".
+
+        What it is `told` it can read from its standard input, which ends when this process does.
+        """
         self.name = name
         self.log = Log()
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self._process = subprocess.Popen(
-            [sys.executable, *_interpreter_flags(), "-c", BOOT, f"aiograd-{name}"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env=worker_environment(os.environ),
+            env=environment,
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -148,7 +144,7 @@ class Child:
             _Output(getattr(self._process, stream), partial(self._heard, heard, stream))
             for stream in ("stdout", "stderr")
         ]
-        self._send(marshal.dumps(list(path)) + pickle.dumps(dict(config)))
+        self._tell(told)
 
     def signal(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, unless the process has ended: its number may be another's by then."""
@@ -169,7 +165,7 @@ class Child:
         self.log.add(line)
         heard(stream, line)
 
-    def _send(self, data: bytes) -> None:
+    def _tell(self, data: bytes) -> None:
         assert self._process.stdin is not None
         view = memoryview(data)
         # A child that died at once is reported by its exit, with what it had to say.
@@ -212,6 +208,18 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**dict.fromkeys(ONE_THREAD, "1"), **environment}
 
 
-def _interpreter_flags() -> list[str]:
-    # What the parent was started with (-X dev, -W error, -O …) holds for its workers too.
-    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]
+def python(*arguments: str) -> list[str]:
+    """Give the command for another interpreter like this one: -X dev, -W error, -O and the like."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, *arguments]
+
+
+def forward(name: str, stream: str, line: str) -> None:
+    """Show a child's line where this process writes, with the child's name."""
+    target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
+    if target is None:
+        return
+    try:
+        target.write(f"[{name}] {line}\n")
+    except (OSError, ValueError):
+        return  # nobody reads any more; the log still has it

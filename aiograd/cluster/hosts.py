@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import marshal
+import os
+import pickle
 import sys
+from functools import partial
 from typing import Protocol
 
-from aiograd.cluster.children import Child, Log
+from aiograd.cluster.children import Child, Log, forward, python, worker_environment
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
 
-__all__ = ["Host", "LoopHost", "ProcessHost", "forward"]
+__all__ = ["Host", "LoopHost", "ProcessHost"]
 
 
 class Host(Protocol):
@@ -29,31 +33,30 @@ class Host(Protocol):
         """End it without giving it a chance to say anything."""
 
 
+# The path comes first, and by the one format that needs no import: without it there is no aiograd.
+BOOT = (
+    "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
+    "from aiograd.cluster.process import main; main()"
+)
+
+
 class ProcessHost:
     """A worker in a process of its own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._child = Child(plan.name, {"plan": plan}, sys.path, self._heard)
+        self._child = Child(
+            plan.name,
+            python("-c", BOOT, f"aiograd-{plan.name}"),
+            worker_environment(os.environ),
+            partial(forward, plan.name),
+            told=marshal.dumps(sys.path) + pickle.dumps(plan),
+        )
         self.log, self.ended = self._child.log, self._child.exited
         self.pid: int | None = self._child.pid
 
     def kill(self) -> None:
         self._child.signal()
-
-    def _heard(self, stream: str, line: str) -> None:
-        forward(self.plan.name, stream, line)
-
-
-def forward(name: str, stream: str, line: str) -> None:
-    """Show a worker's line where this process writes, with the worker's name."""
-    target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
-    if target is None:
-        return
-    try:
-        target.write(f"[{name}] {line}\n")
-    except (OSError, ValueError):
-        return  # nobody reads any more; the log still has it
 
 
 class LoopHost:

@@ -29,7 +29,7 @@ LAST_WORDS = 2.0  # seconds to end in order once the parent is gone
 
 def main() -> None:
     """Run a worker from the plan on standard input; does not return."""
-    plan: Plan = pickle.load(sys.stdin.buffer)["plan"]
+    plan: Plan = pickle.load(sys.stdin.buffer)
     lifeline = _take_lifeline()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

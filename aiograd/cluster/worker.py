@@ -21,7 +21,6 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.members import Members
 from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.premises import Premises
-from aiograd.dist import attach as attach_contexts
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import AiogradError, RpcError, WorkerClosed
 from aiograd.rpc import current

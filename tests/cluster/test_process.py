@@ -31,9 +31,13 @@ async def who() -> WorkerInfo:
     return get_worker_info()
 
 
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
 def alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return read(f"/proc/{process}/stat").rpartition(b")")[2].split()[0] != b"Z"
     except FileNotFoundError:
         return False
 
@@ -79,6 +83,7 @@ async def test_both_transports_carry_a_cluster(cluster, transport):
 async def test_a_killed_process_is_lost_within_a_second(cluster):
     async with cluster(2, processes=True) as c:
         waiting = c["worker1"].call(asyncio.sleep, 60)
+        await c["worker0"].call(ask, "worker1")
         there = c["worker0"].call(wait_there, "worker1")
         await c["worker1"].call(who)
         start = time.monotonic()
@@ -135,7 +140,7 @@ async def test_the_secret_is_neither_in_arguments_nor_in_the_environment(cluster
     async with cluster(1, processes=True, options=Options(secret=secret)) as c:
         process = c.pid("worker0")
         for name in ("cmdline", "environ"):
-            seen = Path(f"/proc/{process}/{name}").read_bytes()
+            seen = read(f"/proc/{process}/{name}")
             assert secret not in seen
             assert secret.hex().encode() not in seen
 
@@ -162,14 +167,13 @@ async def test_an_idle_worker_has_few_threads_and_little_memory(cluster):
         await c["worker0"].call(who)
         process = c.pid("worker0")
         assert len(os.listdir(f"/proc/{process}/task")) <= 3
-        status = Path(f"/proc/{process}/status").read_text()
-        resident = re.search(r"VmRSS:\s*(\d+) kB", status)
+        resident = re.search(rb"VmRSS:\s*(\d+) kB", read(f"/proc/{process}/status"))
         assert int(resident[1]) <= 80 * 1024
 
 
 async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, monkeypatch):
     monkeypatch.setattr(
-        "aiograd.cluster.children.BOOT", "import sys; sys.exit('this is why it failed')"
+        "aiograd.cluster.hosts.BOOT", "import sys; sys.exit('this is why it failed')"
     )
     with pytest.raises(RpcError, match="this is why it failed") as caught:
         await cluster(2, processes=True)
@@ -177,7 +181,7 @@ async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster,
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(cluster, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.children.BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("aiograd.cluster.hosts.BOOT", "import time; time.sleep(60)")
     c = cluster(2, processes=True)
     start = asyncio.create_task(c._open())
     while len(c) < 2:  # noqa: ASYNC110 - it has no event of its own

@@ -184,7 +184,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(cluster, monkeypatch)
     monkeypatch.setattr("aiograd.cluster.hosts.BOOT", "import time; time.sleep(60)")
     c = cluster(2, processes=True)
     start = asyncio.create_task(c._open())
-    while len(c) < 2:  # noqa: ASYNC110 - it has no event of its own
+    while len(c) < 2:
         await asyncio.sleep(0)
     pids = [c.pid(worker.name) for worker in c]
     start.cancel()

@@ -1,0 +1,91 @@
+"""The command line: `aiograd run -n 4 script.py`, `aiograd worker --join host:port`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; gives the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command == "run":
+        from aiograd.cluster.launch import run_ranks
+
+        program = [given.script, *given.arguments]
+        if given.module:
+            program = ["-m", *program]
+        elif not os.path.exists(given.script):
+            parser.error(f"there is no script {given.script}")
+        return run_ranks(given.n, program)
+    from aiograd.cluster.launch import join_cluster
+    from aiograd.errors import AiogradError
+    from aiograd.rpc.options import Options
+
+    options = Options(
+        secret_file=given.secret_file,
+        allow_plaintext=given.allow_plaintext,
+        transport=given.transport,
+    )
+    try:
+        return join_cluster(given.join, given.name or _own_name(), options)
+    except (AiogradError, ValueError) as error:
+        print(f"aiograd: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiograd", description="Start workers of an aiograd cluster."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a script as several ranks on this machine",
+        description="Run a script as several ranks on this machine. In it, "
+        "`await ag.init_rpc(name)` finds rank, world size and meeting place by itself.",
+    )
+    run.add_argument("-n", type=_count, default=2, metavar="N", help="how many ranks (default 2)")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    worker = commands.add_parser(
+        "worker",
+        help="join a running cluster from this machine",
+        description="Join an open cluster, and serve until it is closed.",
+    )
+    worker.add_argument(
+        "--join", required=True, metavar="HOST:PORT", help="where rank 0 of the cluster listens"
+    )
+    worker.add_argument("--name", help="the worker's name (default: host name and process number)")
+    worker.add_argument("--secret-file", metavar="PATH", help="a file with the cluster's secret")
+    worker.add_argument("--transport", choices=["auto", "unix", "tcp"], default="auto")
+    worker.add_argument(
+        "--allow-plaintext",
+        action="store_true",
+        help="listen beyond this host without TLS; for networks that are yours alone",
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return count
+
+
+def _own_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,7 @@ from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
+_new = object.__new__
 
 #: Every operation of the library by name; calls to other workers name them.
 OPS: dict[str, Callable[..., Any]] = {}
@@ -41,8 +42,9 @@ class Meta:
     __slots__ = ("dtype", "shape")
 
     def __init__(self, array: Any) -> None:
-        self.shape: tuple[int, ...] = np.shape(array)
-        self.dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+        array = array if hasattr(array, "dtype") else np.asarray(array)
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype = array.dtype
 
     @property
     def ndim(self) -> int:
@@ -111,24 +113,31 @@ class Op:
 
     def apply(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute, and record it if anything asks for a gradient."""
+        active = recording.get()
         tracked = False
-        raw = []
+        raw: list[Any] = []
+        parents: list[Node | None] = []
         for arg in args:
             if isinstance(arg, Tensor):
                 raw.append(arg.data)
-                if arg._leaf or arg._node is not None:
-                    tracked = True
+                node = arg._node
+                if node is None and arg._leaf and active:
+                    node = arg.accumulator()
+                if node is not None:
+                    tracked = active
+                parents.append(node)
             elif arg.__class__ is list or arg.__class__ is tuple:
                 return self.apply([gathered(arg) for arg in args], kwargs)
             elif arg is None:
                 raise TypeError(f"{self.name}() got None where an array belongs")
             else:
                 raw.append(arg)
+                parents.append(None)
         result = self.forward(*raw, **kwargs)
         if result.__class__ is tuple:
-            return self._wrap_all(args, raw, result, kwargs, tracked and recording.get())
-        if tracked and recording.get():
-            return self.record(args, raw, result, kwargs)
+            return self._wrap_all(args, raw, result, kwargs, tracked)
+        if tracked:
+            return self.record(args, raw, result, kwargs, tuple(parents))
         tensor = wrap(result)
         if tensor.data.base is not None:
             share_version(tensor, args)
@@ -165,26 +174,33 @@ class Op:
 
     # ── recording ───────────────────────────────────────────────────────────────────────────────
 
-    def record(self, args: Sequence[Any], raw: Sequence[Any], y: Any, kwargs: Any) -> Tensor:
+    def record(
+        self,
+        args: Sequence[Any],
+        raw: Sequence[Any],
+        y: Any,
+        kwargs: Any,
+        parents: tuple[Node | None, ...],
+    ) -> Tensor:
         """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
         tensor = wrap(y)
         y = tensor.data
-        if y.dtype.kind not in "fc":
+        dtype = y.dtype
+        if dtype.kind not in "fc":
             return tensor  # comparisons, rounding to integers: nothing flows back
         if kwargs and self._keywords is not None and not self._keywords.issuperset(kwargs):
             raise self._no_rule_for(set(kwargs) - self._keywords)
-        parents = tuple([parent_of(arg) for arg in args])
         keep_y, uses = self._plan(parents)
-        versions = None
-        if self.saves:
-            saved, versions = self._save(args, raw, uses)
-            if keep_y:
-                tensor._cell = [0]
+        node = _new(OpNode)  # field by field: this is done once per operation
+        node.op, node.parents, node.kwargs = self, parents, kwargs
+        node.shape, node.dtype = y.shape, dtype
+        node.hooks = node.cell = None
+        saved, node.versions = self._save(args, raw, uses)
+        if keep_y:
+            tensor._cell = node.cell = [0]
+            node.saved = (y, *saved)
         else:
-            saved = [None] * len(uses) if SHAPE not in uses else self._save(args, raw, uses)[0]
-        node = OpNode(
-            self, parents, (y if keep_y else None, *saved), versions, tensor._cell, kwargs, y
-        )
+            node.saved = (None, *saved)
         tensor._node = node
         if y.base is not None:
             share_version(tensor, args)
@@ -282,26 +298,26 @@ class Op:
 
     def gradients(self, node: OpNode, g: Any, create_graph: bool) -> Sequence[Any]:
         """Run the rules of the arguments that want a gradient."""
-        y, args = self._restore(node, create_graph)
-        if create_graph and y is not None:
+        restored: Sequence[Any] = node.saved or ()  # never freed if it holds no values
+        if self.saves:
+            restored = self._restore(node, create_graph)
+        y, *args = restored
+        if y is not None and create_graph:
             y = wrap(y, node)
-        kwargs = node.kwargs
+        kwargs, found = node.kwargs, []
         if self.each is not None:
-            each = self.each
-            return [
-                None if parent is None else each(g, y, i, *args, **kwargs)
-                for i, parent in enumerate(node.parents)
-            ]
-        found = [
-            None if parent is None or rule is None else rule(g, y, *args, **kwargs)
-            for parent, rule in zip(node.parents, self.rules, strict=False)
-        ]
-        missing = len(node.parents) - len(found)  # arguments without a rule
-        return found + [None] * missing if missing else found
+            for i, parent in enumerate(node.parents):
+                found.append(None if parent is None else self.each(g, y, i, *args, **kwargs))
+            return found
+        rules = self.rules
+        for i, parent in enumerate(node.parents):
+            rule = None if parent is None else rules[i]  # no rule: no gradient, on purpose
+            found.append(None if rule is None else rule(g, y, *args, **kwargs))
+        return found
 
     def joint_gradients(self, node: JointOpNode, gs: list[Any], create_graph: bool) -> Any:
         """Run the one rule of an operation with several outputs."""
-        ys, args = self._restore(node, create_graph)
+        ys, *args = self._restore(node, create_graph)
         for cell in node.cells:
             if cell[0]:
                 raise modified(self.name)
@@ -317,28 +333,32 @@ class Op:
                 for i, y in enumerate(ys)
             )
         assert self.joint is not None
-        return self.joint(filled, ys, *args, **node.kwargs)
+        found = self.joint(filled, ys, *args, **node.kwargs)
+        if not isinstance(found, list | tuple):
+            found = (found,)
+        if len(found) != len(node.parents):
+            raise wrong_count(self.name, len(found), len(node.parents))
+        return found
 
-    def _restore(self, node: Any, create_graph: bool) -> tuple[Any, Sequence[Any]]:
+    def _restore(self, node: Any, create_graph: bool) -> list[Any]:
+        """The saved result and arguments, after a look at their versions."""
         saved = node.saved
         if saved is None:
             raise freed(self.name)
-        if not self.saves:
-            return None, saved[1:]
         versions = node.versions
+        restored = [saved[0]]
         written = node.cell if isinstance(node, OpNode) else None
         if written is not None and written[0] and saved[0] is not None:
             raise modified(self.name)
-        args = []
         for position, arg in enumerate(saved[1:]):
             if isinstance(arg, Tensor):
                 cell = arg._cell
                 if cell is not None and cell[0] != (versions[position] if versions else 0):
                     raise modified(self.name)
-                args.append(arg if create_graph else arg.data)
-            else:
-                args.append(arg)
-        return saved[0], args
+                if not create_graph:
+                    arg = arg.data
+            restored.append(arg)
+        return restored
 
 
 def binary(op: Op) -> Callable[[Tensor, Any], Any]:
@@ -374,7 +394,8 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
                 return y
             if (first is None and second is None) or not recording.get():
                 return wrap(y)
-            return op.record((a, b), (a.data, b.data if isinstance(b, Tensor) else b), y, {})
+            raw = (a.data, b.data if isinstance(b, Tensor) else b)
+            return op.record((a, b), raw, y, {}, (first, second))
         node = new(OpNode)
         node.op = op
         node.parents = (first, second)

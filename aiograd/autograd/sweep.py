@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
-from aiograd.autograd.recording import enable_grad, no_grad
+from aiograd.autograd.recording import recording
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
@@ -118,12 +118,15 @@ class Sweep:
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run everything that is ready, and return the sinks that are now known."""
+        token = recording.set(self.create_graph)
         try:
-            with enable_grad() if self.create_graph else no_grad():
+            with np.errstate(all="ignore"):  # an infinite slope is a value, not worth a warning
                 self._run_ready()
         except Exception:
             self.failed = self._current
             raise
+        finally:
+            recording.reset(token)
         sinks, self._sinks = self._sinks, []
         return sinks
 
@@ -253,6 +256,8 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
 def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     shape = target.shape
     extra = len(grad.shape) - len(shape)
+    if extra > 0 and grad.shape[extra:] == shape:  # the common case: a bias
+        return grad.sum(axis=tuple(range(extra)) if extra > 1 else 0)
     axes = tuple(range(max(extra, 0))) + tuple(
         i + extra
         for i, n in enumerate(shape)

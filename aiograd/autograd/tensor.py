@@ -100,7 +100,7 @@ class Tensor:
                 value = wrap(np.asarray(value))
             if value.shape != self.shape:
                 raise GradError(
-                    f"a gradient of shape {value.shape} does not fit a tensor of shape {self.shape}",
+                    f"a gradient of shape {value.shape} does not fit shape {self.shape}",
                     "shape",
                 )
         self._grad = value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op, numpy_op
+from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op, numpy_op, spread
 from aiograd.autograd.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -39,14 +40,14 @@ def count(shape: tuple[int, ...], axis: Axis) -> int:
 def _sum(
     g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
-    return np.broadcast_to(kept(g, axis, keepdims, a.ndim), a.shape)
+    return spread(kept(g, axis, keepdims, a.ndim), a.shape)
 
 
 def _mean(
     g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
     share = kept(g, axis, keepdims, a.ndim) / count(a.shape, axis)
-    return np.broadcast_to(share, a.shape)
+    return spread(share, a.shape)
 
 
 def _var(
@@ -154,12 +155,18 @@ cumsum = numpy_op(np.cumsum, _cumsum)
 
 def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     top = np.maximum.reduce(a, axis=axis, keepdims=True)
-    if not np.isfinite(top).all():
-        top = np.where(np.isfinite(top), top, 0)
+    if not isfinite(np.add.reduce(top, axis=None)):
+        return _logsumexp_of_infinities(a, top, axis, keepdims)
     shifted = np.asarray(a - top)
-    total = np.add.reduce(np.exp(shifted, out=shifted), axis=axis, keepdims=True)
+    y = np.log(np.add.reduce(np.exp(shifted, out=shifted), axis=axis, keepdims=True))
+    y += top
+    return y if keepdims else y.squeeze(axis)
+
+
+def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
+    top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):  # all -inf: the logarithm of 0 is what is meant
-        y = np.log(total) + top
+        y = np.log(np.add.reduce(np.exp(a - top), axis=axis, keepdims=True)) + top
     return y if keepdims else np.squeeze(y, axis=axis)
 
 

@@ -111,7 +111,7 @@ def _operators(name: str, made: Op) -> None:
     elif name in _COMPARISONS:
         setattr(Tensor, _COMPARISONS[name], _comparison(made))
     elif name in _UNARY:
-        setattr(Tensor, _UNARY[name], as_method(made))
+        setattr(Tensor, _UNARY[name], lambda self: made.apply((self,), {}))
 
 
 def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +127,9 @@ def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reflected(made: Op) -> Callable[[Tensor, Any], Any]:
     def operator(self: Tensor, other: Any) -> Any:
-        return NotImplemented if other is None or isinstance(other, str) else made(other, self)
+        if other is None or isinstance(other, str):
+            return NotImplemented
+        return made.apply((other, self), {})
 
     return operator
 
@@ -226,10 +228,20 @@ def as_tensor(value: Any) -> Tensor:
 
 def conj(x: Any) -> Any:
     """The complex conjugate; real values pass as they are."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return x.conjugate() if isinstance(x, complex) else x
-    return np.conjugate(x) if dtype.kind == "c" else x
+    if x.__class__ is float or x.__class__ is int:
+        return x
+    if isinstance(x, complex) and not isinstance(x, np.generic):
+        return x.conjugate()
+    return np.conjugate(x) if x.dtype.kind == "c" else x
+
+
+def spread(g: Any, shape: tuple[int, ...]) -> Any:
+    """Broadcast without copying."""
+    if g.ndim == 0 and not isinstance(g, Tensor):  # as np.broadcast_to, without its checks
+        view: Any = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
+        view.flags.writeable = False
+        return view
+    return np.broadcast_to(g, shape)
 
 
 def zeros_for(g: Any) -> Any:

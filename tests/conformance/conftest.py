@@ -1,0 +1,67 @@
+"""Clusters under the catalogue's own terms: leaks are errors, and every counter ends at zero.
+
+Workers live in the test's loop unless a row is about processes. Leaving the block of a cluster
+asserts that no worker keeps a context, a pass or a call; the shutdown that follows raises for
+leaked references.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+
+RELEASED = 2.0 * 4  # seconds; contexts are promised to be gone within 2, and we allow four times
+COUNTERS = (
+    "contexts",
+    "backward_passes",
+    "pending_calls",
+    "running_calls",
+    "abandoned_calls",
+    "buffered_bytes",
+)
+
+
+async def counters(cluster: ag.LocalCluster) -> dict[str, dict[str, int]]:
+    """What every worker, and the driver, still holds; empty at rest."""
+    found = {"driver": ag.debug_info()}
+    for worker in cluster:
+        found[worker.name] = await worker.call(ag.debug_info)
+    return {
+        name: busy
+        for name, values in found.items()
+        if (busy := {key: values[key] for key in COUNTERS if values[key]})
+    }
+
+
+async def at_rest(cluster: ag.LocalCluster) -> None:
+    """Wait until nobody holds anything; fail if that does not come."""
+    busy: dict[str, dict[str, int]] = {}
+    try:
+        async with asyncio.timeout(RELEASED):
+            while busy := await counters(cluster):
+                await asyncio.sleep(0)
+    except TimeoutError:
+        pytest.fail(f"not at rest: {busy}")
+
+
+@asynccontextmanager
+async def _cluster(
+    n: int = 3, *, processes: bool = False, rest: bool = True, **options: Any
+) -> AsyncIterator[ag.LocalCluster]:
+    made = ag.Options(**{"strict_leaks": True, "timeout": 20.0, **options})
+    async with ag.LocalCluster(n, processes=processes, options=made) as cluster:
+        yield cluster
+        if rest:
+            await at_rest(cluster)
+
+
+@pytest.fixture
+def workers() -> Callable[..., Any]:
+    """`async with workers(3) as cluster:`: worker0 … worker2 and the driver, all in this loop."""
+    return _cluster

@@ -8,7 +8,9 @@ Who the peers are is the cluster layer's business; it fills the `directory`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import importlib
 import logging
 import math
 import pickle
@@ -18,25 +20,39 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import NotAllowed, WorkerClosed, WorkerLost
+from aiograd.errors import NotAllowed, SerializationError, WorkerClosed, WorkerLost
 from aiograd.rpc import current
-from aiograd.rpc.callee import pack
+from aiograd.rpc.baggage import pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, check_name
 from aiograd.rpc.doors import Doors
-from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target, function_name
+from aiograd.rpc.functions import (
+    EXPOSED,
+    SERVICE,
+    Shipment,
+    Shipper,
+    Target,
+    find_exposed,
+    function_name,
+)
 from aiograd.rpc.future import Future
-from aiograd.rpc.link import Link
+from aiograd.rpc.insist import insist
+from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.streams import Stream
 from aiograd.rpc.travel import Baggage, Departure, Keeper, Travellers
 from aiograd.rpc.verdict import Faults
-from aiograd.wire.messages import CALL, OP, REQUEST
-from aiograd.wire.payload import Codec, Payload, encode_plain
+from aiograd.wire.flat import encode_call
+from aiograd.wire.frames import MAX_SEGMENTS, SMALL
+from aiograd.wire.messages import CALL, FLAT, OP, REQUEST, STREAM
+from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
 
 _log = logging.getLogger("aiograd")
+_CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
+_LAST_WORDS = 0.25  # seconds for what was written before closing to leave
 
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
 
@@ -84,8 +100,8 @@ class Agent:
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
         self._links: dict[bytes, Link] = {}  # by incarnation
-        self._routes: dict[Any, Link] = {}  # by what callers wrote, until the directory changes
-        self._routes_version = -1
+        self._routes: dict[str, Link] = {}  # by name, until the directory changes
+        self.directory.changed = self._routes.clear
         self._service_shipments: dict[str, Shipment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reserved = 0  # bytes of messages arriving now
@@ -144,20 +160,34 @@ class Agent:
             return
         self.closed = True
         current.closed(self)
+        self._routes.clear()
         if self._heart is not None:
             self._heart.cancel()
         self._doors.close()
-        for link in list(self._links.values()):
+        links = list(self._links.values())
+        mine = {asyncio.current_task()}
+        tasks = {task for link in links for task in link.callee.tasks()} - mine
+        for link in links:
             link.close()
         self.pool.close()
         self.deadlines.close()
-        me = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not me]
+        tasks |= self._tasks - mine
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=self.options.grace)
-        await asyncio.sleep(0)  # transports tell their protocols
+        await self._hang_up([link.connection for link in links if link.connection is not None])
+
+    async def _hang_up(self, connections: list[Connection]) -> None:
+        """Let the last words leave, but wait for nobody who does not read them."""
+        ends = [connection.ended for connection in connections]
+        if ends:
+            await asyncio.wait(ends, timeout=_LAST_WORDS)
+        for connection in connections:
+            if not connection.ended.done():
+                connection.transport.abort()
+        if ends:
+            await asyncio.wait(ends, timeout=_LAST_WORDS)
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None
@@ -185,9 +215,13 @@ class Agent:
         """Call `func` on another worker. What is known before sending is raised here.
 
         `future` is a fresh one of the caller's own kind to answer with."""
-        link = self.link(to)
+        link = self._routes.get(to) if type(to) is str else None
+        if link is None:
+            link = self.link(to)
         if type(args) is not tuple:
             args = _as_tuple(args)
+        if kwargs is not None and type(kwargs) is not dict:
+            kwargs = _as_dict(kwargs)
         shipment = self.shipper.of(func, link.peer)
         seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
@@ -195,28 +229,77 @@ class Agent:
             future = Future(loop=self.loop)
         future._function, future._seconds = shipment.name, seconds
         future._kind = shipment.kind if keep is None else "remote"
-        future.made_at(frame if frame is not None else sys._getframe(1))
-        self.started += 1
-        embedded = shipment.data is None
-        flags = shipment.flags & OP
-        payload: Payload | None = None
-        if held is None and keep is None and not embedded:
-            data = encode_plain(args, kwargs)
+        if frame is None:
+            frame = sys._getframe(1)
+        future._code, future._instruction = frame.f_code, frame.f_lasti
+        if not shipment.quiet:
+            self.started += 1
+        if held is None and keep is None and shipment.data is not None:
+            data = encode_call(args, kwargs)
             if data is not None:
-                payload = Payload(data)
-        if payload is None:
-            departure = Departure(link.peer, future._kind, held)
-            value = (func, args, kwargs) if embedded else (args, kwargs)
-            extra = {} if keep is None else {"keep": keep}
-            try:
-                more, payload = pack(link, value, departure, extra, lambda: "call")
-            except BaseException:
-                departure.cancel()
-                raise
-            flags |= more
-            future._undo = departure.undo
-        self._begin(link, future, CALL, flags, deadline, shipment, payload, embedded)
+                flags = (shipment.flags & OP) | FLAT
+                begin = link.caller.begin_small
+                if threading.get_ident() == self.thread:
+                    begin(future, flags, seconds, deadline, shipment, data)
+                else:
+                    self.from_thread(begin, future, flags, seconds, deadline, shipment, data)
+                return future
+        self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
         return future
+
+    def _begin_call(
+        self,
+        link: Link,
+        future: Future[Any],
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        deadline: float,
+        shipment: Shipment,
+        held: Any,
+        keep: Any,
+        flags: int,
+    ) -> None:
+        """Any call: travellers, baggage, a function that goes inside, a result that stays."""
+        embedded = shipment.data is None
+        departure = Departure(link.peer, future._kind, held)
+        value = (func, args, kwargs) if embedded else (args, kwargs)
+        extra = None if keep is None else {"keep": keep}
+        more, payload = pack(self, value, departure, "call", extra)
+        try:
+            self.check_size(payload, "call")
+        except SerializationError:
+            departure.cancel()
+            raise
+        future._undo = departure.undo
+        flags |= more | (shipment.flags & OP)
+        self._begin(link, future, CALL, flags, deadline, shipment, payload, embedded)
+
+    def stream(
+        self,
+        to: Any,
+        func: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Stream:
+        """Call a generator function; iterate over what comes. On the loop only.
+
+        `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
+        link = self.link(to)
+        shipment = self.shipper.of(func, link.peer)
+        patience = None
+        if timeout is None and DEADLINE.get() == math.inf:
+            patience, timeout = self.options.timeout, math.inf
+        seconds, deadline = self.deadline(timeout)
+        held = self.baggage.current() if self.baggage is not None else None
+        future: Future[Any] = Future(loop=self.loop)
+        future._function, future._seconds = shipment.name, seconds
+        stream = Stream(future, link, None if patience == math.inf else patience)
+        args = _as_tuple(args)
+        self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, None, STREAM)
+        return stream
 
     def request(
         self,
@@ -228,20 +311,19 @@ class Agent:
         retry: bool = False,
         future: Future[Any] | None = None,
     ) -> Future[Any]:
-        """Ask a service of another worker."""
+        """Ask a service of another worker. `retry`: again and again until it answers."""
         link = self.link(to)
         seconds, deadline = self.deadline(timeout)
         if future is None:
             future = Future(loop=self.loop)
         future._function = future._kind = service
         future._seconds = seconds
+        if retry:
+            insist(self, future, link.peer, service, args, deadline, carry)
+            return future
         held = self.baggage.current() if carry and self.baggage is not None else None
         departure = Departure(link.peer, service, held)
-        try:
-            flags, payload = pack(link, args, departure, {}, lambda: f"{service} arguments")
-        except BaseException:
-            departure.cancel()
-            raise
+        flags, payload = pack(self, args, departure, f"{service} arguments")
         future._undo = departure.undo
         shipment = self._service(service)
         self._begin(link, future, REQUEST, flags, deadline, shipment, payload, False)
@@ -253,22 +335,34 @@ class Agent:
         `held` is the baggage to take along, if any."""
         link = self.link(to)
         departure = Departure(link.peer, service, held)
-        try:
-            flags, payload = pack(link, args, departure, {}, lambda: f"{service} arguments")
-        except BaseException:
-            departure.cancel()
-            raise
+        flags, payload = pack(self, args, departure, f"{service} arguments")
         shipment = self._service(service)
         if threading.get_ident() == self.thread:
             link.post(shipment, flags, payload, departure.undo)
         else:
-            self.loop.call_soon_threadsafe(link.post, shipment, flags, payload, departure.undo)
+            self.from_thread(link.post, shipment, flags, payload, departure.undo)
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:
         if threading.get_ident() == self.thread:
-            link.begin(future, *rest)
+            link.caller.begin(future, *rest)
         else:
-            self.loop.call_soon_threadsafe(link.begin, future, *rest)
+            self.from_thread(link.caller.begin, future, *rest)
+
+    def from_thread(self, func: Callable[..., Any], *args: Any) -> None:
+        """Let the loop do something; WorkerClosed if it runs no more."""
+        try:
+            self.loop.call_soon_threadsafe(func, *args)
+        except RuntimeError:
+            raise WorkerClosed(f"the loop of {self.name} has ended", self.name) from None
+
+    def check_size(self, payload: Payload, path: str) -> None:
+        if payload.buffers or len(payload.data) > SMALL:
+            size = payload.size()
+            if size > self.options.max_message or len(payload.buffers) >= MAX_SEGMENTS:
+                limit = f"max_message is {self.options.max_message}"
+                raise SerializationError(
+                    path, f"{size} bytes are too many for one message; {limit}"
+                )
 
     def _service(self, name: str) -> Shipment:
         shipment = self._service_shipments.get(name)
@@ -291,13 +385,6 @@ class Agent:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         if self.closed:
             raise WorkerClosed(f"{self.name} was shut down", self.name)
-        if self._routes_version != self.directory.version:
-            self._routes.clear()
-            self._routes_version = self.directory.version
-        if type(to) is str:
-            link = self._routes.get(to)
-            if link is not None:
-                return link
         peer = self.directory.find(to)
         link = self.link_of(peer)
         if type(to) is str:
@@ -333,10 +420,11 @@ class Agent:
             if op is None:
                 return Target.broken(name, NotAllowed(f"there is no op {name!r} here", self.name))
             return Target(op, name, "op")
+        if flags & EXPOSED:
+            return self._resolve_exposed(data.decode())
         if self.options.mode != "trusted":
-            return Target.broken(
-                "function", NotAllowed("only exposed functions may be called here", self.name)
-            )
+            why = "only exposed functions may be called here"
+            return Target.broken("a function", NotAllowed(why, self.name))
         try:
             func = pickle.loads(data)
         except Exception as error:
@@ -344,8 +432,21 @@ class Agent:
                 f"the function could not be found on {self.name}: it travels by reference, "
                 "so its module must be importable there and contain it"
             )
-            return Target.broken("function", error)
+            return Target.broken("a function", error)
         return Target(func, function_name(func))
+
+    def _resolve_exposed(self, name: str) -> Target:
+        if self.options.mode == "trusted":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name.partition(":")[0])
+        func = find_exposed(name)
+        if func is None:
+            return Target.broken(name, NotAllowed(f"{name} is not exposed here", self.name))
+        return Target(func, function_name(func))
+
+    def embedded(self, func: Any, name: str) -> Target:
+        """A function that came inside its call."""
+        return Target(func, name)
 
     # ── what links tell us ──────────────────────────────────────────────────────────────────────
 
@@ -394,16 +495,21 @@ class Agent:
     def outstanding(self) -> int:
         """Calls made here that have not ended."""
         return sum(
-            future._kind in ("call", "op", "remote")
+            future._kind in _CALLS
             for link in self._links.values()
-            for future in link.pending.values()
+            for future in (
+                *link.caller.pending.values(),
+                *(each[0] for each in link.caller.waiting),
+            )
         )
 
     def counters(self) -> dict[str, int]:
         """For `debug_info`; all 0 at rest."""
         links = self._links.values()
         return {
-            "pending_calls": sum(len(link.pending) for link in links),
+            "pending_calls": sum(
+                len(link.caller.pending) + len(link.caller.waiting) for link in links
+            ),
             "running_calls": sum(
                 incoming.kind == CALL and not incoming.target.quiet
                 for link in links
@@ -425,3 +531,9 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
     if not isinstance(args, list | tuple):
         raise TypeError(f"args is a tuple, not {type(args).__name__}")
     return tuple(args)
+
+
+def _as_dict(kwargs: Any) -> dict[str, Any]:
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs is a dict, not {type(kwargs).__name__}")
+    return dict(kwargs)

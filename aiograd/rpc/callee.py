@@ -1,10 +1,11 @@
 """The callee's side of a link: runs what the peer calls, and answers.
 
-    message ─▶ baggage.arrive ─▶ decode ─▶ baggage.landed ─▶ waits ─▶ run ─▶ reply or fault
+    message ─▶ unpack ─▶ waits ─▶ run ─▶ reply or fault
 
-A call runs at most once, never after its budget is spent, and its coroutine is cancelled when the
-caller cancels or the budget runs out. A thread cannot be stopped: its result is dropped, and it
-counts as abandoned until it returns.
+Where a function runs: a coroutine function as a task, a registered op or `@inline` function right
+here, any other plain function in a thread. A call runs at most once, never after its budget is
+spent, and its coroutine is cancelled when the caller cancels or the budget runs out. A thread
+cannot be stopped: its result is dropped, and it counts as abandoned until it returns.
 """
 
 from __future__ import annotations
@@ -14,70 +15,57 @@ import contextvars
 import inspect
 import logging
 import math
-import pickle
-import struct
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, Overloaded, ProtocolError, SerializationError
 from aiograd.rpc import faults
+from aiograd.rpc.baggage import pack, unpack
 from aiograd.rpc.current import DEADLINE
-from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name, run_mode
+from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
+from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.travel import Arrival, Departure
-from aiograd.wire.frames import Transfer
-from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, POST, REPLY, STREAM, TRAVELLED
-from aiograd.wire.payload import Payload, encode_named
+from aiograd.wire.flat import decode_call, encode_value
+from aiograd.wire.frames import SMALL, Transfer
+from aiograd.wire.messages import CALL, EMPTY, FAULT, FLAT, POST, REPLY, STREAM
+from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
     from aiograd.rpc.deadlines import Bucket
     from aiograd.rpc.link import Link
 
 _log = logging.getLogger("aiograd")
-EXTRA_LENGTH = struct.Struct("<I")
+_NOTHING = Payload(b"")
 
 
 class Incoming:
     """One call being served."""
 
-    __slots__ = (
-        "abandoned",
-        "answered",
-        "args",
-        "bucket",
-        "callee",
-        "context",
-        "error",
-        "func",
-        "held",
-        "id",
-        "kept",
-        "kind",
-        "kwargs",
-        "stream",
-        "target",
-        "task",
-        "token",
-        "value",
-    )
+    # Defaults live in the class: most calls need few of these.
+    args: Any = ()
+    kwargs: Any = None
+    context: contextvars.Context | None = None
+    held: Any = None  # the baggage it came with
+    token: Any = None
+    kept = False  # its result stays here
+    bucket: Bucket | None = None  # where its deadline waits
+    task: asyncio.Task[Any] | None = None
+    value: Any = None
+    error: BaseException | None = None
+    answered = False
+    abandoned = False  # nobody waits for the answer any more
+    in_thread = False
+    stream: StreamSource | None = None
 
     def __init__(self, callee: Callee, id: int, target: Target, kind: int) -> None:
         self.callee, self.id, self.target, self.kind = callee, id, target, kind
         self.func: Any = target.func
-        self.args: Any = ()
-        self.kwargs: Any = None
-        self.context: contextvars.Context | None = None
-        self.held: Any = None
-        self.token: Any = None
-        self.kept = False  # its result stays here
-        self.bucket: Bucket | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.answered = self.abandoned = False
-        self.stream: Any = None
 
     # As a job of the thread pool.
 
     def run(self) -> None:
+        if self.abandoned and not self.kept:
+            return  # given up while it waited for a thread
         assert self.context is not None
         try:
             self.value = self.context.run(self.func, *self.args, **(self.kwargs or {}))
@@ -97,81 +85,113 @@ class Callee:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._agent = link.agent
+        self._outbox = link.outbox
+        self._limit = link.agent.options.outbound_buffer
+        self._held: deque[tuple[Any, ...]] = deque()  # calls that wait until replies have left
         self.running: dict[int, Incoming] = {}
         self.abandoned = 0
 
     # ── arriving ────────────────────────────────────────────────────────────────────────────────
 
+    def call(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
+        """A call is complete."""
+        if self._outbox.waiting > self._limit:
+            copy = body if isinstance(body, Transfer) else bytes(body)
+            self._held.append((CALL, flags, id, budget, target, copy))
+        elif target.mode == INLINE and flags & FLAT and budget > 0 and target.error is None:
+            self._run_at_once(id, budget, target, body)
+        else:
+            self.arrived(CALL, flags, id, budget, target, body)
+
+    def proceed(self) -> None:
+        """Something large has left: start calls that were held back."""
+        while self._held and self._outbox.waiting <= self._limit:
+            self.arrived(*self._held.popleft())
+
+    def _run_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+        """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
+        agent = self._agent
+        context = agent.context.copy()
+        if budget != math.inf and target.kind != "op":
+            context.run(DEADLINE.set, agent.loop.time() + budget)
+        try:
+            args, kwargs = decode_call(body)
+            value = (
+                context.run(target.func, *args, **kwargs)
+                if kwargs
+                else context.run(target.func, *args)
+            )
+        except BaseException as error:
+            return self._fail(Incoming(self, id, target, CALL), error)
+        if agent.faults is None and self._link.error is None:
+            if value is None:
+                return self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
+            data = encode_value(value)
+            if data is not None and len(data) <= SMALL:
+                return self._outbox.put(REPLY, FLAT, id, 0.0, 0, data)
+        incoming = Incoming(self, id, target, CALL)
+        incoming.context = context
+        self._result(incoming, value)
+
     def arrived(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
     ) -> None:
         """A call, request or post is complete."""
+        agent = self._agent
         incoming = Incoming(self, id, target, kind)
         if isinstance(body, Transfer) and body.refused:
-            return self._fail(incoming, Overloaded(self._agent.name, "no memory for its arguments"))
+            return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
         if budget <= 0:
-            return self._fail(incoming, DeadlineExceeded(self._agent.name, target.name, 0.0))
+            return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
         self.running[id] = incoming
-        context: contextvars.Context | None = None
-        if kind == CALL:
-            context = self._agent.context.copy()
-            if budget != math.inf:
-                deadline = self._agent.loop.time() + budget
-                incoming.bucket = self._agent.deadlines.bucket(deadline)
-                incoming.bucket[incoming] = None
+        waits: list[asyncio.Future[Any]] = []
+        incoming.context = context = agent.context.copy()
+        if budget != math.inf:
+            deadline = agent.loop.time() + budget
+            incoming.bucket = bucket = agent.deadlines.bucket(deadline)
+            bucket[incoming] = None
+            if kind == CALL:
                 context.run(DEADLINE.set, deadline)
-            incoming.context = context
         try:
-            waits = self._unpack(incoming, flags, body)
-            if target.error is not None:
-                raise target.error
+            if flags & FLAT:
+                incoming.args, incoming.kwargs = decode_call(body)
+            else:
+                waits = self._unpack(incoming, flags, body)
+            if incoming.target.error is not None:
+                raise incoming.target.error
         except Exception as error:
             return self._fail(incoming, error)
+        if flags & STREAM:
+            incoming.stream = StreamSource(self._link, incoming)
         if waits:
-            incoming.task = self._agent.spawn(self._wait_and_run(incoming, waits))
+            incoming.task = agent.spawn(self._wait_and_run(incoming, waits))
         else:
             self._run(incoming)
 
-    def _unpack(
-        self, incoming: Incoming, flags: int, body: Any
-    ) -> list[asyncio.Future[Any]] | None:
-        agent = self._agent
-        segments: Any = body.segments if isinstance(body, Transfer) else (body,)
-        data, buffers = segments[0], segments[1:]
-        if not flags & (EXTRA | TRAVELLED):
-            self._set_args(incoming, agent.codec.decode(data, buffers))
-            return None
-        arrival = Arrival(self._link.peer, incoming.target.kind)
-        if flags & EXTRA:
-            (length,) = EXTRA_LENGTH.unpack_from(data)
-            start = EXTRA_LENGTH.size + length
-            extra = agent.codec.decode(data[EXTRA_LENGTH.size : start])
-            data = data[start:]
+    def _unpack(self, incoming: Incoming, flags: int, body: Any) -> list[asyncio.Future[Any]]:
+        agent, peer = self._agent, self._link.peer
+        arrival = Arrival(peer, incoming.target.kind)
+
+        def expect(extra: dict[str, Any]) -> None:
             if "keep" in extra:
-                incoming.token, incoming.kept = extra["keep"], True
                 arrival.kind = "remote"
                 assert agent.keeper is not None
-                agent.keeper.expect(self._link.peer, incoming.token)
-            if "baggage" in extra and agent.baggage is not None:
-                incoming.held = arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
-        self._set_args(
-            incoming, agent.codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
-        )
-        if agent.baggage is not None:
-            agent.baggage.landed(arrival)
-            if incoming.held is not None and incoming.context is not None:
-                incoming.context.run(agent.baggage.enter, incoming.held)
-        return arrival.waits
+                agent.keeper.expect(peer, extra["keep"])
+                incoming.token, incoming.kept = extra["keep"], True
 
-    def _set_args(self, incoming: Incoming, value: Any) -> None:
+        value, _ = unpack(agent, flags, body, arrival, expect)
+        incoming.held = arrival.held
         if incoming.kind != CALL:
             incoming.args = value
         elif len(value) == 3:  # the function came inside the call
             incoming.func, incoming.args, incoming.kwargs = value
-            target = Target(incoming.func, function_name(incoming.func))
-            incoming.target = target
+            incoming.target = agent.embedded(incoming.func, function_name(incoming.func))
         else:
             incoming.args, incoming.kwargs = value
+        if incoming.held is not None and agent.baggage is not None:
+            assert incoming.context is not None
+            incoming.context.run(agent.baggage.enter, incoming.held)
+        return arrival.waits
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────
 
@@ -180,100 +200,110 @@ class Callee:
             for each in waits:
                 await each
         except asyncio.CancelledError as error:
-            return self._fail(incoming, error)
+            self._fail(incoming, error)
+            raise
         except Exception as error:
             return self._fail(incoming, error)
         incoming.task = None
-        self._run(incoming)
+        if not incoming.abandoned:
+            self._run(incoming)
 
     def _run(self, incoming: Incoming) -> None:
+        context, agent = incoming.context, self._agent
+        assert context is not None
         if incoming.kind != CALL:
             return self._serve(incoming)
-        mode, context = incoming.target.mode, incoming.context
-        assert context is not None
         if incoming.stream is not None:
-            return
-        if mode == THREAD:
-            self._agent.pool.submit(incoming)
-            return
-        try:
-            value = context.run(incoming.func, *incoming.args, **(incoming.kwargs or {}))
-        except Exception as error:
-            return self._fail(incoming, error)
-        except asyncio.CancelledError as error:
-            return self._fail(incoming, error)
-        if mode == TASK or unfinished(value):
-            incoming.task = self._agent.spawn(self._await(incoming, value), context)
+            incoming.task = agent.loop.create_task(incoming.stream.drive(), context=context)
+        elif incoming.target.mode == TASK:
+            incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
+        elif incoming.target.mode == THREAD:
+            incoming.in_thread = True
+            agent.pool.submit(incoming)
         else:
-            self._succeed(incoming, value)
+            try:
+                value = context.run(incoming.func, *incoming.args, **(incoming.kwargs or {}))
+            except BaseException as error:
+                return self._fail(incoming, error)
+            self._result(incoming, value)
 
     def _serve(self, incoming: Incoming) -> None:
         """A service of the library itself: always on the loop."""
         handler = self._agent.services.get(incoming.target.name)
+        assert incoming.context is not None
         try:
             if handler is None:
                 raise ProtocolError(f"no service {incoming.target.name!r}", self._agent.name)
-            value = self._agent.context.copy().run(handler, self._link.peer, *incoming.args)
+            value = incoming.context.run(handler, self._link.peer, *incoming.args)
         except Exception as error:
             return self._fail(incoming, error)
+        self._result(incoming, value)
+
+    def _result(self, incoming: Incoming, value: Any) -> None:
         if unfinished(value):
-            incoming.task = self._agent.spawn(
-                self._await(incoming, value), self._agent.context.copy()
+            incoming.func, incoming.args, incoming.kwargs = _itself, (value,), None
+            self.running[incoming.id] = incoming
+            incoming.task = self._agent.loop.create_task(
+                self._perform(incoming), context=incoming.context
             )
         else:
-            self._succeed(incoming, value)
+            self.succeed(incoming, value)
 
-    async def _await(self, incoming: Incoming, awaitable: Any) -> None:
+    async def _perform(self, incoming: Incoming) -> None:
         try:
-            value = await awaitable
+            value = await incoming.func(*incoming.args, **(incoming.kwargs or {}))
         except asyncio.CancelledError as error:
             self._fail(incoming, error)
             if incoming.abandoned:
                 raise
-        except Exception as error:
-            self._fail(incoming, error)
         except BaseException as error:  # SystemExit in a function must not end the worker
             self._fail(incoming, error)
         else:
-            self._succeed(incoming, value)
+            self.succeed(incoming, value)
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
         if incoming.abandoned:
             self.abandoned -= 1
-            self._forget(incoming)
-            if incoming.kept and not incoming.answered:
-                self._fail(incoming, incoming.error or asyncio.CancelledError())
-        elif incoming.error is not None:
+        if incoming.error is not None:
             self._fail(incoming, incoming.error)
-        elif unfinished(incoming.value):
-            incoming.task = self._agent.spawn(
-                self._await(incoming, incoming.value), incoming.context
-            )
+        elif incoming.abandoned and not incoming.kept:
+            self._forget(incoming)
+            if unfinished(incoming.value):
+                _discard(incoming.value)
         else:
-            self._succeed(incoming, incoming.value)
+            incoming.in_thread = False
+            self._result(incoming, incoming.value)
 
     # ── answering ───────────────────────────────────────────────────────────────────────────────
 
-    def _succeed(self, incoming: Incoming, value: Any) -> None:
+    def succeed(self, incoming: Incoming, value: Any) -> None:
         self._forget(incoming)
         if incoming.kind == POST or incoming.answered:
             return
         incoming.answered = True
-        peer, agent = self._link.peer, self._agent
+        peer, agent, link = self._link.peer, self._agent, self._link
         if incoming.kept:
             assert agent.keeper is not None
             agent.keeper.keep(peer, incoming.token, value)
-            return self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, Payload(b""), "reply")
-        if value is None and incoming.held is None:
-            return self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, Payload(b""), "reply")
-        departure = Departure(peer, "reply", incoming.held)
+            value = None
+        elif incoming.held is not None:
+            return self._answer(incoming, value)
+        if value is None:
+            return link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
+        data = encode_value(value)
+        if data is not None:
+            return link.send(REPLY, FLAT, incoming.id, 0.0, 0, Payload(data), "reply")
+        self._answer(incoming, value)
+
+    def _answer(self, incoming: Incoming, value: Any) -> None:
+        departure = Departure(self._link.peer, "reply", incoming.held)
         try:
-            flags, payload = pack(self._link, value, departure, {}, lambda: "result")
+            flags, payload = pack(self._agent, value, departure, "result")
+            self._agent.check_size(payload, "result")
         except Exception as error:
-            departure.cancel()
             if isinstance(error, SerializationError):
-                error = SerializationError(error.path, error.what, agent.name)
+                error = SerializationError(error.path, error.what, self._agent.name)
             return self._answer_fault(incoming, error)
         self._link.send(REPLY, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
 
@@ -285,37 +315,37 @@ class Callee:
         peer, agent = self._link.peer, self._agent
         if incoming.kept:
             assert agent.keeper is not None
+            if isinstance(error, asyncio.CancelledError) and incoming.abandoned:
+                error = DeadlineExceeded(agent.name, incoming.target.name, 0.0)
             agent.keeper.fail(peer, incoming.token, error)
-            return self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, Payload(b""), "reply")
         if incoming.abandoned:
-            return
-        self._answer_fault(incoming, error)
+            return  # the caller has given up, or its own clock tells it
+        if incoming.kept:
+            self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
+        else:
+            self._answer_fault(incoming, error)
 
     def _answer_fault(self, incoming: Incoming, error: BaseException) -> None:
-        name = incoming.target.name
+        name, sender = incoming.target.name, self._link.peer.name
         text = faults.traceback_text(error)
         if incoming.kind == POST:
-            _log.error(
-                "%s: %s from %s failed\n%s", self._agent.name, name, self._link.peer.name, text
-            )
+            _log.error("%s: %s from %s failed\n%s", self._agent.name, name, sender, text)
             return
         if incoming.kind == CALL:
-            _log.warning(
-                "%s: %s() called by %s failed\n%s",
-                self._agent.name,
-                name,
-                self._link.peer.name,
-                text,
-            )
+            _log.warning("%s: %s() called by %s failed\n%s", self._agent.name, name, sender, text)
         departure = Departure(self._link.peer, "reply")
         fault = faults.describe(self._agent.codec, error, departure)
         payload = self._agent.codec.encode((fault, name, text), departure)
         self._link.send(FAULT, 0, incoming.id, 0.0, 0, payload, "reply")
 
+    def fail(self, incoming: Incoming, error: BaseException) -> None:
+        self._fail(incoming, error)
+
     def _forget(self, incoming: Incoming) -> None:
         self.running.pop(incoming.id, None)
-        if incoming.bucket is not None:
-            incoming.bucket.pop(incoming, None)
+        bucket = incoming.bucket
+        if bucket is not None:
+            bucket.pop(incoming, None)
             incoming.bucket = None
 
     # ── ending early ────────────────────────────────────────────────────────────────────────────
@@ -326,6 +356,12 @@ class Callee:
         if incoming is not None:
             self._abandon(incoming)
 
+    def credit(self, id: int, count: int) -> None:
+        """The reader of a stream can take more."""
+        incoming = self.running.get(id)
+        if incoming is not None and incoming.stream is not None:
+            incoming.stream.credit(count)
+
     def expired(self, incoming: Incoming) -> None:
         incoming.bucket = None
         if incoming.id in self.running:
@@ -335,18 +371,24 @@ class Callee:
         if incoming.abandoned:
             return
         incoming.abandoned = True
-        if incoming.stream is not None:
-            incoming.stream.close()
         if incoming.task is not None:
             incoming.task.cancel()
-        elif incoming.target.mode == THREAD:
+        elif incoming.in_thread:
             self.abandoned += 1
             self.running.pop(incoming.id, None)
 
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        return [each.task for each in self.running.values() if each.task is not None]
+
     def close(self) -> None:
         """The peer is gone: nobody waits for anything that still runs."""
+        self._held.clear()
         for incoming in list(self.running.values()):
             self._abandon(incoming)
+
+
+async def _itself(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def unfinished(value: Any) -> bool:
@@ -354,23 +396,8 @@ def unfinished(value: Any) -> bool:
     return inspect.iscoroutine(value) or asyncio.isfuture(value)
 
 
-def pack(
-    link: Link, value: Any, departure: Departure, extra: dict[str, Any], name: Any
-) -> tuple[int, Payload]:
-    """Encode a message with its baggage; flags and payload."""
-    agent = link.agent
-    payload = encode_named(agent.codec, value, departure, name)
-    flags = TRAVELLED if payload.travelled else 0
-    if departure.held is not None and agent.baggage is not None:
-        baggage = agent.baggage.depart(departure.held, departure)
-        if baggage is not None:
-            extra["baggage"] = baggage
-    if extra:
-        first = pickle.dumps(extra, 5)
-        flags |= EXTRA
-        data = b"".join((EXTRA_LENGTH.pack(len(first)), first, payload.data))
-        payload = Payload(data, payload.buffers, payload.travelled)
-    return flags, payload
-
-
-__all__ = ["INLINE", "STREAM", "Callee", "Incoming", "pack", "run_mode"]
+def _discard(value: Any) -> None:
+    if inspect.iscoroutine(value):
+        value.close()
+    else:
+        value.cancel()

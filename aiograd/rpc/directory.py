@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,20 +54,20 @@ class Directory:
     def __init__(self) -> None:
         self._by_name: dict[str, PeerInfo] = {}
         self._by_rank: dict[int, PeerInfo] = {}
-        self.version = 0  # changes with every change, so that others may cache
+        self.changed: Callable[[], object] = lambda: None  # told of every change
 
     def add(self, peer: PeerInfo) -> None:
         """Add a member, or replace the one of that name (a restart has another incarnation)."""
         self.remove(peer.name)
         self._by_name[peer.name] = self._by_rank[peer.rank] = peer
-        self.version += 1
+        self.changed()
 
     def remove(self, name: str) -> None:
         peer = self._by_name.pop(name, None)
         if peer is not None:
             if self._by_rank.get(peer.rank) is peer:
                 del self._by_rank[peer.rank]
-            self.version += 1
+            self.changed()
 
     def get(self, name_or_rank: str | int) -> PeerInfo | None:
         if isinstance(name_or_rank, str):

@@ -9,16 +9,16 @@ be sent ahead: it goes inside the call.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudpickle import cloudpickle
 
-from aiograd.errors import SerializationError
 from aiograd.rpc.travel import Departure
 from aiograd.wire.frames import SMALL
 from aiograd.wire.messages import OP
@@ -30,23 +30,26 @@ if TYPE_CHECKING:
 
 TABLE: Final = 4096  # functions per peer that have a number; more are sent anew
 SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service
+EXPOSED: Final = 1 << 14  # flag of a DEFINE that names an exposed function
+_MISSING: Final = object()
 _STABLE: Final = (int, float, str, bytes, bool, type(None), complex, types.ModuleType)
-
-
-def mark_inline(func: Callable[..., Any]) -> Callable[..., Any]:
-    func.__aiograd_inline__ = True  # type: ignore[attr-defined]
-    return func
 
 
 class Shipment:
     """A function as it is sent: `data` goes into DEFINE, or is None if it goes inside the call."""
 
-    __slots__ = ("__weakref__", "data", "flags", "kind", "name", "parts", "quiet")
+    __slots__ = ("data", "flags", "kind", "name", "quiet")
 
-    def __init__(self, name: str, data: bytes | None, flags: int = 0, kind: str = "call") -> None:
+    def __init__(
+        self,
+        name: str,
+        data: bytes | None,
+        flags: int = 0,
+        kind: str = "call",
+        quiet: bool = False,
+    ) -> None:
         self.name, self.data, self.flags, self.kind = name, data, flags, kind
-        self.parts: list[Any] | None = None  # by value: what it was made of; None: never changes
-        self.quiet = False  # not counted as a call
+        self.quiet = quiet  # not counted as a call
 
 
 class Shipper:
@@ -54,119 +57,148 @@ class Shipper:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._known: dict[int, tuple[weakref.ref[Any], Shipment]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], Shipment, _Watch | None]] = {}
         self._contents: OrderedDict[bytes, Shipment] = OrderedDict()  # sent by value
 
     def of(self, func: Any, to: PeerInfo) -> Shipment:
         """How `func` is sent right now. TypeError if it cannot be called."""
         known = self._known.get(id(func))
         if known is not None:
-            shipment = known[1]
-            if shipment.parts is None or _same(shipment.parts, _parts(func)):
-                return shipment
-        return self._look(func, to)
-
-    def _look(self, func: Any, to: PeerInfo) -> Shipment:
+            watch = known[2]
+            if watch is None or watch.unchanged(func):
+                return known[1]
         if not callable(func):
             raise TypeError(f"a function is called, not {type(func).__name__} ({func!r:.80})")
-        shipment = self._describe(func, to)
-        shipment.quiet = getattr(func, "__aiograd_quiet__", False) is True
-        if shipment.data is not None and shipment.parts != []:
-            self._remember(func, shipment)
-        return shipment
+        return self._describe(func, to)
 
-    def _remember(self, func: Any, shipment: Shipment) -> None:
+    def _remember(self, func: Any, shipment: Shipment, watch: _Watch | None) -> Shipment:
         key, known = id(func), self._known
-        try:
+        if len(known) > TABLE:
+            known.clear()
+        with contextlib.suppress(TypeError):  # what has no weak references is looked at every time
             reference = weakref.ref(func, lambda _: known.pop(key, None))
-        except TypeError:
-            return
-        known[key] = (reference, shipment)
+            known[key] = (reference, shipment, watch)
+        return shipment
 
     def _describe(self, func: Any, to: PeerInfo) -> Shipment:
         op_name = getattr(func, "op_name", None)
         if isinstance(op_name, str) and not isinstance(func, type):
-            return Shipment(op_name, op_name.encode(), OP, "op")
+            return self._remember(func, Shipment(op_name, op_name.encode(), OP, "op"), None)
         name = function_name(func)
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
             return Shipment(name, None)  # a bound method, partial, …: its state goes with the call
-        if isinstance(func, types.BuiltinFunctionType) and not (
-            func.__self__ is None or isinstance(func.__self__, types.ModuleType)
-        ):
-            return Shipment(name, None)
+        if isinstance(func, types.BuiltinFunctionType):
+            if not isinstance(func.__self__, types.ModuleType | None):
+                return Shipment(name, None)
+            return self._remember(func, self._by_reference(func, name, to), None)
+        if _importable(func):
+            return self._remember(func, self._by_reference(func, name, to), None)
         departure = Departure(to, "call")
-        payload = encode_named(self._codec, func, departure, lambda: "func")
+        payload = encode_named(self._codec, func, departure, "func")
         if payload.travelled or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
             return Shipment(name, None)
-        if isinstance(func, types.BuiltinFunctionType) or _importable(func):
-            return Shipment(name, payload.data)
-        return self._by_content(func, name, payload.data)
+        shipment = self._by_content(func, name, payload.data)
+        watch = _watch(func)
+        return shipment if watch is None else self._remember(func, shipment, watch)
+
+    def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
+        if getattr(func, "__aiograd_exposed__", False) is True:
+            return Shipment(name, f"{func.__module__}:{func.__qualname__}".encode(), EXPOSED)
+        payload = encode_named(self._codec, func, Departure(to, "call"), "func")
+        return Shipment(name, payload.data, quiet=is_quiet(func))
 
     def _by_content(self, func: Any, name: str, data: bytes) -> Shipment:
         shipment = self._contents.get(data)
         if shipment is None:
-            shipment = self._contents[data] = Shipment(name, data)
+            shipment = self._contents[data] = Shipment(name, data, quiet=is_quiet(func))
             if len(self._contents) > TABLE:
                 self._contents.popitem(last=False)
         else:
             self._contents.move_to_end(data)
-        shipment.parts = _parts(func) or []
         return shipment
+
+
+def is_quiet(func: Any) -> bool:
+    """Whether calls of it are left out of the counters, because they read them."""
+    return getattr(func, "__aiograd_quiet__", False) is True
 
 
 def _importable(func: Any) -> bool:
     return bool(cloudpickle._should_pickle_by_reference(func))
 
 
-def _same(old: list[Any], new: list[Any] | None) -> bool:
-    return (
-        new is not None
-        and len(old) == len(new)
-        and all(a is b for a, b in zip(old, new, strict=True))
-    )
+class _Watch:
+    """Everything a by-value function is made of, to see cheaply whether it is still the same."""
 
+    __slots__ = ("_cells", "_functions", "_globals")
 
-def _parts(func: Any) -> list[Any] | None:
-    """Everything a by-value function is made of; None if something in it may change unseen."""
-    parts: list[Any] = []
-    return parts if _collect(func, parts, set()) else None
+    def __init__(self) -> None:
+        self._functions: list[tuple[Any, Any, Any, Any, int]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: list[tuple[Any, Any]] = []
 
+    def unchanged(self, root: Any) -> bool:
+        for other, code, defaults, keywords, marks in self._functions:
+            func = root if other is None else other
+            if (
+                func.__code__ is not code
+                or func.__defaults__ is not defaults
+                or func.__kwdefaults__ is not keywords
+                or len(func.__dict__) != marks
+            ):
+                return False
+        for known, name, value in self._globals:
+            if known.get(name, _MISSING) is not value:
+                return False
+        for cell, value in self._cells:
+            try:
+                if cell.cell_contents is not value:
+                    return False
+            except ValueError:
+                return False
+        return True
 
-def _collect(func: Any, parts: list[Any], seen: set[int]) -> bool:
-    if not isinstance(func, types.FunctionType):
-        return False
-    seen.add(id(func))
-    code = func.__code__
-    parts.append(code)
-    values = [func.__defaults__, func.__kwdefaults__]
-    if func.__defaults__ is not None:
-        values.extend(func.__defaults__)
-    if func.__kwdefaults__ is not None:
-        values.extend(func.__kwdefaults__.values())
-    try:
-        values.extend(cell.cell_contents for cell in func.__closure__ or ())
-    except ValueError:  # an empty cell
-        return False
-    names = cloudpickle._extract_code_globals(code)
-    known = func.__globals__
-    values.extend(known[name] for name in names if name in known)
-    values.extend(func.__dict__.values())
-    for index, value in enumerate(values):
-        parts.append(value)
-        if index < 2 or isinstance(value, _STABLE):
-            continue
+    def add(self, func: types.FunctionType, root: Any = None) -> bool:
+        """Look at a function and all that it refers to; False if something may change unseen."""
+        code, known = func.__code__, func.__globals__
+        if func is root or any(func is each[0] for each in self._functions):
+            return True
+        # The function itself is not kept alive by what is known about it.
+        other = func if root is not None else None
+        marks = len(func.__dict__)
+        self._functions.append((other, code, func.__defaults__, func.__kwdefaults__, marks))
+        root = func if root is None else root
+        values = [*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values()]
+        values.extend(func.__dict__.values())
+        for name in cloudpickle._extract_code_globals(code):
+            value = known.get(name, _MISSING)
+            self._globals.append((known, name, value))
+            if value is not _MISSING:
+                values.append(value)
+        for cell in func.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not filled yet
+                return False
+            self._cells.append((cell, value))
+            values.append(value)
+        return all(self._stable(value, root) for value in values)
+
+    def _stable(self, value: Any, root: Any) -> bool:
+        if isinstance(value, _STABLE):
+            return True
         if isinstance(value, types.FunctionType):
-            if id(value) in seen or _importable(value):
-                continue
-            if not _collect(value, parts, seen):
-                return False
-        elif isinstance(value, types.BuiltinFunctionType | type):
-            if isinstance(value, type) and not _importable(value):
-                return False
-        else:
-            return False
-    return True
+            return _importable(value) or self.add(value, root)
+        if isinstance(value, type):
+            return _importable(value)
+        return isinstance(value, types.BuiltinFunctionType) or hasattr(value, "op_name")
+
+
+def _watch(func: Any) -> _Watch | None:
+    """None: something in it may change unseen, so it must be pickled every time."""
+    watch = _Watch()
+    return watch if isinstance(func, types.FunctionType) and watch.add(func) else None
 
 
 # ── at the callee ───────────────────────────────────────────────────────────────────────────────
@@ -185,7 +217,7 @@ class Target:
         self.func, self.name, self.kind = func, name, kind
         self.mode = INLINE if kind == "op" else run_mode(func)
         self.error: BaseException | None = None  # why it cannot be called after all
-        self.quiet = getattr(func, "__aiograd_quiet__", False) is True
+        self.quiet = is_quiet(func)
 
     @classmethod
     def broken(cls, name: str, error: BaseException) -> Target:
@@ -215,5 +247,10 @@ def function_name(func: Any) -> str:
     return type(func).__name__
 
 
-def unsendable(error: Exception, name: str) -> SerializationError:
-    return SerializationError("func", f"{name}: {error}")
+def find_exposed(name: str) -> Any:
+    """The exposed function of that name, from modules that are already here; None if none is."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if getattr(found, "__aiograd_exposed__", False) is True else None

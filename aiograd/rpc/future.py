@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from aiograd.rpc.caller import Caller
     from aiograd.rpc.deadlines import Bucket
-    from aiograd.rpc.link import Link
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
@@ -23,54 +23,36 @@ class Future(asyncio.Future[T]):
     the call.
     """
 
-    __slots__ = (
-        "_bucket",
-        "_code",
-        "_function",
-        "_id",
-        "_instruction",
-        "_kind",
-        "_link",
-        "_seconds",
-        "_stream",
-        "_undo",
-    )
-
-    def __init__(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        super().__init__(loop=loop)
-        self._link: Link | None = None  # set while the call is under way
-        self._id = 0  # its number there, once sent
-        self._bucket: Bucket | None = None
-        self._function = ""
-        self._seconds = 0.0
-        self._kind = "call"
-        self._code: CodeType | None = None
-        self._instruction = 0
-        self._undo: list[Any] | None = None
-        self._stream: Any = None
-
-    def made_at(self, frame: FrameType | None) -> None:
-        if frame is not None:
-            self._code, self._instruction = frame.f_code, frame.f_lasti
+    # Defaults live in the class: one is made per call, and setting them costs as much as sending.
+    _caller: Caller | None = None  # set while the call is under way
+    _id = 0  # its number there, once sent
+    _bucket: Bucket | None = None  # where its deadline waits
+    _function = ""
+    _seconds = 0.0
+    _kind = "call"
+    _code: CodeType | None = None  # where it was made
+    _instruction = 0
+    _undo: list[Any] | None = None
+    _stream: Any = None
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
-        link = self._link
-        if link is not None and threading.get_ident() != link.agent.thread:
+        caller = self._caller
+        if caller is not None and threading.get_ident() != caller.agent.thread:
             if self.done():
                 return False
-            link.agent.loop.call_soon_threadsafe(self.cancel, msg)
+            caller.agent.loop.call_soon_threadsafe(self.cancel, msg)
             return True
         if not super().cancel(msg):
             return False
-        if link is not None:
-            link.cancelled(self)
+        if caller is not None:
+            caller.cancelled(self)
         return True
 
     def expire(self) -> None:
         """Its deadline has come (called by `Deadlines`)."""
-        if self._link is not None:
-            self._link.expired(self)
+        if self._caller is not None:
+            self._caller.expired(self)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot travel: await it and send its result")
@@ -87,14 +69,17 @@ class Future(asyncio.Future[T]):
             )
 
     def _place(self) -> str:
-        if self._code is None:
+        code = self._code
+        if code is None:
             return "from the library"
-        line = self._code.co_firstlineno
-        for start, end, number in _lines(self._code):
-            if start <= self._instruction < end:
+        line = code.co_firstlineno
+        for start, end, number in code.co_lines():
+            if start <= self._instruction < end and number is not None:
                 line = number
-        return f"at {self._code.co_filename}:{line}"
+        return f"at {code.co_filename}:{line}"
 
 
-def _lines(code: CodeType) -> list[tuple[int, int, int]]:
-    return [(start, end, line) for start, end, line in code.co_lines() if line is not None]
+def fail(future: Future[Any], error: BaseException) -> None:
+    """End a future with an error, unless it has ended."""
+    if not future.done():
+        future.set_exception(error)

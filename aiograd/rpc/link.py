@@ -3,6 +3,8 @@
 It is dialled when first needed, batches what is sent in one tick, and ends with the connection:
 then every call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its
 process may be stopped or its loop blocked, and it resumes unharmed when it wakes.
+
+What is called over it is the `Caller`'s and `Callee`'s business.
 """
 
 from __future__ import annotations
@@ -10,46 +12,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    ProtocolError,
-    WorkerClosed,
-    WorkerLost,
-    WorkerUnresponsive,
-)
-from aiograd.rpc import faults
-from aiograd.rpc.callee import EXTRA_LENGTH, Callee
+from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
+from aiograd.rpc.callee import Callee
+from aiograd.rpc.caller import Caller
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.functions import SERVICE, TABLE, Shipment, Target
+from aiograd.rpc.functions import TABLE, Shipment, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.inbox import Inbox, Once
-from aiograd.rpc.outbox import Outbox, is_small
-from aiograd.rpc.travel import Arrival, run_undo
-from aiograd.wire.frames import Frame, FrameReader, Transfer
+from aiograd.rpc.outbox import Outbox
+from aiograd.rpc.travel import run_undo
+from aiograd.wire.frames import SMALL, Frame, FrameReader, Transfer
 from aiograd.wire.messages import (
     CALL,
     CANCEL,
     CREDIT,
     DEFINE,
-    EMPTY,
-    EXTRA,
     FAULT,
     FORGET,
     GOODBYE,
     ITEM,
     NUMBERED,
-    OP,
     PING,
     POST,
     REPLY,
     REQUEST,
-    TRAVELLED,
 )
 from aiograd.wire.payload import Payload
 
@@ -57,8 +47,7 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 _log = logging.getLogger("aiograd")
-_UNRESPONSIVE = 30.0  # seconds of silence after which calls without a deadline end
-_EMBEDDED = Target(lambda: None, "")  # stands for a function that comes inside its call
+_EMBEDDED = Target(lambda: None, "a function")  # stands for one that comes inside its call
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -69,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = transport
         agent = link.agent
         self.reader = FrameReader(agent.options.max_message, agent.reserve)
+        self.ended = agent.loop.create_future()
         self.read = 0  # how often bytes came; a silent peer does not change it
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -81,7 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self._link.broken(error)
             return
-        self._link.receive(frames)
+        if frames:
+            self._link.receive(frames)
 
     def eof_received(self) -> bool:
         return False
@@ -93,6 +84,9 @@ class Connection(asyncio.BufferedProtocol):
         self._link.outbox.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self.reader.abandon(self._link.agent.release)
         self._link.disconnected(self, exc)
 
 
@@ -102,36 +96,33 @@ class Link:
     def __init__(self, agent: Agent, peer: PeerInfo) -> None:
         self.agent, self.peer = agent, peer
         self.state = "new"
-        self.connection: Connection | None = None
-        self.outbox = Outbox(agent.loop, lambda: None)
-        self.callee = Callee(self)
-        self.error: Exception | None = None  # why it is lost
+        self.quick = False  # open and unhindered: small messages may go straight to the outbox
+        self.error: Exception | None = None  # why it is lost or closed
         self.suspect = False
-        self.pending: dict[int, Future[Any]] = {}
-        self.streams: dict[int, Any] = {}
-        self._inflight = 0
-        self._waiting: deque[tuple[Future[Any], Callable[[], None]]] = deque()
-        self._next_id = 0
-        self._once = Once()
-        self._inbox = Inbox()
-        self._numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
+        self.connection: Connection | None = None
+        self.outbox = Outbox(agent.loop, self._large_sent)
+        self.caller = Caller(self)
+        self.callee = Callee(self)
+        self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
         self._targets: dict[int, Target] = {0: _EMBEDDED}  # functions the peer may name
+        self._once = Once()
+        self._inbox = Inbox()
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = self._last_written = 0
         self._goodbye = False
         self._handlers: dict[int, Callable[[int, int, float, int, Any], None]] = {
-            CALL: functools.partial(self._on_numbered, CALL),
+            CALL: self._on_call,
             REQUEST: functools.partial(self._on_numbered, REQUEST),
             POST: functools.partial(self._on_numbered, POST),
-            REPLY: self._on_reply,
-            FAULT: self._on_fault,
-            CANCEL: self._on_cancel,
+            REPLY: self.caller.reply,
+            FAULT: self.caller.fault,
+            ITEM: self.caller.item,
+            CANCEL: lambda flags, id, budget, target, body: self.callee.cancel(id),
+            CREDIT: lambda flags, id, budget, target, body: self.callee.credit(id, target),
             DEFINE: self._on_define,
             FORGET: self._on_forget,
-            ITEM: self._on_item,
-            CREDIT: self._on_credit,
-            PING: self._on_ping,
+            PING: lambda flags, id, budget, target, body: None,
             GOODBYE: self._on_goodbye,
         }
 
@@ -139,7 +130,7 @@ class Link:
 
     def opened(self, transport: Any) -> None:
         """A proven connection to the peer; everything queued so far leaves now."""
-        self.state = "open"
+        self.state, self.quick = "open", True
         self.connection = Connection(self, transport)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
@@ -160,171 +151,29 @@ class Link:
 
     def lose(self, error: Exception) -> None:
         """The peer is gone, or was never there."""
-        if self.state in ("lost", "closed"):
-            return
-        self.state, self.error = "lost", error
-        self._end(error)
-        self.agent.peer_lost(self.peer, error)
+        if self.error is None:
+            self.state = "lost"
+            self._end(error)
+            self.agent.peer_lost(self.peer, error)
 
     def close(self) -> None:
         """We leave: say so, end everything."""
-        if self.state in ("lost", "closed"):
+        if self.error is not None:
             return
-        was, self.state = self.state, "closed"
-        self.error = WorkerClosed(f"{self.agent.name} was shut down", self.agent.name)
-        connection = self.connection
-        if was == "open" and connection is not None:
+        if self.state == "open":
             self.outbox.put(GOODBYE, 0, 0, 0.0, 0, b"")
             self.outbox.flush()
-        self._end(self.error)
-        if connection is not None:
-            if connection.transport.get_write_buffer_size():
-                connection.transport.abort()
-            else:
-                connection.transport.close()
+        self.state = "closed"
+        self._end(WorkerClosed(f"{self.agent.name} was shut down", self.agent.name))
+        if self.connection is not None:
+            self.connection.transport.close()
 
     def _end(self, error: Exception) -> None:
-        unsent = self.outbox.unsent()
-        nothing_sent = self.connection is None
+        self.error, self.quick = error, False
+        unsent = self.outbox.unsent() if self.connection is not None else None
         self.outbox.close()
-        futures = list(self.pending.items())
-        self.pending.clear()
-        waiting, self._waiting = self._waiting, deque()
-        for future, _ in waiting:
-            self._finish(future)
-            _set_exception(future, self._lost(error, executed="no"))
-        for id, future in futures:
-            never = nothing_sent or (CALL, id) in unsent
-            self._finish(future)
-            if future._stream is not None:
-                future._stream.ended(self._lost(error, "no" if never else "unknown"))
-            else:
-                _set_exception(future, self._lost(error, "no" if never else "unknown"))
+        self.caller.lose(error, unsent)
         self.callee.close()
-
-    def _lost(self, error: Exception, executed: str) -> Exception:
-        if isinstance(error, WorkerLost):
-            return WorkerLost(error.worker, executed, error.why)
-        return error
-
-    # ── calling ─────────────────────────────────────────────────────────────────────────────────
-
-    def begin(
-        self,
-        future: Future[Any],
-        kind: int,
-        flags: int,
-        deadline: float,
-        shipment: Shipment,
-        payload: Payload,
-        embedded: bool = False,
-    ) -> None:
-        """Send a call or request, or let it wait until fewer are under way."""
-        if future.cancelled():
-            run_undo(future._undo)
-            return
-        if self.state in ("lost", "closed"):
-            assert self.error is not None
-            run_undo(future._undo)
-            future._link = None
-            future.set_exception(self._lost(self.error, executed="no"))
-            return
-        future._link = self
-        if deadline != math.inf:
-            future._bucket = bucket = self.agent.deadlines.bucket(deadline)
-            bucket[future] = None
-        if kind == CALL and (self._inflight >= self.agent.options.max_inflight or self._waiting):
-            start = functools.partial(
-                self._start, future, kind, flags, deadline, shipment, payload, embedded
-            )
-            self._waiting.append((future, start))
-        else:
-            self._start(future, kind, flags, deadline, shipment, payload, embedded)
-
-    def _start(
-        self,
-        future: Future[Any],
-        kind: int,
-        flags: int,
-        deadline: float,
-        shipment: Shipment,
-        payload: Payload,
-        embedded: bool,
-    ) -> None:
-        number = 0 if embedded else self.number(shipment)
-        self._next_id = future._id = id = self._next_id + 1
-        self.pending[id] = future
-        if kind == CALL:
-            self._inflight += 1
-        budget = deadline - self.agent.loop.time() if deadline != math.inf else math.inf
-        self.send(kind, flags, id, budget, number, payload, future._kind, future._undo, future)
-
-    def post(self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any]) -> None:
-        if self.state in ("lost", "closed"):
-            run_undo(undo)
-            return
-        number = self.number(shipment)
-        self._next_id += 1
-        self.send(POST, flags, self._next_id, math.inf, number, payload, shipment.name, undo)
-
-    def number(self, shipment: Shipment) -> int:
-        """The number under which the peer knows a function; it is told first if it does not."""
-        number = self._numbers.get(shipment)
-        if number is None:
-            if len(self._numbers) >= TABLE:
-                _, old = self._numbers.popitem(last=False)
-                self.outbox.put(FORGET, 0, 0, 0.0, old, b"")
-            self._next_number += 1
-            number = self._numbers[shipment] = self._next_number
-            assert shipment.data is not None
-            self._put(DEFINE, shipment.flags, 0, 0.0, number, Payload(shipment.data))
-        return number
-
-    def cancelled(self, future: Future[Any]) -> None:
-        """The caller gave up."""
-        sent = future._id in self.pending
-        if sent:
-            del self.pending[future._id]
-            self._put_small(CANCEL, future._id)
-        self._finish(future)
-        if sent:
-            self._next()
-
-    def expired(self, future: Future[Any]) -> None:
-        """The deadline of a call has come."""
-        future._bucket = None
-        waited = future._id == 0
-        if not waited and future._id not in self.pending:
-            return
-        if not waited:
-            del self.pending[future._id]
-            self._put_small(CANCEL, future._id)
-        self._finish(future)
-        error: Exception = DeadlineExceeded(self.peer.name, future._function, future._seconds)
-        if waited:
-            error = Overloaded(
-                self.peer.name,
-                f"{self.agent.options.max_inflight} calls were under way until the deadline",
-            )
-        if future._stream is not None:
-            future._stream.ended(error)
-        _set_exception(future, error)
-        self._next()
-
-    def _finish(self, future: Future[Any]) -> None:
-        """Forget a call that has ended, however it did."""
-        future._link = None
-        if future._id and future._kind in _USER_KINDS:
-            self._inflight -= 1
-        if future._bucket is not None:
-            future._bucket.pop(future, None)
-            future._bucket = None
-
-    def _next(self) -> None:
-        while self._waiting and self._inflight < self.agent.options.max_inflight:
-            future, start = self._waiting.popleft()
-            if not future.done():
-                start()
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -343,45 +192,68 @@ class Link:
         """Queue a message, unless somebody wants it to fail."""
         if self.state == "new":
             self.agent.dial(self)
-        if self.state in ("lost", "closed"):
+        if self.error is not None:
             run_undo(undo)
             return
-        meddler = self.agent.faults
-        if meddler is None:
+        if self.agent.faults is None:
             self._put(kind, flags, id, budget, target, payload)
             return
-        verdict = meddler.on_send(name, self.peer.name)
+        verdict = self.agent.faults.on_send(name, self.peer.name)
         put = functools.partial(self._put, kind, flags, id, budget, target, payload)
         if verdict.action == "delay":
             self.agent.loop.call_later(verdict.seconds, self._put_late, put)
         elif verdict.action == "fail":
             run_undo(undo)
             if future is not None:
-                self.pending.pop(id, None)
-                self._finish(future)
-                error = WorkerLost(self.peer.name, "no", "injected failure")
-                self.agent.loop.call_soon(_set_exception, future, error)
+                why = WorkerLost(self.peer.name, "no", "a failure was injected")
+                self.caller.refused(future, why)
         elif verdict.action != "drop":
             put()
             if verdict.action == "duplicate":
                 put()
 
-    def _put_late(self, put: Callable[[], None]) -> None:
-        if self.state not in ("lost", "closed"):
-            put()
+    def post(self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any]) -> None:
+        """Send a message that nobody answers."""
+        if self.error is not None:
+            run_undo(undo)
+            return
+        number = self.number(shipment)
+        self.caller.last_id += 1
+        self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
+
+    def number(self, shipment: Shipment) -> int:
+        """The number under which the peer knows a function; it is told first if it does not."""
+        number = self.numbers.get(shipment)
+        if number is None:
+            if len(self.numbers) >= TABLE:
+                _, old = self.numbers.popitem(last=False)
+                self.outbox.put(FORGET, 0, 0, 0.0, old, b"")
+            self._next_number += 1
+            number = self.numbers[shipment] = self._next_number
+            assert shipment.data is not None
+            self.outbox.put(DEFINE, shipment.flags, 0, 0.0, number, shipment.data)
+        return number
+
+    def put_small(self, kind: int, id: int, target: int = 0) -> None:
+        if self.error is None:
+            self.outbox.put(kind, 0, id, 0.0, target, b"")
 
     def _put(
         self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
     ) -> None:
         data, buffers, _ = payload
-        if is_small(data, buffers):
+        if not buffers and len(data) <= SMALL:
             self.outbox.put(kind, flags, id, budget, target, data)
         else:
             self.outbox.put_large(kind, flags, id, budget, target, (data, *buffers))
 
-    def _put_small(self, kind: int, id: int, target: int = 0) -> None:
-        if self.state in ("open", "dialling"):
-            self.outbox.put(kind, 0, id, 0.0, target, b"")
+    def _put_late(self, put: Callable[[], None]) -> None:
+        if self.error is None:
+            put()
+
+    def _large_sent(self) -> None:
+        self.caller.proceed()
+        self.callee.proceed()
 
     def beat(self) -> None:
         """Once per heartbeat: say that we live, and notice when the peer does not."""
@@ -396,14 +268,8 @@ class Link:
         self._last_read = connection.read
         silence = self._silent * self.agent.options.heartbeat
         self.suspect = silence >= self.agent.options.silence
-        if silence >= _UNRESPONSIVE:
-            for id, future in list(self.pending.items()):
-                if future._bucket is None:
-                    del self.pending[id]
-                    self._finish(future)
-                    error = WorkerUnresponsive(self.peer.name, why=f"{silence:g} s")
-                    _set_exception(future, error)
-            self._next()
+        if self.suspect:
+            self.caller.silent(silence)
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
@@ -412,7 +278,7 @@ class Link:
         outbox.corked = True
         try:
             for kind, flags, id, budget, target, body in frames:
-                if inbox or type(body) is Transfer:
+                if type(body) is Transfer or inbox:
                     self._receive_between(kind, flags, id, budget, target, body)
                 else:
                     handlers[kind](flags, id, budget, target, body)
@@ -420,159 +286,59 @@ class Link:
             self.broken(error)
         finally:
             outbox.corked = False
-            outbox.flush()
+            if not outbox.scheduled:
+                outbox.flush()
 
     def _receive_between(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
     ) -> None:
         """A large message, or any message while one is under way."""
+        found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer):
             if body.complete:
                 if not body.refused:
                     self.agent.release(body.size)
                 self._inbox.complete(body)
-                return
-            found: Any = self._target(target) if kind in NUMBERED else target
-            self._inbox.announce(
-                body, kind, lambda: self._handlers[kind](flags, id, budget, found, body)
-            )
-            return
-        if kind in NUMBERED:
-            found, copy = self._target(target), bytes(body)
+            else:
+                self._inbox.announce(
+                    body, kind, lambda: self._handlers[kind](flags, id, budget, found, body)
+                )
+        elif kind in NUMBERED:
+            copy = bytes(body)
             self._inbox.put(kind, lambda: self._handlers[kind](flags, id, budget, found, copy))
         else:
             self._handlers[kind](flags, id, budget, target, body)
 
-    def _target(self, number: int) -> Target:
+    def _target(self, number: Any) -> Target:
+        if type(number) is Target:  # found when the message was announced
+            return number
         target = self._targets.get(number)
         if target is None:
             raise ProtocolError(f"{self.peer.name} named function {number} before defining it")
         return target
 
+    def _on_call(self, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
+        if self._once.fresh(id):
+            found = self._targets.get(target) or self._target(target)
+            self.callee.call(flags, id, budget, found, body)
+
     def _on_numbered(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
     ) -> None:
         if self._once.fresh(id):
-            found = target if type(target) is Target else self._target(target)
-            self.callee.arrived(kind, flags, id, budget, found, body)
-
-    def _on_reply(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        future = self.pending.pop(id, None)
-        if future is None:
-            self._drop_reply(flags, body)
-            return
-        self._finish(future)
-        if self._waiting:
-            self._next()
-        if flags & EMPTY:
-            value, waits = None, None
-        elif not flags & (EXTRA | TRAVELLED) and type(body) is not Transfer:
-            try:
-                value, waits = self.agent.codec.decode(body), None
-            except Exception as error:
-                _set_exception(future, faults.annotate(error, future._function, self.peer.name, ""))
-                return
-        else:
-            try:
-                value, waits = self._unpack_reply(flags, body)
-            except Exception as error:
-                _set_exception(future, error)
-                return
-        if waits:
-            self.agent.spawn(_settle(future, value, waits))
-        elif not future.done():
-            future.set_result(value)
-
-    def _drop_reply(self, flags: int, body: Any) -> None:
-        """Nobody waits for it, but its travellers must still arrive to be let go properly."""
-        if flags & (TRAVELLED | EXTRA) and not flags & EMPTY:
-            try:
-                self._unpack_reply(flags, body)
-            except Exception as error:
-                _log.debug("a late reply from %s: %r", self.peer.name, error)
-
-    def _unpack_reply(self, flags: int, body: Any) -> tuple[Any, list[asyncio.Future[Any]]]:
-        agent = self.agent
-        if isinstance(body, Transfer) and body.refused:
-            raise Overloaded(agent.name, "no memory here for the result")
-        segments: Any = body.segments if isinstance(body, Transfer) else (body,)
-        data, buffers = segments[0], segments[1:]
-        arrival = Arrival(self.peer, "reply")
-        if flags & EXTRA:
-            (length,) = EXTRA_LENGTH.unpack_from(data)
-            start = EXTRA_LENGTH.size + length
-            extra = agent.codec.decode(data[EXTRA_LENGTH.size : start])
-            data = data[start:]
-            if "baggage" in extra and agent.baggage is not None:
-                arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
-        value = agent.codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
-        if agent.baggage is not None:
-            agent.baggage.landed(arrival)
-        return value, arrival.waits
-
-    def _on_fault(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        future = self.pending.pop(id, None)
-        if future is None:
-            return
-        self._finish(future)
-        self._next()
-        segments = body.segments if isinstance(body, Transfer) else (body,)
-        try:
-            fault, function, text = self.agent.codec.decode(segments[0], segments[1:])
-            error = faults.rebuild(self.agent.codec, fault, self.peer.name)
-            error = faults.annotate(error, function, self.peer.name, text)
-        except Exception as trouble:
-            error = ProtocolError(f"a fault that cannot be read: {trouble!r}", self.peer.name)
-        if future._stream is not None:
-            future._stream.ended(error)
-        _set_exception(future, error)
-
-    def _on_cancel(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        self.callee.cancel(id)
+            self.callee.arrived(kind, flags, id, budget, self._target(target), body)
 
     def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if len(self._targets) > TABLE + 1:
             raise ProtocolError(f"{self.peer.name} defined too many functions")
-        data = body.segments[0] if isinstance(body, Transfer) else body
-        self._targets[target] = self.agent.resolve(flags, bytes(data))
+        self._targets[target] = self.agent.resolve(flags, bytes(body))
 
     def _on_forget(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        self._targets.pop(target, None)
-
-    def _on_item(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        pass
-
-    def _on_credit(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        pass
-
-    def _on_ping(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        pass
+        if target:
+            self._targets.pop(target, None)
 
     def _on_goodbye(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         self._goodbye = True
 
 
-_USER_KINDS = frozenset({"call", "op", "remote"})
-
-
-def _set_exception(future: Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
-async def _settle(future: Future[Any], value: Any, waits: list[asyncio.Future[Any]]) -> None:
-    """End a reply when everything it brought may be used."""
-    try:
-        for each in waits:
-            await each
-    except asyncio.CancelledError:
-        _set_exception(future, WorkerClosed("closed while a result was arriving"))
-        raise
-    except Exception as error:
-        _set_exception(future, error)
-    else:
-        if not future.done():
-            future.set_result(value)
-
-
-__all__ = ["OP", "SERVICE", "Connection", "Link"]
+_NEVER = float("inf")  # a post has no deadline

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiograd.wire.frames import CHUNK_SIZE, SMALL, announce, header
+from aiograd.wire.frames import CHUNK_SIZE, HEADER, HEADER_SIZE, MAGIC, announce, header
 from aiograd.wire.messages import CHUNK, LARGE
 
 _HIGH = 2 * CHUNK_SIZE  # enough to keep the socket busy, little enough to let others in
+_TURNS = 4  # chunks written before the loop gets a turn
 
 
 class _Parcel:
@@ -34,10 +35,9 @@ class Outbox:
     """Messages for one connection, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sent: Callable[[], None]) -> None:
-        self._loop = loop
+        self._call_soon = loop.call_soon
         self._sent = sent  # told when something large has left
-        self._small: list[bytes] = []
-        self._size = 0
+        self.small: list[bytes] = []
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
@@ -45,38 +45,34 @@ class Outbox:
         self.scheduled = False
         self.corked = False  # while a batch is read: everything it causes leaves in one write
         self.written = 0  # writes so far; a quiet connection does not change it
+        self.waiting = 0  # bytes of large messages that have not left
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
 
     def put(self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes) -> None:
         """Queue one small message."""
-        self._small.append(header(kind, flags, len(body), id, budget, target))
+        small = self.small
+        small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
-            self._small.append(body)
+            small.append(body)
         if not self.scheduled and not self.corked:
-            self.scheduled = True
-            self._loop.call_soon(self.flush)
+            self.schedule()
 
     def put_large(
-        self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        target: int,
-        segments: Sequence[Any],
+        self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
     ) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
         views = [memoryview(segment).cast("B") for segment in segments]
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
-        self.put(
-            kind, flags | LARGE, id, budget, 0, announce(number, target, [len(v) for v in views])
-        )
-        self._parcels.append(_Parcel(number, kind, id, [view for view in views if len(view)]))
+        body = announce(number, target, [len(view) for view in views])
+        self.put(kind, flags | LARGE, id, budget, 0, body)
+        parcel = _Parcel(number, kind, id, [view for view in views if len(view)])
+        self._parcels.append(parcel)
+        self.waiting += parcel.left
 
-    def drop(self, kind: int, id: int) -> bool:
-        """Forget a large message none of which has left yet; False if it cannot be stopped."""
-        return False
+    def schedule(self) -> None:
+        self.scheduled = True
+        self._call_soon(self.flush)
 
     # ── emptying ────────────────────────────────────────────────────────────────────────────────
 
@@ -87,8 +83,9 @@ class Outbox:
 
     def close(self) -> None:
         self._transport = None
-        self._small.clear()
+        self.small.clear()
         self._parcels.clear()
+        self.waiting = 0
 
     def pause(self) -> None:
         self._paused = True
@@ -101,28 +98,26 @@ class Outbox:
         self.scheduled = False
         if self._transport is None or self._paused:
             return
-        if self._small:
-            small, self._small = self._small, []
+        small = self.small
+        if small:
             self.written += 1
             self._transport.write(b"".join(small))
+            small.clear()
         if self._parcels:
             self._send_chunks()
 
     def _send_chunks(self) -> None:
-        turns = 4  # then the loop gets a turn
-        while self._parcels and not self._paused and self._transport is not None:
-            if not turns:
-                if not self.scheduled:
-                    self.scheduled = True
-                    self._loop.call_soon(self.flush)
+        for _ in range(_TURNS):
+            if self._paused or self._transport is None or not self._parcels:
                 return
-            turns -= 1
             parcel = self._parcels.popleft()
             self._send_chunk(parcel)
             if parcel.left:
                 self._parcels.append(parcel)
             else:
                 self._sent()
+        if self._parcels and not self.scheduled and not self._paused:
+            self.schedule()
 
     def _send_chunk(self, parcel: _Parcel) -> None:
         size = min(CHUNK_SIZE, parcel.left)
@@ -130,6 +125,7 @@ class Outbox:
         write = self._transport.write
         write(header(CHUNK, 0, size, 0, 0.0, parcel.number))
         parcel.left -= size
+        self.waiting -= size
         while size:
             segment = parcel.segments[0]
             piece = segment[parcel.at : parcel.at + size]
@@ -144,20 +140,22 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        return not self._small and not self._parcels
+        return not self.small and not self._parcels
 
     @property
     def size(self) -> int:
         """Bytes not yet handed to the kernel."""
-        waiting = sum(map(len, self._small)) + sum(parcel.left for parcel in self._parcels)
+        waiting = sum(map(len, self.small)) + self.waiting
         if self._transport is not None:
-            waiting += self._transport.get_write_buffer_size()
+            waiting += int(self._transport.get_write_buffer_size())
         return waiting
 
     def unsent(self) -> set[tuple[int, int]]:
-        """(kind, id) of large messages that have not left completely."""
-        return {(parcel.kind, parcel.id) for parcel in self._parcels}
-
-
-def is_small(data: bytes, buffers: Sequence[Any]) -> bool:
-    return not buffers and len(data) <= SMALL
+        """(kind, id) of messages that have not left completely."""
+        found = {(parcel.kind, parcel.id) for parcel in self._parcels}
+        data, at = b"".join(self.small), 0
+        while at < len(data):
+            _, kind, _, length, id, _, _ = HEADER.unpack_from(data, at)
+            found.add((kind, id))
+            at += HEADER_SIZE + length
+        return found

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Pool:
         self._threads: set[int] = set()
         self._starting = 0
         self._blocked: set[int] = set()
+        self._submitted = self._collected = 0  # jobs ever; different while one is under way
         self._taken = 0  # jobs taken so far: whether the queue moves
         self._watched = -1  # `_taken` when the watchdog looked last
         self._watchdog: asyncio.TimerHandle | None = None
@@ -51,11 +53,23 @@ class Pool:
 
     def submit(self, job: Job) -> None:
         """On the loop: run `job` in a thread."""
+        self._submitted += 1
         self._queue.put(job)
         if not self._threads and not self._starting:
             self._start()
         elif self._watchdog is None:
             self._watch()
+
+    def run(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """On the loop: what `func(*args)` returns in a thread, in a copy of this context."""
+        job = _Run(self._loop.create_future(), contextvars.copy_context(), func, args)
+        self.submit(job)
+        return job.future
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread has something to do."""
+        return self._submitted != self._collected
 
     @property
     def size(self) -> int:
@@ -117,6 +131,7 @@ class Pool:
         self._waking = False
         done = self._done
         while done:
+            self._collected += 1
             done.popleft().finished()
 
     # ── in threads ──────────────────────────────────────────────────────────────────────────────
@@ -146,3 +161,34 @@ class Pool:
                         return
         finally:
             self._threads.discard(me)
+
+
+class _Run:
+    """A function whose result is awaited."""
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        context: contextvars.Context,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+    ) -> None:
+        self.future, self._context, self._func, self._args = future, context, func, args
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._value = self._context.run(self._func, *self._args)
+        except BaseException as error:
+            self._error = error
+
+    def finished(self) -> None:
+        if self.future.done():
+            return
+        if self._error is None:
+            self.future.set_result(self._value)
+        elif isinstance(self._error, StopIteration):  # a future cannot hold it
+            self.future.set_exception(RuntimeError(f"the function raised {self._error!r}"))
+        else:
+            self.future.set_exception(self._error)

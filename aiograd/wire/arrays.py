@@ -13,17 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 
-_CODES: Final = {
+CODES: Final = {
     np.dtype(char): np.dtype(char).str for char in "?bBhHiIlLqQefdFD"
 }  # dtypes whose buffer and name say everything
 
 
-def _array(shape: tuple[int, ...], dtype: Any, memory: Any, order: Any = "C") -> np.ndarray:
+def rebuild_array(shape: tuple[int, ...], dtype: Any, memory: Any, order: Any = None) -> np.ndarray:
+    if order is None:
+        return np.ndarray(shape, dtype, memory)
     return np.ndarray(shape, dtype, memory, 0, None, order)
 
 
 # A private extension code makes the reference one opcode instead of two strings and an import.
-copyreg.add_extension(__name__, "_array", 0x61670001)
+copyreg.add_extension(__name__, "rebuild_array", 0x61670001)
 
 
 class _Writable:
@@ -37,7 +39,7 @@ class _Writable:
 
 def reduce_array(array: np.ndarray, borrow: int) -> Any:
     dtype = array.dtype
-    code: Any = _CODES.get(dtype)
+    code: Any = CODES.get(dtype)
     if code is None:
         if dtype.hasobject:
             return NotImplemented
@@ -57,4 +59,8 @@ def reduce_array(array: np.ndarray, borrow: int) -> Any:
         if not plain.flags.writeable:
             plain = np.asarray(_Writable(plain))
         memory = pickle.PickleBuffer(plain)
-    return (_array, (shape, code, memory)) if order == "C" else (_array, (shape, code, memory, "F"))
+    return (
+        (rebuild_array, (shape, code, memory))
+        if order == "C"
+        else (rebuild_array, (shape, code, memory, "F"))
+    )

@@ -29,6 +29,7 @@ CHUNK_SIZE: Final = 1024 * 1024  # a ping waits for at most this many bytes of s
 MAX_SEGMENTS: Final = 8000  # so that an announcement fits into a small frame
 _BUFFER: Final = 4 * SMALL
 _LENGTH: Final = struct.Struct("<Q")
+_EMPTY: Final = memoryview(b"")
 
 # kind, flags, id, budget, target, body
 Frame = tuple[int, int, int, float, int, "memoryview | Transfer"]
@@ -119,6 +120,10 @@ class FrameReader:
                 continue
             if length > SMALL:
                 raise ProtocolError(f"a frame of {length} bytes; large messages come in chunks")
+            if not length:
+                frames.append((kind, flags, id, budget, target, _EMPTY))
+                at = body
+                continue
             after = body + length
             if after > end:
                 if _BUFFER - at < HEADER_SIZE + length:  # it would not fit behind: move to front
@@ -147,6 +152,15 @@ class FrameReader:
                     (*frame[:5], memoryview(bytes(body)) if isinstance(body, memoryview) else body)
                 )
         return frames
+
+    def abandon(self, release: Callable[[int], None]) -> None:
+        """Nothing more will come: give back what was reserved for messages half here."""
+        for frame, _ in self._transfers.values():
+            transfer = frame[5]
+            if isinstance(transfer, Transfer) and not transfer.refused:
+                release(transfer.size)
+        self._transfers.clear()
+        self._chunk = None
 
     # ── large messages ──────────────────────────────────────────────────────────────────────────
 

@@ -61,7 +61,7 @@ EXTRA: Final = 4  # a second, small payload comes first: baggage, token, …
 OP: Final = 8  # a registered op
 STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
-CARRY: Final = 64  # a request that takes the baggage along
+FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
 ORDERED: Final = frozenset({REQUEST, POST})  # wait until everything sent earlier has arrived

@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import cloudpickle
 import numpy as np
 
-from aiograd.errors import SerializationError
-from aiograd.wire.arrays import reduce_array
+from aiograd.errors import AiogradError, SerializationError
+from aiograd.wire.arrays import rebuild_array, reduce_array
+from aiograd.wire.culprit import find_culprit
 
 BORROW: Final = 64 * 1024  # smaller buffers are copied into the message: cheaper than a segment
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
@@ -86,19 +87,6 @@ def _arrive(tag: str, data: Any) -> Any:
 
 # A private extension code makes the reference one opcode instead of two strings and an import.
 copyreg.add_extension(__name__, "_arrive", 0x61670002)
-
-
-def encode_plain(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bytes | None:
-    """The quick road for calls of numbers and strings; None if something else is among them."""
-    for value in args:
-        if type(value) not in _ATOMS:
-            return None
-    if kwargs:
-        for value in kwargs.values():
-            if type(value) not in _ATOMS:
-                return None
-    data = pickle.dumps((args, kwargs), 5)
-    return data if len(data) < BORROW else None
 
 
 class Codec:
@@ -216,6 +204,8 @@ def _reduce_traveller(pickler: _Pickler, value: Any) -> Any:
 
 
 def _reduce_code(pickler: _Pickler, code: Any) -> Any:
+    if code is rebuild_array or code is _arrive:  # on every array's way: spare it the search
+        return NotImplemented
     return cloudpickle.Pickler.reducer_override(pickler, code)
 
 
@@ -228,21 +218,18 @@ def _refuse(pickler: _Pickler, value: Any) -> Any:
 # ── who was it ──────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_named(codec: Codec, value: Any, departure: Any, name: Callable[[], str]) -> Payload:
+def encode_named(codec: Codec, value: Any, departure: Any, name: str) -> Payload:
     """Encode, and say where the trouble sits if that fails.
 
     SerializationError passes as it is; so does what a traveller raises on purpose (any of our own
     errors): an RRef whose owner is gone is not a serialization problem.
     """
-    from aiograd.errors import AiogradError
-    from aiograd.wire.culprit import find_culprit
-
     try:
         return codec.encode(value, departure)
     except AiogradError:
         raise
     except RecursionError as error:
-        raise SerializationError(name(), "it is nested too deeply") from error
+        raise SerializationError(name, "it is nested too deeply") from error
     except Exception as error:
-        path, what = find_culprit(codec, value, departure, name(), error)
+        path, what = find_culprit(codec, value, departure, name, error)
         raise SerializationError(path, what) from error

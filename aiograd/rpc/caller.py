@@ -1,0 +1,307 @@
+"""The caller's side of a link: calls under way, and what becomes of their answers.
+
+Calls beyond `max_inflight`, or while `outbound_buffer` bytes wait already, stay here until others
+have ended. Every call ends exactly once: by reply, fault, deadline, cancellation, or loss of the
+peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from aiograd.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    ProtocolError,
+    WorkerClosed,
+    WorkerLost,
+    WorkerUnresponsive,
+)
+from aiograd.rpc import faults
+from aiograd.rpc.baggage import unpack
+from aiograd.rpc.functions import Shipment
+from aiograd.rpc.future import Future, fail
+from aiograd.rpc.travel import Arrival, run_undo
+from aiograd.wire.flat import decode_value
+from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
+from aiograd.wire.messages import CALL, CANCEL, EMPTY, EXTRA, FLAT, TRAVELLED
+from aiograd.wire.payload import Payload
+
+if TYPE_CHECKING:
+    from aiograd.rpc.link import Link
+
+_log = logging.getLogger("aiograd")
+UNRESPONSIVE = 30.0  # seconds of silence after which calls without a deadline end
+
+
+class Caller:
+    """All calls and requests to one peer that have not ended."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.agent = link.agent
+        self._limit = link.agent.options.max_inflight
+        self._bytes_limit = link.agent.options.outbound_buffer
+        self._outbox = link.outbox
+        self.pending: dict[int, Future[Any]] = {}
+        self.waiting: deque[tuple[Any, ...]] = deque()  # arguments of `_start`
+        self.last_id = 0
+
+    # ── starting ────────────────────────────────────────────────────────────────────────────────
+
+    def begin_small(
+        self,
+        future: Future[Any],
+        flags: int,
+        seconds: float,
+        deadline: float,
+        shipment: Shipment,
+        data: bytes,
+    ) -> None:
+        """The usual case in one step: a small call, on the loop, over an open connection."""
+        link, pending, outbox = self._link, self.pending, self._outbox
+        number = link.numbers.get(shipment)
+        if (
+            number is None
+            or not link.quick
+            or len(pending) >= self._limit
+            or self.waiting
+            or self.agent.faults is not None
+            or len(data) > SMALL
+        ):
+            self.begin(future, CALL, flags, deadline, shipment, Payload(data), False)
+            return
+        future._caller = self
+        if deadline != math.inf:
+            future._bucket = bucket = self.agent.deadlines.bucket(deadline)
+            bucket[future] = None
+        self.last_id = future._id = id = self.last_id + 1
+        pending[id] = future
+        small = outbox.small
+        small.append(HEADER.pack(MAGIC, CALL, flags, len(data), id, seconds, number))
+        small.append(data)
+        if not outbox.scheduled and not outbox.corked:
+            outbox.schedule()
+
+    def begin(
+        self,
+        future: Future[Any],
+        kind: int,
+        flags: int,
+        deadline: float,
+        shipment: Shipment,
+        payload: Payload,
+        embedded: bool,
+    ) -> None:
+        """Send a call or request, or let it wait until fewer are under way."""
+        link = self._link
+        if future.done():  # cancelled in another thread meanwhile
+            run_undo(future._undo)
+            return
+        if link.error is not None:
+            run_undo(future._undo)
+            self._end(future, lost(link.error, executed="no"))
+            return
+        future._caller = self
+        if deadline != math.inf:
+            future._bucket = bucket = self.agent.deadlines.bucket(deadline)
+            bucket[future] = None
+        if kind == CALL and (self._full() or self.waiting):
+            self.waiting.append((future, kind, flags, deadline, shipment, payload, embedded))
+        else:
+            self._start(future, kind, flags, deadline, shipment, payload, embedded)
+
+    def _full(self) -> bool:
+        return len(self.pending) >= self._limit or self._outbox.waiting > self._bytes_limit
+
+    def _start(
+        self,
+        future: Future[Any],
+        kind: int,
+        flags: int,
+        deadline: float,
+        shipment: Shipment,
+        payload: Payload,
+        embedded: bool,
+    ) -> None:
+        link = self._link
+        number = 0 if embedded else link.number(shipment)
+        self.last_id = future._id = id = self.last_id + 1
+        self.pending[id] = future
+        budget = deadline - self.agent.loop.time() if deadline != math.inf else math.inf
+        link.send(kind, flags, id, budget, number, payload, future._kind, future._undo, future)
+
+    def proceed(self) -> None:
+        """Start calls that waited, as far as there is room."""
+        while self.waiting and not self._full():
+            start = self.waiting.popleft()
+            if not start[0].done():
+                self._start(*start)
+
+    # ── ending ──────────────────────────────────────────────────────────────────────────────────
+
+    def _forget(self, future: Future[Any]) -> None:
+        future._caller = None
+        self.pending.pop(future._id, None)
+        bucket = future._bucket
+        if bucket is not None:
+            bucket.pop(future, None)
+            future._bucket = None
+
+    def _end(self, future: Future[Any], error: BaseException) -> None:
+        self._forget(future)
+        if future._stream is not None:
+            future._stream.ended(error)
+        else:
+            fail(future, error)
+
+    def cancelled(self, future: Future[Any]) -> None:
+        """The caller gave up."""
+        if future._id in self.pending:
+            self._link.put_small(CANCEL, future._id)
+        else:
+            run_undo(future._undo)
+        self._forget(future)
+        self.proceed()
+
+    def expired(self, future: Future[Any]) -> None:
+        """The deadline of a call has come."""
+        future._bucket = None
+        error: Exception
+        if future._id in self.pending:
+            self._link.put_small(CANCEL, future._id)
+            error = DeadlineExceeded(self._link.peer.name, future._function, future._seconds)
+        else:
+            run_undo(future._undo)
+            why = f"{self._limit} calls or too many bytes were under way until the deadline"
+            error = Overloaded(self._link.peer.name, why)
+        self._end(future, error)
+        self.proceed()
+
+    def refused(self, future: Future[Any], error: Exception) -> None:
+        """It could not be sent; told in the next tick, as any other failure."""
+        self._forget(future)
+        if future._stream is not None:
+            self.agent.loop.call_soon(future._stream.ended, error)
+        else:
+            self.agent.loop.call_soon(fail, future, error)
+
+    def silent(self, seconds: float) -> None:
+        """The peer is connected but says nothing."""
+        if seconds < UNRESPONSIVE:
+            return
+        for future in list(self.pending.values()):
+            if future._bucket is None:
+                why = f"{seconds:g} s"
+                self._end(future, WorkerUnresponsive(self._link.peer.name, why=why))
+        self.proceed()
+
+    def lose(self, error: Exception, unsent: set[tuple[int, int]] | None) -> None:
+        """The peer is gone. `unsent` are (kind, id) that never left; None: nothing ever did."""
+        waiting, self.waiting = self.waiting, deque()
+        for future, *_ in waiting:
+            run_undo(future._undo)
+            self._end(future, lost(error, "no"))
+        for id, future in list(self.pending.items()):
+            never = unsent is None or (CALL, id) in unsent
+            if never:
+                run_undo(future._undo)
+            self._end(future, lost(error, "no" if never else "unknown"))
+
+    # ── answers ─────────────────────────────────────────────────────────────────────────────────
+
+    def reply(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
+        future = self.pending.pop(id, None)
+        if future is None:
+            return self._drop(flags, body)
+        future._caller = None
+        bucket = future._bucket
+        if bucket is not None:
+            del bucket[future]
+            future._bucket = None
+        if self.waiting:
+            self.proceed()
+        try:
+            if flags & EMPTY:
+                value = None
+            elif flags & FLAT:
+                value = decode_value(body)
+            else:
+                arrival = Arrival(self._link.peer, "reply")
+                value = self._unpack(flags, body, arrival)
+                if arrival.waits:
+                    self.agent.spawn(_settle(future, value, arrival.waits))
+                    return
+        except Exception as error:
+            fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+            return
+        if future._stream is not None:
+            future._stream.ended(None)
+        if not future.done():
+            future.set_result(value)
+
+    def fault(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
+        future = self.pending.get(id)
+        if future is None:
+            return
+        error: Exception
+        try:
+            fault, function, text = self._unpack(0, body, None)
+            error = faults.rebuild(self.agent.codec, fault, self._link.peer.name)
+            error = faults.annotate(error, function, self._link.peer.name, text)
+        except Exception as trouble:
+            error = ProtocolError(f"a fault that cannot be read: {trouble!r}", self._link.peer.name)
+        self._end(future, error)
+        self.proceed()
+
+    def item(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
+        """The next value of a stream."""
+        future = self.pending.get(id)
+        if future is None or future._stream is None:
+            return self._drop(flags, body)
+        arrival = Arrival(self._link.peer, "reply")
+        try:
+            value = self._unpack(flags, body, arrival)
+        except Exception as error:
+            future._stream.item(None, arrival.waits, error)
+        else:
+            future._stream.item(value, arrival.waits, None)
+
+    def _unpack(self, flags: int, body: Any, arrival: Arrival | None) -> Any:
+        if isinstance(body, Transfer) and body.refused:
+            raise Overloaded(self.agent.name, "no memory here for the result")
+        return unpack(self.agent, flags, body, arrival)[0]
+
+    def _drop(self, flags: int, body: Any) -> None:
+        """Nobody waits for it, but its travellers must still arrive to be let go properly."""
+        if flags & (TRAVELLED | EXTRA) and not flags & EMPTY:
+            try:
+                self._unpack(flags, body, Arrival(self._link.peer, "reply"))
+            except Exception as error:
+                _log.debug("a late reply from %s: %r", self._link.peer.name, error)
+
+
+def lost(error: Exception, executed: str) -> Exception:
+    """The error of a lost link, as it concerns one call."""
+    if isinstance(error, WorkerLost):
+        return WorkerLost(error.worker, executed, error.why)
+    return error
+
+
+async def _settle(future: Future[Any], value: Any, waits: list[asyncio.Future[Any]]) -> None:
+    """End a reply when everything it brought may be used."""
+    try:
+        for each in waits:
+            await each
+    except asyncio.CancelledError:
+        fail(future, WorkerClosed("closed while a result was arriving"))
+        raise
+    except Exception as error:
+        fail(future, error)
+    else:
+        if not future.done():
+            future.set_result(value)

@@ -1,0 +1,274 @@
+"""The data-only codec: values as bytes without pickle, for peers that may not run code here.
+
+None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys, arrays of plain
+numbers, and travellers (as their plain data). Nothing else can be encoded, and no byte sequence
+can make the decoder call, import or allocate anything beyond what it announces and the limits
+allow: it raises `ProtocolError` and nothing else.
+
+    value = tag, then for   i q    int64          I len bytes   a larger int
+                            f d    float64        c d d         complex
+                            s len utf-8           b len bytes
+                            l n values, t n values, d n (key value)
+                            a dtype ndim dims… order, then len bytes (small) or M number (a buffer)
+                            T tag-name value      a traveller
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from aiograd.errors import ProtocolError, SerializationError
+from aiograd.wire.payload import BORROW, Payload, Travellers
+
+DEPTH: Final = 64
+ITEMS: Final = 100_000
+ARRAYS: Final = 4_096
+DIMENSIONS: Final = 32
+BIG_INT: Final = 1_024  # bytes
+
+_DTYPES: Final = "?bBhHiIlLqQefdFD"  # numbers whose bytes mean nothing but themselves
+_CODES: Final = {np.dtype(char).str: char for char in _DTYPES}
+_INT, _FLOAT, _COMPLEX, _COUNT = (struct.Struct(f) for f in ("<q", "<d", "<dd", "<I"))
+
+
+class DataCodec:
+    """Encodes and decodes plain data; the same face as `payload.Codec`."""
+
+    def __init__(self, travellers: Travellers) -> None:
+        self.travellers = travellers
+
+    def encode(self, value: Any, departure: Any) -> Payload:
+        writer = _Writer(self.travellers, departure)
+        writer.value(value, 0)
+        return Payload(bytes(writer.out), writer.buffers, writer.travelled)
+
+    def decode(
+        self,
+        data: Any,
+        buffers: Sequence[Any] = (),
+        travelled: bool = False,
+        arrival: Any = None,
+    ) -> Any:
+        reader = _Reader(memoryview(data).cast("B"), buffers, self.travellers, arrival)
+        value = reader.value(0)
+        if reader.at != len(reader.data):
+            raise ProtocolError(f"{len(reader.data) - reader.at} bytes follow the value")
+        return value
+
+
+class _Writer:
+    def __init__(self, travellers: Travellers, departure: Any) -> None:
+        self.out = bytearray()
+        self.buffers: list[Any] = []
+        self.travelled = False
+        self._travellers, self._departure = travellers, departure
+        self._items = 0
+
+    def value(self, value: Any, depth: int) -> None:
+        self._items += 1
+        if depth > DEPTH or self._items > ITEMS:
+            raise SerializationError("the value", "it is nested too deeply or has too many items")
+        cls = value.__class__
+        if value is None:
+            self.out += b"0"
+        elif cls is bool:
+            self.out += b"+" if value else b"-"
+        elif cls is int:
+            self._int(value)
+        elif cls is float:
+            self.out += b"f" + _FLOAT.pack(value)
+        elif cls is complex:
+            self.out += b"c" + _COMPLEX.pack(value.real, value.imag)
+        elif cls is str:
+            self._bytes(b"s", value.encode())
+        elif cls is bytes:
+            self._bytes(b"b", value)
+        elif cls is list or cls is tuple:
+            self.out += (b"l" if cls is list else b"t") + _COUNT.pack(len(value))
+            for item in value:
+                self.value(item, depth + 1)
+        elif cls is dict:
+            self._dict(value, depth)
+        elif cls is np.ndarray or isinstance(value, np.generic):
+            self._array(np.asarray(value))
+        elif (traveller := self._travellers.of(cls)) is not None:
+            self.travelled = True
+            self._bytes(b"T", traveller.tag.encode())
+            self.value(traveller.depart(value, self._departure), depth + 1)
+        else:
+            raise SerializationError(
+                f"a {cls.__name__}", "only numbers, text, containers and arrays travel to this peer"
+            )
+
+    def _int(self, value: int) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self.out += b"i" + _INT.pack(value)
+            return
+        size = value.bit_length() // 8 + 1
+        if size > BIG_INT:
+            raise SerializationError("an int", f"it has more than {BIG_INT} bytes")
+        self._bytes(b"I", value.to_bytes(size, "little", signed=True))
+
+    def _bytes(self, tag: bytes, data: bytes) -> None:
+        self.out += tag + _COUNT.pack(len(data)) + data
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> None:
+        self.out += b"d" + _COUNT.pack(len(value))
+        for key, item in value.items():
+            if key.__class__ is not str:
+                raise SerializationError(f"a dict key of type {type(key).__name__}", "only str do")
+            data = key.encode()
+            self.out += _COUNT.pack(len(data)) + data
+            self.value(item, depth + 1)
+
+    def _array(self, array: np.ndarray) -> None:
+        code = _CODES.get(array.dtype.str)
+        if code is None:
+            raise SerializationError(f"an array of {array.dtype}", "only plain numbers do")
+        order = b"C"
+        if not array.flags.c_contiguous:
+            if array.flags.f_contiguous:
+                order = b"F"
+            else:
+                array = np.ascontiguousarray(array)
+        flat = array.reshape(-1, order=order.decode())  # type: ignore[call-overload]
+        self.out += b"a" + code.encode() + bytes([array.ndim]) + order
+        for n in array.shape:
+            self.out += _INT.pack(n)
+        if array.nbytes < BORROW:
+            data = flat.tobytes()
+            self.out += b"m" + _COUNT.pack(len(data)) + data
+        else:
+            self.out += b"M" + _COUNT.pack(len(self.buffers))
+            self.buffers.append(np.ascontiguousarray(flat).data.cast("B"))
+
+
+class _Reader:
+    def __init__(
+        self, data: memoryview, buffers: Sequence[Any], travellers: Travellers, arrival: Any
+    ) -> None:
+        self.data, self.buffers = data, buffers
+        self.at = 0
+        self._travellers, self._arrival = travellers, arrival
+        self._items = self._arrays = 0
+
+    def take(self, count: int) -> memoryview:
+        end = self.at + count
+        if end > len(self.data):
+            raise ProtocolError("the value ends too early")
+        part = self.data[self.at : end]
+        self.at = end
+        return part
+
+    def number(self, form: struct.Struct) -> Any:
+        return form.unpack(self.take(form.size))
+
+    def count(self) -> int:
+        (count,) = self.number(_COUNT)
+        return int(count)
+
+    def text(self) -> str:
+        try:
+            return str(self.take(self.count()), "utf-8")
+        except UnicodeDecodeError as error:
+            raise ProtocolError("text is not UTF-8") from error
+
+    def value(self, depth: int) -> Any:
+        self._items += 1
+        if depth > DEPTH or self._items > ITEMS:
+            raise ProtocolError("the value is nested too deeply or has too many items")
+        read = _READERS.get(bytes(self.take(1)))
+        if read is None:
+            raise ProtocolError("unknown kind of value")
+        return read(self, depth)
+
+    def items(self, depth: int) -> list[Any]:
+        count = self.count()
+        if count > ITEMS - self._items or count > len(self.data) - self.at:
+            raise ProtocolError("a container announces more items than there are")
+        return [self.value(depth + 1) for _ in range(count)]
+
+    def dictionary(self, depth: int) -> dict[str, Any]:
+        count = self.count()
+        if count > ITEMS - self._items or count > len(self.data) - self.at:
+            raise ProtocolError("a dict announces more items than there are")
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.text()
+            found[key] = self.value(depth + 1)
+        return found
+
+    def big_int(self, depth: int) -> int:
+        count = self.count()
+        if count > BIG_INT:
+            raise ProtocolError("an int is too large")
+        return int.from_bytes(self.take(count), "little", signed=True)
+
+    def array(self, depth: int) -> np.ndarray:
+        self._arrays += 1
+        code, ndim, order = (bytes(self.take(1)) for _ in range(3))
+        if self._arrays > ARRAYS or ndim[0] > DIMENSIONS:
+            raise ProtocolError("too many arrays or dimensions")
+        if code.decode("latin-1") not in _DTYPES or order not in (b"C", b"F"):
+            raise ProtocolError("unknown kind of array")
+        dtype = np.dtype(code.decode())
+        shape = tuple(int(self.number(_INT)[0]) for _ in range(ndim[0]))
+        if any(n < 0 for n in shape):
+            raise ProtocolError("an array has a negative dimension")
+        size = math.prod(shape) * dtype.itemsize
+        memory = self._memory(size)
+        try:
+            return np.ndarray(shape, dtype, memory, order="C" if order == b"C" else "F")
+        except ValueError as error:  # empty, but with a dimension beyond all memory
+            raise ProtocolError(f"an array cannot have this shape: {error}") from error
+
+    def _memory(self, size: int) -> Any:
+        where = bytes(self.take(1))
+        if where == b"m":
+            if self.count() != size:
+                raise ProtocolError("an array's size does not fit its shape")
+            return bytearray(self.take(size))
+        if where != b"M":
+            raise ProtocolError("unknown place of an array")
+        number = self.count()
+        if number >= len(self.buffers):
+            raise ProtocolError("an array's memory did not come along")
+        memory = memoryview(self.buffers[number]).cast("B")
+        if memory.nbytes != size:
+            raise ProtocolError("an array's size does not fit its shape")
+        return memory
+
+    def traveller(self, depth: int) -> Any:
+        tag = self.text()
+        data = self.value(depth + 1)
+        try:
+            traveller = self._travellers.tagged(tag)
+        except KeyError:
+            raise ProtocolError(f"no such traveller: {tag[:40]!r}") from None
+        try:
+            return traveller.arrive(data, self._arrival)
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+            raise ProtocolError(f"a {tag} arrived broken: {error}") from error
+
+
+_READERS: Final = {
+    b"0": lambda reader, depth: None,
+    b"+": lambda reader, depth: True,
+    b"-": lambda reader, depth: False,
+    b"i": lambda reader, depth: reader.number(_INT)[0],
+    b"I": _Reader.big_int,
+    b"f": lambda reader, depth: reader.number(_FLOAT)[0],
+    b"c": lambda reader, depth: complex(*reader.number(_COMPLEX)),
+    b"s": lambda reader, depth: reader.text(),
+    b"b": lambda reader, depth: bytes(reader.take(reader.count())),
+    b"l": _Reader.items,
+    b"t": lambda reader, depth: tuple(reader.items(depth)),
+    b"d": _Reader.dictionary,
+    b"a": _Reader.array,
+    b"T": _Reader.traveller,
+}

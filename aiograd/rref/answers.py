@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import DeadlineExceeded, RRefExpired
 from aiograd.rpc.future import Future
 from aiograd.rref.control import owner_lost
-from aiograd.rref.records import Held, Owned
+from aiograd.rref.records import Held, Owned, again
 
 if TYPE_CHECKING:
     from aiograd.rref.rref import RRef
@@ -76,7 +76,7 @@ class Answer(Future[Any]):
                 if getattr(exception, "worker", None) == held.owner.name:
                     exception = owner_lost(exception)
                 if isinstance(exception, RRefExpired):
-                    held.error = exception
+                    held.error = again(exception)
         super().set_exception(exception)
 
 
@@ -96,7 +96,7 @@ class Wait(Future[Any]):
             self._bucket = None
         if not self.done():
             if owned.error is not None:
-                self.set_exception(owned.error.with_traceback(owned.trace))
+                self.set_exception(again(owned.error, owned.trace))
             else:
                 self.set_result(owned.value)
 

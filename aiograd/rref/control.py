@@ -135,6 +135,7 @@ class Control:
                 self._tell_forks(batch)
             if batch.accepts:
                 self._tell(batch.to, _nothing, "rref.accept", batch.accepts)
+        self.changed()
 
     def _tell(self, to: Party, ended: Callable[[Any, Any], None], service: str, *args: Any) -> None:
         """Send, again and again until answered; `ended` gets the answer or the error."""

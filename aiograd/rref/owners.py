@@ -34,7 +34,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
-from aiograd.rref.records import NOWHERE, Held, Owned, Place, RefId, Use, check_id
+from aiograd.rref.records import NOWHERE, Held, Owned, Place, RefId, Use, again, check_id
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -190,7 +190,7 @@ class RRefs:
             if held.error is None:
                 future.set_result(None)
             else:
-                future.set_exception(held.error)
+                future.set_exception(again(held.error))
                 future.exception()  # not the only one perhaps; the first is the outcome
 
         held.on_confirmed.append(answered)
@@ -266,17 +266,22 @@ class RRefs:
         """Wait until a value is there; raise what prevented it."""
         ref = rref._ref
         if isinstance(ref, Owned):
+            if ref.id in ref.forks:  # sent to ourselves, and not answered
+                await self._told(ref.on_answered)
             if ref.doubt is not None:
-                raise ref.doubt.__cause__ or ref.doubt
+                raise _first(ref.doubt)
             await self.wait(rref, math.inf, "RRef.future")
             return
         if ref.unanswered:
-            told = self.agent.loop.create_future()
-            ref.on_confirmed.append(wake(told))
-            await told
+            await self._told(ref.on_confirmed)
         if ref.error is not None:
-            raise ref.error.__cause__ or ref.error
+            raise _first(ref.error)
         await self.ask(rref, "rref.created", timeout=math.inf)
+
+    async def _told(self, waiting: list[Callable[[], None]]) -> None:
+        told = self.agent.loop.create_future()
+        waiting.append(wake(told))
+        await told
 
     # ── being used ──────────────────────────────────────────────────────────────────────────
 
@@ -374,6 +379,12 @@ class RRefs:
             "owner_rrefs": len(self.protocol.owning.owners),
             "user_rrefs": len(self.protocol.using.held),
         }
+
+
+def _first(error: Exception) -> Exception:
+    """What the creation future ends with: the cause, where the error is what it means for uses."""
+    cause = error.__cause__
+    return again(cause if isinstance(cause, Exception) else error)
 
 
 def _raise_its_error(owned: Owned) -> None:

@@ -37,6 +37,7 @@ from aiograd.rref.records import (
     Place,
     RefId,
     Use,
+    again,
 )
 from aiograd.rref.using import Using
 from aiograd.rref.watch import Watch
@@ -84,6 +85,9 @@ class Protocol:
         """The creation sent to oneself was answered, or was given up."""
         owned.doubt = doubt
         self.owning.release([(owned.id, owned.id, doubt is not None)])
+        waiting, owned.on_answered = owned.on_answered, []
+        for wake in waiting:
+            wake()
 
     def forget(self, made: Owned | Held) -> None:
         """A creation that could not even be sent."""
@@ -129,7 +133,7 @@ class Protocol:
         """Raise why a reference cannot be used, if so."""
         if isinstance(ref, Owned):
             if ref.doubt is not None:
-                raise ref.doubt
+                raise again(ref.doubt)
             return
         if ref.dropped or ref.use >= Use.RELEASING:
             raise RRefReleased(
@@ -140,7 +144,7 @@ class Protocol:
         if ref.owner.incarnation in self._gone:
             raise OwnerLost(ref.owner.name)
         if ref.error is not None:
-            raise ref.error
+            raise again(ref.error)
 
     # ── what others tell ────────────────────────────────────────────────────────────────────
 

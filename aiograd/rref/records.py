@@ -10,6 +10,7 @@ was restarted under its old name never equals one of its predecessor.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from enum import IntEnum
 from types import TracebackType
@@ -69,6 +70,7 @@ class Owned:
         "line",
         "local",
         "making",
+        "on_answered",
         "ready",
         "trace",
         "value",
@@ -84,6 +86,7 @@ class Owned:
         self.ready = False  # value or error is there
         self.making = False  # its function is here and has not ended
         self.local = 0  # references here that were given back before the creation came
+        self.on_answered: list[Callable[[], None]] = []  # called once: our own creation ended
         self.doubt: Exception | None = None  # why the creator here gave up waiting
         self.forks: dict[RefId, bytes] = {}  # fork → incarnation of its holder
         self.waiters: list[Callable[[], None]] = []  # called once, when ready
@@ -102,7 +105,7 @@ class Owned:
     def result(self) -> Any:
         """Return the value, or raise what its function raised."""
         if self.error is not None:
-            raise self.error.with_traceback(self.trace)  # else it grows with every use
+            raise again(self.error, self.trace)
         return self.value
 
 
@@ -148,6 +151,23 @@ class Held:
     def known(self) -> int:
         """What a message about this fork may claim: BY_CONFIRMED or BY_CREATOR."""
         return BY_CONFIRMED if self.use is Use.CONFIRMED else BY_CREATOR
+
+
+def again(error: Exception, trace: TracebackType | None = None) -> Exception:
+    """Return a copy of an error that is raised at every use.
+
+    The original would collect the frames of all uses, and keep alive what they hold: the reference
+    itself among them.
+    """
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        return error  # a class that cannot be rebuilt
+    if type(twin) is not type(error):
+        return error
+    twin.__cause__ = error.__cause__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(trace)
 
 
 def show(ref_id: RefId) -> str:

@@ -50,6 +50,7 @@ class Context:
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
         self.passes: dict[int, Pass] = {}  # passes joined here that may not be over yet
         self.aborted: set[int] = set()
+        self.early: dict[int, list[Any]] = {}  # messages of passes we have not been told of yet
         self.failure: BackwardFailed | None = None  # of the last pass, until a later one is good
         self.released = False
         self.hooks: dict[int, CrossingHook] = {}  # asked about every array that leaves this worker

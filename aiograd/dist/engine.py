@@ -263,9 +263,9 @@ class Engine:
                 self._send(running, sinks)
                 if not running.inbox:
                     return
-                messages, running.inbox = running.inbox, []
-                for message in messages:
+                for message in running.inbox:
                     running.play.feed(*message)
+                running.inbox.clear()
         except Exception as error:
             self._failed(running, error)
         finally:
@@ -287,12 +287,10 @@ class Engine:
                 "gradients",
                 context.id,
                 play.number,
-                play.originator,
-                tuple(play.terms),
-                running.floor,
-                tuple(message.credit),
-                message.expected,
+                *message.credit,
                 message.answers,
+                message.expected,
+                (play.originator, running.floor, *play.terms) if message.invites else None,
                 held=context if play.terms.create_graph else None,
             )
         context.changed()
@@ -307,34 +305,47 @@ class Engine:
         sender: PeerInfo,
         context_id: int,
         number: int,
-        originator: str,
-        terms: tuple[bool, bool, bool],
-        floor: int,
-        credit: tuple[int, int],
-        expected: list[int] | None,
+        credit: int,
+        places: int,
         answers: list[tuple[int, list[Any] | None]],
+        expected: list[int] | None,
+        invitation: tuple[str, int, bool, bool, bool] | None,
     ) -> None:
         """A message of a pass came in."""
-        context = self.contexts.arriving(context_id, sender, "gradients")
-        if context is None or number in context.aborted:
-            return
+        message = (sender.name, answers, expected, Credit(credit, places))
         running = self._running.get((context_id, number))
         if running is None:
-            self._commit_below(context, originator, floor)
-            play = self._pass(context, number, originator, Terms(*terms))
-            running = self._running[context_id, number] = Running(context, play, floor, None)
-            context.passes[number] = play
-            context.failure = None
-        message = (sender.name, answers, expected, Credit(*credit))
-        if running.draining:
-            running.inbox.append(message)
-            return
+            context = self.contexts.arriving(context_id, sender, "gradients")
+            if context is None or number in context.aborted:
+                return
+            if invitation is None:  # it overtook the large message that tells of the pass
+                context.early.setdefault(number, []).append(message)
+                return
+            running = self._join(context, number, *invitation)
+            running.inbox = context.early.pop(number, [])
+        running.inbox.append(message)
+        if not running.draining:
+            self._take_in(running)
+
+    def _join(
+        self, context: Context, number: int, originator: str, floor: int, *terms: bool
+    ) -> Running:
+        self._commit_below(context, originator, floor)
+        play = self._pass(context, number, originator, Terms(*terms))
+        running = self._running[context.id, number] = Running(context, play, floor, None)
+        context.passes[number] = play
+        context.failure = None
+        return running
+
+    def _take_in(self, running: Running) -> None:
         try:
-            running.play.feed(*message)
+            for message in running.inbox:
+                running.play.feed(*message)
+            running.inbox.clear()
         except Exception as error:
             self._failed(running, error)
-            return
-        self._advance(running)
+        else:
+            self._advance(running)
 
     def _commit_below(self, context: Context, originator: str, floor: int) -> None:
         """Passes of the same originator that it no longer runs have ended well."""

@@ -77,6 +77,7 @@ class Message:
     answers: list[Answer] = field(default_factory=list)
     expected: list[int] | None = None  # in the first message to a peer: edges we await answers for
     credit: Credit = NONE
+    invites: bool = False  # the peer may not have heard of the pass yet
 
 
 class Terms(NamedTuple):
@@ -218,7 +219,9 @@ class Pass:
         share, rest = self.credit.split(len(messages) + keep)
         for message in messages:
             message.credit = share
-            self.informed.add(message.to)
+            if message.to not in self.informed:
+                self.informed.add(message.to)
+                message.invites = message.to not in self.heard
         if keep:
             self.credit = rest
         else:

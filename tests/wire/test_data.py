@@ -16,7 +16,7 @@ from aiograd.errors import ProtocolError, SerializationError
 from aiograd.wire.data import DataCodec
 from aiograd.wire.payload import Travellers
 
-EXAMPLES = int(os.environ.get("AIOGRAD_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
 CODEC = DataCodec(Travellers())
 
 scalars = (

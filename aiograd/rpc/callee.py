@@ -371,8 +371,15 @@ class Callee:
         if incoming.abandoned:
             return
         incoming.abandoned = True
-        if incoming.task is not None:
-            incoming.task.cancel()
+        task = incoming.task
+        if task is not None:
+            task.cancel()
+            coroutine: Any = task.get_coro()
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                # A task cancelled before its first step never runs, so nothing in it can tell.
+                if incoming.func is _itself:
+                    _discard(incoming.args[0])
+                self._fail(incoming, asyncio.CancelledError())
         elif incoming.in_thread:
             self.abandoned += 1
             self.running.pop(incoming.id, None)

@@ -59,6 +59,10 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
+    def __contains__(self, key: Any) -> bool:
+        """Whether a large message was announced and is not complete."""
+        return key in self._large
+
     def announce(self, key: Any, kind: int, action: Callable[[], None]) -> None:
         """A large message begins; `action` runs when it is complete and its turn."""
         entry = self._large[key] = _Entry(kind, action, ready=False)

@@ -293,16 +293,16 @@ class Link:
         self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
     ) -> None:
         """A large message, or any message while one is under way."""
+        if isinstance(body, Transfer) and body in self._inbox:
+            if not body.refused:
+                self.agent.release(body.size)
+            self._inbox.complete(body)
+            return
         found: Any = self._target(target) if kind in NUMBERED else target
-        if isinstance(body, Transfer):
-            if body.complete:
-                if not body.refused:
-                    self.agent.release(body.size)
-                self._inbox.complete(body)
-            else:
-                self._inbox.announce(
-                    body, kind, lambda: self._handlers[kind](flags, id, budget, found, body)
-                )
+        if isinstance(body, Transfer):  # for the first time, even if all of it is here already
+            self._inbox.announce(
+                body, kind, lambda: self._handlers[kind](flags, id, budget, found, body)
+            )
         elif kind in NUMBERED:
             copy = bytes(body)
             self._inbox.put(kind, lambda: self._handlers[kind](flags, id, budget, found, copy))

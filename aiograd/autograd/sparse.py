@@ -17,11 +17,22 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd import coo_functions as coo_functions  # fills Coo's tables
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.tensor import Tensor
 
-__all__ = ["coalesce", "coo_tensor", "indices", "stack", "sum", "to_dense", "to_sparse", "values"]
+__all__ = [
+    "coalesce",
+    "coo_tensor",
+    "indices",
+    "stack",
+    "sum",
+    "to_dense",
+    "to_scipy",
+    "to_sparse",
+    "values",
+]
 
 
 def coo_tensor(
@@ -177,13 +188,22 @@ def to_dense(tensor: Tensor) -> Tensor:
 
 
 def to_sparse(tensor: Tensor) -> Tensor:
-    """A sparse tensor of the entries that are not zero. scipy's sparse matrices work too."""
-    scipy_sparse = sys.modules.get("scipy.sparse")
+    """A sparse tensor of the entries that are not zero. A scipy sparse matrix is taken as it is."""
+    scipy_sparse = sys.modules.get("scipy.sparse")  # where it is not imported, nobody has one
     if scipy_sparse is not None and scipy_sparse.issparse(tensor):
         matrix = tensor.tocoo()
         return coo_tensor(np.array([matrix.row, matrix.col]), matrix.data, matrix.shape)
     result: Tensor = _to_sparse(tensor)
     return result
+
+
+def to_scipy(tensor: Tensor) -> Any:
+    """The value as a scipy sparse array; needs `import scipy.sparse` to have happened."""
+    scipy_sparse = sys.modules.get("scipy.sparse")
+    if scipy_sparse is None:
+        raise ImportError("import scipy.sparse before asking for one of its arrays")
+    whole = _sparse(tensor).data.fully_sparse()
+    return scipy_sparse.coo_array((whole.values, tuple(whole.indices)), shape=whole.shape)
 
 
 def coalesce(tensor: Tensor) -> Tensor:

@@ -130,6 +130,12 @@ def test_attributes_are_those_of_an_array() -> None:
     assert a.base is None
 
 
+def test_a_large_one_is_shown_in_short() -> None:
+    text = repr(Coo(np.arange(1000).reshape(1, -1), np.ones(1000), (1000,)))
+    assert "..." in text
+    assert len(text) < 300
+
+
 def test_it_survives_pickle() -> None:
     a = Coo(np.array([[0, 2]]), np.ones((2, 3)), (3, 3), True)
     b = pickle.loads(pickle.dumps(a))

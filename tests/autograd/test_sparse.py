@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -67,7 +69,8 @@ def test_a_shape_can_be_left_out_and_entries_too() -> None:
         lambda a, b: a + b,
         lambda a, b: a - b,
         lambda a, b: a * b,
-        lambda a, b: a * 3 + b / 2,
+        lambda a, b: 3 * a + b / 2,
+        lambda a, b: np.float64(3) * a - b * ag.tensor(0.5),
         lambda a, b: -a * (a + b),
         lambda a, b: ag.add(a, b) * ag.mul(a, b),
     ],
@@ -197,6 +200,52 @@ def test_dense_tensors_are_refused_where_a_sparse_one_is_needed() -> None:
     with pytest.raises(TypeError, match="sparse"):
         ag.sparse.sum(ag.ones(3))
     assert ag.sparse.to_sparse(ag.tensor([0.0, 2.0])).numpy().tolist() == [0.0, 2.0]
+
+
+def test_sparse_and_dense_can_be_combined() -> None:
+    t, d = sample(), ag.tensor(np.arange(9.0).reshape(3, 3), requires_grad=True)
+    product = t * d
+    assert product.is_sparse
+    total = t + d
+    assert not total.is_sparse
+    (ag.sparse.sum(product) + (total * total).sum()).backward()
+    assert t.grad.is_sparse
+    assert not d.grad.is_sparse
+    stored = t.numpy() != 0
+    np.testing.assert_allclose(d.grad.numpy(), t.numpy() + 2 * (t.numpy() + d.numpy()))
+    expected = d.numpy() + 2 * (t.numpy() + d.numpy())
+    np.testing.assert_allclose(t.grad.numpy(), expected * stored)
+
+
+def test_a_scalar_factor_gets_its_gradient() -> None:
+    t, factor = sample(), ag.tensor(2.0, requires_grad=True)
+    ag.sparse.sum(t * factor).backward()
+    assert factor.grad.item() == pytest.approx(t.numpy().sum())
+    np.testing.assert_allclose(t.grad.numpy(), 2 * (t.numpy() != 0))
+
+
+class ScipyMatrix:
+    """As much of a scipy sparse array as we look at."""
+
+    def __init__(self, entries: Any, shape: Any) -> None:
+        self.data, (self.row, self.col) = entries
+        self.shape = shape
+
+    def tocoo(self) -> ScipyMatrix:
+        return self
+
+
+def test_scipy_is_met_only_where_it_is_already_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "scipy.sparse", raising=False)
+    with pytest.raises(ImportError, match=r"scipy\.sparse"):
+        ag.sparse.to_scipy(sample())
+    module = types.SimpleNamespace(
+        coo_array=ScipyMatrix, issparse=lambda value: isinstance(value, ScipyMatrix)
+    )
+    monkeypatch.setitem(sys.modules, "scipy.sparse", module)
+    matrix = ag.sparse.to_scipy(sample())
+    assert isinstance(matrix, ScipyMatrix)
+    np.testing.assert_array_equal(ag.sparse.to_sparse(matrix).numpy(), sample().numpy())
 
 
 # ── rows of embeddings ──────────────────────────────────────────────────────────────────────────

@@ -65,7 +65,7 @@ def accumulated(old: Tensor, new: Tensor) -> Tensor:
 
 def after_accumulation(leaf: Tensor) -> None:
     """Run what `register_post_accumulate_grad_hook` asked for."""
-    for hook in list(getattr(leaf, "post_hooks", {}).values()):
+    for hook in list(getattr(leaf, "_after_hooks", {}).values()):
         hook(leaf)
 
 
@@ -90,7 +90,7 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Return the derivatives of `outputs` by `inputs`, without touching any `.grad`."""
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    nodes = [_input_node(tensor) for tensor in wanted]
+    nodes = [input_node(tensor) for tensor in wanted]
     roots, grads = _roots(outputs, grad_outputs, create_graph)
     retain = create_graph if retain_graph is None else retain_graph
     sweep = Sweep(
@@ -104,13 +104,12 @@ def grad(
     for sink, value in sweep.drain():
         if value is not None and isinstance(sink, Joint):
             refuse_received(sink)
-        if isinstance(sink, Accumulate) and sink in sweep.captured:
-            sweep.captured[sink] = value  # after the leaf's hooks
-    return tuple(_derivatives(nodes, sweep.captured, allow_unused))
+    return tuple(results(nodes, sweep.captured, allow_unused))
 
 
-def _derivatives(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
-    results: list[Tensor | None] = []
+def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
+    """The gradients that were found for `nodes`, as Tensors."""
+    values: list[Tensor | None] = []
     for position, node in enumerate(nodes):
         value = found.get(node)
         if value is None and not allow_unused:
@@ -119,11 +118,12 @@ def _derivatives(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bo
                 "pass allow_unused=True to get None for it",
                 "unused",
             )
-        results.append(value if value is None or isinstance(value, Tensor) else wrap(value))
-    return results
+        values.append(value if value is None or isinstance(value, Tensor) else wrap(value))
+    return values
 
 
-def _input_node(tensor: Any) -> Node:
+def input_node(tensor: Any) -> Node:
+    """The node behind a tensor that derivatives are asked for."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"derivatives are taken by Tensors, not by {type(tensor).__name__}")
     node = parent_of(tensor)
@@ -138,7 +138,11 @@ def _roots(
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not roots:
         raise GradError("backward needs at least one tensor to start from", "no_roots")
-    if gradients is None or isinstance(gradients, Tensor) or not isinstance(gradients, list | tuple):
+    if (
+        gradients is None
+        or isinstance(gradients, Tensor)
+        or not isinstance(gradients, list | tuple)
+    ):
         gradients = [gradients] * len(roots) if gradients is None else [gradients]
     if len(gradients) != len(roots):
         raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
@@ -148,6 +152,14 @@ def _roots(
         pairs.append((node, root))
         values.append(_root_gradient(root, value, create_graph))
     return pairs, values
+
+
+def entries(
+    tensors: Tensor | Sequence[Tensor], gradients: Any = None, create_graph: bool = False
+) -> list[tuple[Node, Any]]:
+    """The nodes a pass from `tensors` starts at, each with its checked gradient."""
+    roots, values = _roots(tensors, gradients, create_graph)
+    return [(node, value) for (node, _), value in zip(roots, values, strict=True)]
 
 
 def root_node(root: Any) -> Node:

@@ -23,8 +23,8 @@ _RUNNING = {np.add: "cumsum", np.multiply: "cumprod"}
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Carry out a ufunc, or `ufunc.reduce` and the like."""
-    if kwargs.get("out") == (None,):
-        del kwargs["out"]
+    if all(target is None for target in kwargs.get("out", ())):
+        kwargs.pop("out", None)
     if method == "__call__" and ufunc in NUMPY:
         return NUMPY[ufunc](*inputs, **kwargs)
     if method == "reduce" and ufunc in _REDUCTIONS:

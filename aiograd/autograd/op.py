@@ -230,7 +230,8 @@ class Op:
         for wanted, (own, args) in zip(active, self._needs, strict=False):
             if wanted:
                 keep_y = keep_y or own == VALUE
-                uses = [max(a, b) for a, b in zip(uses, args, strict=False)]
+                for position, use in enumerate(args[: len(uses)]):
+                    uses[position] = max(uses[position], use)
         return keep_y, tuple(uses)
 
     def _no_rule_for(self, names: set[str]) -> TypeError:

@@ -134,7 +134,7 @@ class Sweep:
         """The inner loop of every backward pass; flat, because its cost is paid once per node."""
         ready, grads, need = self._ready, self._grads, self._need
         create_graph, retain = self.create_graph, self.retain_graph
-        capture, ours = self._capture, self._ours
+        capture, ours, take = self._capture, self._ours, need.pop
         while ready:
             self._current = node = ready.pop()
             grad = grads.pop(node, None)
@@ -164,11 +164,11 @@ class Sweep:
                         self._add(parent, part)
                     else:
                         grads[parent] = part
-                if need[parent] == 1:
-                    del need[parent]
+                missing = take(parent)
+                if missing == 1:
                     ready.append(parent)
                 else:
-                    need[parent] -= 1
+                    need[parent] = missing - 1
 
     def _special(self, node: Node, parents: tuple[Node | None, ...], grad: Any) -> None:
         """Sinks, parts of several outputs, and nodes that got no gradient at all."""
@@ -265,7 +265,7 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     )
     if extra >= 0 and axes:
         grad = grad.sum(axis=axes, keepdims=True)
-        grad = grad.reshape(shape) if extra else grad
+        grad = grad.reshape(grad.shape[extra:]) if extra else grad
     if grad.shape != shape:
         raise GradError(
             f"{source.name} gave a gradient of shape {tuple(grad.shape)} "

@@ -29,13 +29,17 @@ class Tensor:
     `==` is elementwise and the hash is identity, so tensors can be dictionary keys by who they are.
     """
 
-    __slots__ = ("__weakref__", "_accumulate", "_cell", "_grad", "_hooks", "_leaf", "_node", "data")
+    __slots__ = (
+        "__weakref__", "_accumulate", "_after_hooks", "_cell", "_grad", "_hooks", "_leaf", "_node",
+        "data",
+    )  # fmt: skip
 
     data: Any  # the ndarray (or sparse array) itself
     _node: Node | None  # what made it; None for a leaf
     _leaf: bool  # a leaf that requires grad
     _grad: Tensor | None
     _cell: list[int] | None  # [version], shared by all tensors over the same memory
+    _after_hooks: dict[int, Callable[[Tensor], None]]  # not set unless there are any
     _hooks: dict[int, Hook] | None  # of a leaf; those of other tensors sit on the node
     _accumulate: weakref.ref[Accumulate] | None
 
@@ -148,13 +152,13 @@ class Tensor:
         return self.numpy().tolist()
 
     def __float__(self) -> float:
-        return float(self.data)
+        return float(self.data.item())
 
     def __int__(self) -> int:
-        return int(self.data)
+        return int(self.data.item())
 
     def __complex__(self) -> complex:
-        return complex(self.data)
+        return complex(self.data.item())
 
     def __bool__(self) -> bool:
         return bool(self.data)
@@ -279,6 +283,14 @@ class Tensor:
         if sys.getrefcount(self.data) > 2:
             self.data = self.data.copy()
             self._cell = None
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
+        """Call `hook(tensor)` after each local backward pass that added to this leaf's `.grad`."""
+        if not self._leaf:
+            raise GradError("such a hook needs a leaf that requires grad", "not_leaf")
+        if getattr(self, "_after_hooks", None) is None:
+            self._after_hooks = {}
+        return HookHandle.on_dict(self._after_hooks, hook)
 
     def accumulator(self) -> Accumulate:
         """The node where gradients of this leaf arrive; the same one while anybody uses it."""

@@ -29,7 +29,8 @@ from aiograd.autograd.ops import (  # noqa: F401
 )
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
-from aiograd.autograd.ops.table import ALIASES, NUMPY
+from aiograd.autograd.ops.table import ALIASES, NUMPY, as_method
+from aiograd.autograd.tensor import Tensor
 
 
 def _namespace(module: Any) -> SimpleNamespace:
@@ -48,5 +49,7 @@ def _names() -> dict[str, Callable[..., Any]]:
 
 
 NAMES: dict[str, Callable[..., Any]] = _names()
+for _name in ("conj", "clone"):  # ndarray's and torch's second names for methods
+    setattr(Tensor, _name, as_method(NAMES[_name]))
 linalg = _namespace(np.linalg)
 fft = _namespace(np.fft)

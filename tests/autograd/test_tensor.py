@@ -1,0 +1,424 @@
+"""What a Tensor is: its data, flags, writes and hooks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+import aiograd.autograd as ag
+from aiograd.errors import GradError
+
+
+def leaf(*values: float) -> ag.Tensor:
+    return ag.tensor(values or (1.0, 2.0, 3.0), requires_grad=True)
+
+
+# ── making ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tensor_copies_and_from_numpy_shares():
+    array = np.ones(3, np.float32)
+    copied, shared = ag.tensor(array), ag.from_numpy(array)
+    array[0] = 5
+    assert copied.tolist() == [1, 1, 1]
+    assert shared.tolist() == [5, 1, 1]
+    assert copied.dtype == shared.dtype == np.float32
+
+
+def test_floats_default_to_double_and_integers_to_int64():
+    assert ag.tensor([1.0]).dtype == np.float64
+    assert ag.tensor([1]).dtype == np.int64
+    assert ag.tensor([1], dtype=np.float32).dtype == np.float32
+
+
+@pytest.mark.parametrize("data", [None, [None, 1.0], object(), [[1.0], [1.0, 2.0]]])
+def test_what_is_no_array_of_numbers_is_refused(data: object):
+    with pytest.raises((TypeError, ValueError)):
+        ag.tensor(data)
+
+
+def test_from_numpy_refuses_lists():
+    with pytest.raises(TypeError, match="list"):
+        ag.from_numpy([1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
+def test_integers_and_truths_cannot_require_grad(dtype: type):
+    with pytest.raises(GradError) as caught:
+        ag.tensor([1, 0], dtype=dtype, requires_grad=True)
+    assert caught.value.reason == "dtype"
+    with pytest.raises(GradError):
+        ag.tensor([1, 0], dtype=dtype).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("maker", "args"),
+    [(ag.zeros, ()), (ag.ones, ()), (ag.empty, ()), (ag.rand, ()), (ag.randn, ())],
+)
+def test_makers_take_the_shape_as_numbers_or_one_tuple(maker, args):
+    assert maker(2, 3).shape == maker((2, 3)).shape == maker([2, 3]).shape == (2, 3)
+    assert maker(4).shape == (4,)
+    assert maker().shape == ()
+    assert maker(2).dtype == np.float64
+    made = maker(2, dtype=np.float32, requires_grad=True)
+    assert made.dtype == np.float32
+    assert made.requires_grad
+
+
+def test_makers_fill_count_and_draw():
+    assert ag.full((2,), 7.0).tolist() == [7.0, 7.0]
+    assert ag.eye(2).tolist() == [[1, 0], [0, 1]]
+    assert ag.arange(3).tolist() == [0, 1, 2]
+    assert ag.arange(1.0, 2.0, 0.5).tolist() == [1.0, 1.5]
+    assert ag.linspace(0, 1, 3).tolist() == [0, 0.5, 1]
+    draws = [ag.randn(3, generator=np.random.default_rng(1)).tolist() for _ in range(2)]
+    assert draws[0] == draws[1]
+    numbers = ag.randint(0, 5, (100,), generator=np.random.default_rng(1))
+    assert set(numbers.tolist()) == {0, 1, 2, 3, 4}
+    assert ag.randint(5, (2, 3)).shape == ag.randint(0, 5, 2, 3).shape == (2, 3)
+
+
+def test_like_makers_follow_shape_and_dtype():
+    other = ag.ones(2, 3, dtype=np.float32)
+    for made in (
+        ag.zeros_like(other), ag.ones_like(other), ag.empty_like(other), ag.rand_like(other),
+        ag.randn_like(other), ag.full_like(other, 2), ag.randint_like(other, 5),
+    ):  # fmt: skip
+        assert made.shape == (2, 3)
+        assert made.dtype == np.float32
+    assert ag.zeros_like(np.ones(2), dtype=int).dtype == np.int64
+
+
+# ── values ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_values_come_out_without_recording():
+    x = leaf(2.0)
+    assert float(x) == 2.0
+    assert x.item() == 2.0
+    assert np.asarray(x) is not None
+    assert type(np.asarray(x)) is np.ndarray
+    assert x.numpy() is x.data
+    assert x.tolist() == [2.0]
+    assert int(x) == 2
+    assert complex(x) == 2
+    assert bool(x)
+    assert f"{x:.2f}" == "2.00"
+
+
+def test_a_whole_number_can_be_an_index():
+    assert [10, 20, 30][ag.tensor(1)] == 20
+    with pytest.raises(TypeError):
+        [10][ag.tensor(0.0)]
+
+
+def test_comparison_is_elementwise_and_the_hash_is_identity():
+    a, b = ag.tensor([1.0, 2.0]), ag.tensor([1.0, 3.0])
+    assert (a == b).tolist() == [True, False]
+    assert (a != b).tolist() == [False, True]
+    assert (a < 2).tolist() == [True, False]
+    assert len({a, b, a}) == 2
+    assert (a == None) is False  # noqa: E711
+
+
+def test_repr_shows_values_dtype_and_origin():
+    x = leaf(1.0)
+    assert repr(x) == "tensor([1.], requires_grad=True)"
+    assert "grad_fn=<multiply>" in repr(x * 2)
+    assert "float32" in repr(ag.ones(1, dtype=np.float32))
+
+
+def test_length_and_iteration_follow_the_first_axis():
+    x = ag.tensor(np.arange(6.0).reshape(3, 2), requires_grad=True)
+    assert len(x) == 3
+    rows = list(x)
+    assert [row.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    (rows[0].sum() + rows[2].sum()).backward()
+    assert x.grad.tolist() == [[1, 1], [0, 0], [1, 1]]
+    with pytest.raises(TypeError):
+        iter(ag.tensor(1.0))
+
+
+def test_pickle_copies_value_and_flag_without_the_graph():
+    x = leaf()
+    y = pickle.loads(pickle.dumps(x * 2))
+    assert y.is_leaf
+    assert y.requires_grad
+    assert y.tolist() == [2, 4, 6]
+    assert not pickle.loads(pickle.dumps(ag.ones(2))).requires_grad
+
+
+def test_deepcopy_of_a_leaf_keeps_its_gradient_and_refuses_results():
+    x = leaf()
+    (x * x).sum().backward()
+    y = copy.deepcopy(x)
+    assert y.grad.tolist() == x.grad.tolist()
+    assert y.grad is not x.grad
+    with pytest.raises(GradError):
+        copy.deepcopy(x * 2)
+
+
+# ── flags ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requires_grad_can_be_set_on_leaves_and_only_kept_on_results():
+    x = ag.ones(2)
+    assert not x.requires_grad
+    x.requires_grad = True
+    y = x * 2
+    assert y.requires_grad
+    assert not y.is_leaf
+    with pytest.raises(GradError):
+        y.requires_grad = False
+    x.requires_grad = False
+    assert not (x * 2).requires_grad
+
+
+def test_grad_is_assignable_and_must_fit():
+    x = leaf()
+    x.grad = np.ones(3)
+    assert isinstance(x.grad, ag.Tensor)
+    x.grad = None
+    assert x.grad is None
+    with pytest.raises(GradError) as caught:
+        x.grad = np.ones(2)
+    assert caught.value.reason == "shape"
+
+
+def test_attributes_are_those_of_the_array():
+    x = ag.zeros(2, 3)
+    assert (x.shape, x.ndim, x.size, x.nbytes) == ((2, 3), 2, 6, 48)
+    assert x.T.shape == (3, 2)
+    assert x.mT.shape == (3, 2)
+    assert not x.is_sparse
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_leaf_that_requires_grad_refuses_writes_while_recording():
+    x = leaf()
+    with pytest.raises(GradError) as caught:
+        x[0] = 5.0
+    assert caught.value.reason == "inplace"
+    with pytest.raises(GradError) as caught:
+        x += 1
+    assert caught.value.reason == "inplace"
+    with ag.no_grad():
+        x[0] = 5.0
+        x += 1
+    assert x.tolist() == [6, 3, 4]
+
+
+def test_writing_a_tensor_with_a_gradient_into_another_is_refused():
+    target = ag.zeros(3)
+    with pytest.raises(GradError) as caught:
+        target[0] = leaf(1.0)[0]
+    assert caught.value.reason == "inplace"
+
+
+def test_writes_without_a_gradient_are_plain():
+    x = ag.zeros(3)
+    same = x
+    x[1:] = ag.tensor([1.0, 2.0])
+    x += 1
+    x *= ag.tensor(2.0)
+    x -= 1
+    x /= 1
+    assert same is x
+    assert x.tolist() == [1.0, 3.0, 5.0]
+    x.copy_(np.zeros(3))
+    assert same.tolist() == [0, 0, 0]
+
+
+def test_in_place_operators_on_results_make_a_new_tensor():
+    x = leaf()
+    y = before = x * 2
+    y += x
+    assert y is not before
+    assert before.tolist() == [2, 4, 6]
+    y.sum().backward()
+    assert x.grad.tolist() == [3, 3, 3]
+
+
+def test_adding_a_gradient_to_a_plain_tensor_makes_a_new_one():
+    total, x = ag.zeros(3), leaf()
+    first = total
+    total += x
+    assert total is not first
+    total.sum().backward()
+    assert x.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda w, x: w * x, lambda w, x: x / w, lambda w, x: ag.exp(w * x), lambda w, x: x**w],
+)
+def test_a_changed_value_that_backward_needs_is_an_error(compute):
+    w, x = ag.tensor([2.0]), leaf(3.0)
+    y = compute(w, x).sum()
+    w += 1
+    with pytest.raises(GradError) as caught:
+        y.backward()
+    assert caught.value.reason == "modified"
+
+
+def test_a_changed_result_that_backward_needs_is_an_error():
+    x = leaf()
+    y = ag.exp(x)
+    total = y.sum()
+    with ag.no_grad():
+        y += 1
+    with pytest.raises(GradError) as caught:
+        total.backward()
+    assert caught.value.reason == "modified"
+    assert "exp" in str(caught.value)
+
+
+def test_a_changed_value_that_backward_does_not_need_is_fine():
+    x = leaf()
+    y = x + 1
+    total = y.sum()
+    with ag.no_grad():
+        y += 1
+    total.backward()
+    assert x.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.detach(),
+        lambda t: t[:2],
+        lambda t: t.reshape(1, 3),
+        lambda t: t.T,
+        lambda t: t.real,
+        lambda t: t.squeeze(),
+        lambda t: t.ravel(),
+    ],
+)
+def test_a_write_through_a_view_counts_for_the_tensor(view):
+    w, x = ag.tensor([1.0, 2.0, 3.0]), leaf()
+    total = (w * x).sum()
+    shown = view(w)
+    with ag.no_grad():
+        shown += 1
+    with pytest.raises(GradError) as caught:
+        total.backward()
+    assert caught.value.reason == "modified"
+
+
+def test_a_write_into_the_tensor_counts_for_its_views():
+    w, x = ag.tensor([1.0, 2.0, 3.0]), leaf(1.0, 1.0)
+    total = (w[:2] * x).sum()
+    w += 1
+    with pytest.raises(GradError) as caught:
+        total.backward()
+    assert caught.value.reason == "modified"
+
+
+def test_a_write_before_use_does_no_harm():
+    w, x = ag.tensor([1.0]), leaf(3.0)
+    w += 1
+    (w * x).sum().backward()
+    assert x.grad.tolist() == [2.0]
+
+
+# ── hooks and memory ────────────────────────────────────────────────────────────────────────────
+
+
+def test_hooks_see_the_summed_gradient_once_and_in_order():
+    x = leaf()
+    seen = []
+    x.register_hook(lambda g: seen.append(("first", g.tolist())))
+    x.register_hook(lambda g: seen.append(("second", g.tolist())))
+    (x * 2 + x).sum().backward()
+    assert seen == [("first", [3, 3, 3]), ("second", [3, 3, 3])]
+
+
+def test_a_hook_may_replace_the_gradient_on_leaves_and_results():
+    x = leaf()
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    x.register_hook(lambda g: g + 1)
+    y.sum().backward()
+    assert x.grad.tolist() == [21, 21, 21]
+
+
+def test_a_removed_hook_is_not_called():
+    x = leaf()
+    seen = []
+    handle, other = x.register_hook(seen.append), (x * 2).register_hook(seen.append)
+    handle.remove()
+    handle.remove()
+    other.remove()
+    x.sum().backward()
+    assert seen == []
+
+
+def test_a_hook_may_remove_itself():
+    x, calls = leaf(), []
+    y = x * 2
+
+    def once(g: ag.Tensor) -> None:
+        calls.append(g)
+        handle.remove()
+
+    handle = y.register_hook(once)
+    y.register_hook(calls.append)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert len(calls) == 3
+
+
+def test_a_hook_needs_a_tensor_that_requires_grad():
+    with pytest.raises(GradError):
+        ag.ones(2).register_hook(print)
+
+
+def test_a_hook_of_the_wrong_shape_is_an_error():
+    x = leaf()
+    x.register_hook(lambda g: ag.ones(5))
+    with pytest.raises(GradError) as caught:
+        x.sum().backward()
+    assert caught.value.reason == "shape"
+
+
+def test_post_accumulate_hooks_run_after_grad_was_set():
+    x = leaf()
+    seen = []
+    handle = x.register_post_accumulate_grad_hook(lambda t: seen.append((t is x, t.grad.tolist())))
+    x.sum().backward()
+    x.sum().backward()
+    handle.remove()
+    x.sum().backward()
+    assert seen == [(True, [1, 1, 1]), (True, [2, 2, 2])]
+    with pytest.raises(GradError):
+        (x * 2).register_post_accumulate_grad_hook(print)
+
+
+def test_a_graph_is_freed_with_its_last_tensor():
+    x = leaf()
+    y = ag.exp(x)
+    node = weakref.ref(y.grad_fn)
+    del y
+    assert node() is None  # without the garbage collector: there are no cycles
+
+
+def test_backward_leaves_no_cycles_behind():
+    x = leaf()
+    gc.collect()
+    gc.disable()
+    try:
+        y = (ag.exp(x) * x).sum()
+        node = weakref.ref(y.grad_fn)
+        y.backward()
+        del y
+        assert node() is None
+    finally:
+        gc.enable()

@@ -1,6 +1,6 @@
 """Where boxes go: rows by depth, lanes by worker, few crossings. Numbers in, numbers out.
 
-1. A node's row is the length of the longest path to it, so data always flows downwards.
+1. Rows follow the longest paths, so data always flows downwards; side branches hang low.
 2. An edge over several rows is bent around boxes through invisible points, one per row in between.
 3. The order within a row follows the average place of the neighbours, swept down and up.
 4. Places are moved as near to the neighbours as the order and the widths allow.
@@ -53,15 +53,13 @@ def arrange(
 
 
 def rows(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> dict[Key, int]:
-    """The longest path to each key; what only a circle leads to comes last."""
+    """Rows in which every edge goes down by at least one; circles are left as they are."""
     row = dict.fromkeys(keys, 0)
     waiting = dict.fromkeys(keys, 0)
     after: dict[Key, list[Key]] = {key: [] for key in keys}
-    before: dict[Key, list[Key]] = {key: [] for key in keys}
     for source, target in edges:
         waiting[target] += 1
         after[source].append(target)
-        before[target].append(source)
     ready = [key for key in keys if not waiting[key]]
     order: list[Key] = []
     while ready:
@@ -72,9 +70,9 @@ def rows(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> dict[Key, int
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
-    for key in reversed(order):  # a leaf stands right above its first use, not at the very top
-        if after[key] and not before[key]:
-            row[key] = max(0, min(row[other] for other in after[key]) - 1)
+    for key in reversed(order):  # side branches join from right above, not from the very top
+        if after[key]:
+            row[key] = max(row[key], min(row[other] for other in after[key]) - 1)
     return row
 
 

@@ -45,7 +45,7 @@ def draw_graph(graph: Graph) -> str:
     layout = arrange(widths, [(e.source, e.target) for e in arrows], lane_of, max(1, len(workers)))
     top = MARGIN + (HEADER if workers else 0) + (HEADER if graph.title else 0)
     depth = max((layout.row[node.id] for node in graph.nodes), default=0)
-    width = (layout.lanes[-1][1] if layout.lanes else 80) + 2 * MARGIN
+    width = max(layout.lanes[-1][1], 8.0 * len(graph.title)) + 2 * MARGIN
     height = top + depth * DISTANCE + HEIGHT + 2 * MARGIN
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "

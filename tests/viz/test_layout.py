@@ -18,6 +18,11 @@ def test_a_leaf_stands_right_above_its_first_use() -> None:
     assert rows(list("xfgwh"), edges) == {"x": 0, "f": 1, "g": 2, "w": 1, "h": 3}
 
 
+def test_a_side_branch_joins_from_right_above() -> None:
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("x", "y"), ("y", "d")]
+    assert rows(list("abcdxy"), edges) == {"a": 0, "b": 1, "c": 2, "d": 3, "x": 1, "y": 2}
+
+
 def test_a_long_edge_bends_around_the_boxes_between() -> None:
     layout = arrange(
         {"a": 60.0, "b": 60.0, "c": 60.0},

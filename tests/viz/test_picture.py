@@ -96,6 +96,11 @@ def test_a_circle_is_drawn_too() -> None:
     assert len(boxes(graph)) == 3
 
 
+def test_a_long_title_has_room() -> None:
+    picture = drawn(Graph([GraphNode("a", "a")], [], "a title that is wider than the one box"))
+    assert float(picture.get("width")) > 300
+
+
 def test_nothing_is_a_picture_as_well() -> None:
     assert drawn(Graph([], [])).tag == f"{SVG}svg"
 

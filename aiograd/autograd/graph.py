@@ -121,13 +121,6 @@ class OpNode(Node):
         return self.op.name
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
-        if self.saved is NOTHING_SAVED:
-            first, second = self.parents
-            rule_a, rule_b = self.op.rules
-            return (
-                None if first is None or rule_a is None else rule_a(grad, None, None, None),
-                None if second is None or rule_b is None else rule_b(grad, None, None, None),
-            )
         contributions = self.op.gradients(self, grad, create_graph)
         if not retain and self.op.saves:
             self.saved = None
@@ -135,7 +128,27 @@ class OpNode(Node):
 
 
 #: What a binary operator like `+` saves; told by identity.
-NOTHING_SAVED: tuple[Any, ...] = (None, None, None)
+class LightNode(Node):
+    """A recorded operator of two arguments whose rules need neither of them, such as `+`.
+
+    The same as an OpNode that saved nothing, with half the fields to fill and to clear.
+    """
+
+    __slots__ = ("op",)
+
+    op: Op
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        first, second = self.parents
+        rule_a, rule_b = self.op.rules
+        return (
+            None if first is None or rule_a is None else rule_a(grad, None, None, None),
+            None if second is None or rule_b is None else rule_b(grad, None, None, None),
+        )
 
 
 class JointOpNode(Joint):

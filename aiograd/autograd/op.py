@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import NOTHING_SAVED, JointOpNode, Node, OpNode, Part, freed, modified
+from aiograd.autograd.graph import JointOpNode, LightNode, Node, OpNode, Part, freed, modified
 from aiograd.autograd.recording import recording
 from aiograd.autograd.rules import NOTHING, SHAPE, VALUE, Rule, keywords, needs, needs_variadic
 from aiograd.autograd.tensor import Tensor, wrap
@@ -397,12 +397,10 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
                 return wrap(y)
             raw = (a.data, b.data if isinstance(b, Tensor) else b)
             return op.record((a, b), raw, y, {}, (first, second))
-        node = new(OpNode)
+        node = new(LightNode)
         node.op = op
         node.parents = (first, second)
-        node.saved = NOTHING_SAVED
-        node.versions = node.cell = node.hooks = None
-        node.kwargs = _NO_KWARGS
+        node.hooks = None
         node.shape = y.shape
         node.dtype = y.dtype
         tensor = new(Tensor)
@@ -414,9 +412,6 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
 
     operator.__name__ = op.name
     return operator
-
-
-_NO_KWARGS: dict[str, Any] = {}
 
 
 def gathered(arg: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import JointOpNode, Node, OpNode, Part
+from aiograd.autograd.graph import JointOpNode, LightNode, Node, OpNode, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor, wrap
@@ -561,7 +561,7 @@ def is_heavy(sweep: Sweep) -> bool:
     """Tell whether draining could hold up the loop: large arrays, or code that is not ours."""
     total = 0
     for node, _ in sweep.waiting:
-        if node.__class__ is OpNode or node.__class__ is JointOpNode:
+        if isinstance(node, OpNode | LightNode | JointOpNode):
             if node.hooks is not None or getattr(node.op, "op_name", None) is None:
                 return True
             total += math.prod(node.shape)

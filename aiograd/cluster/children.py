@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
-__all__ = ["Child", "Lines", "Log", "forward", "python", "worker_environment"]
+__all__ = ["Child", "Lines", "Log", "Output", "forward", "python", "worker_environment"]
 
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -72,13 +72,14 @@ class Log:
         return "\n".join(self._lines)
 
 
-class _Output:
-    """One output pipe of a child: read whenever there is something, to the end at the end."""
+class Output:
+    """One pipe that a child writes to: read whenever there is something, to its end at the end."""
 
     def __init__(self, pipe: IO[bytes], heard: Callable[[str], None]) -> None:
         self._pipe, self._heard = pipe, heard
         self._lines = Lines()
         self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(pipe.fileno(), False)
         self._loop.add_reader(pipe.fileno(), self._read)
 
@@ -105,6 +106,7 @@ class _Output:
             self._pipe.close()
             for line in self._lines.end():
                 self._heard(line)
+            self.ended.set_result(None)
 
 
 class Child:
@@ -120,6 +122,7 @@ class Child:
         environment: Mapping[str, str],
         heard: Callable[[str, str], None],
         told: bytes = b"",
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Start the process. `heard(stream, line)` gets every line of "stdout" and "stderr".
 
@@ -137,11 +140,12 @@ class Child:
             bufsize=0,
             env=environment,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         self.pid = self._process.pid
         self._watch_exit()
         self._outputs = [
-            _Output(getattr(self._process, stream), partial(self._heard, heard, stream))
+            Output(getattr(self._process, stream), partial(self._heard, heard, stream))
             for stream in ("stdout", "stderr")
         ]
         self._tell(told)

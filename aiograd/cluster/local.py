@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiograd.cluster.handle import Handle, as_html
-from aiograd.cluster.hosts import Host, LoopHost, ProcessHost
+from aiograd.cluster.hosts import Host, start_hosts
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker
@@ -193,11 +193,11 @@ class LocalCluster:
 
     async def _bring_up(self, workers: Sequence[tuple[str, int]]) -> None:
         """Start workers, all at once, and wait until they can be called."""
-        make = ProcessHost if self._processes else LoopHost
+        plans = [self._plan(name, rank) for name, rank in workers]
         hosts: dict[str, Host] = {}
         try:
-            for name, rank in workers:
-                hosts[name] = self._hosts[name] = make(self._plan(name, rank))
+            for host in start_hosts(plans, self._processes):
+                hosts[host.plan.name] = self._hosts[host.plan.name] = host
             await self._wait_until_joined(hosts)
         except BaseException:
             for host in hosts.values():

@@ -1,4 +1,4 @@
-"""A worker process: what runs at the other end of a `Child`.
+"""A worker process, and the nursery that makes several: the other ends of `hosts` and `nursery`.
 
 It reads its plan from standard input, joins, serves until it is dismissed, and ends. The pipe that
 brought the plan stays open as long as its parent lives; a thread waits for its end, so that the
@@ -11,13 +11,16 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
@@ -25,6 +28,52 @@ from aiograd.cluster.worker import Worker
 __all__ = ["main", "new_event_loop"]
 
 LAST_WORDS = 2.0  # seconds to end in order once the parent is gone
+
+
+def nurse() -> None:
+    """Fork one worker per three pipes named on the command line; report on the first one.
+
+    The other end is `nursery.py`. Does not return.
+    """
+    report, *pipes = map(int, sys.argv[2:])
+    gc.collect()
+    gc.freeze()  # what the workers share, they should not touch
+    children: dict[int, int] = {}
+    for number in range(len(pipes) // 3):
+        own = pipes[3 * number : 3 * number + 3]
+        pid = os.fork()
+        if pid == 0:
+            _leave_nursery(own, [report, *pipes[3 * number :]])
+        children[pid] = number
+        _say(report, f"start {number} {pid}")
+        for each in own:
+            os.close(each)
+    while children:
+        pid, status = os.wait()
+        _say(report, f"exit {children.pop(pid)} {os.waitstatus_to_exitcode(status)}")
+    os._exit(0)
+
+
+def _leave_nursery(own: list[int], inherited: list[int]) -> NoReturn:
+    """Become a worker: a session, standard streams and random numbers of its own."""
+    try:
+        os.setsid()
+        for standard, each in enumerate(own):
+            os.dup2(each, standard)
+        for each in inherited:
+            os.close(each)
+        if "numpy.random" in sys.modules:
+            np.random.seed()  # all would draw the same numbers otherwise
+        main()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _say(report: int, what: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the driver is gone; the workers notice themselves
+        os.write(report, f"{what}\n".encode())
 
 
 def main() -> None:
@@ -35,6 +84,7 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     tune_malloc()
+    name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
     serving = loop.create_task(serve(plan))
@@ -117,3 +167,12 @@ def tune_malloc() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
     except (AttributeError, OSError):
         return
+
+
+def name_process(name: str) -> None:
+    """Show the worker's name in `ps` and `top`, where the system can."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_name = 15
+        ctypes.CDLL(None).prctl(set_name, f"ag-{name}".encode()[:15], 0, 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aiograd.cluster.worker import get_worker_info
@@ -171,26 +173,102 @@ async def test_an_idle_worker_has_few_threads_and_little_memory(cluster):
         assert int(resident[1]) <= 80 * 1024
 
 
-async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, monkeypatch):
-    monkeypatch.setattr(
-        "aiograd.cluster.hosts.BOOT", "import sys; sys.exit('this is why it failed')"
-    )
+@pytest.fixture(params=[1, 3])
+def n_workers(request) -> int:
+    """One worker has a process of its own; several come from a nursery."""
+    return request.param
+
+
+@pytest.fixture
+def boot(monkeypatch):
+    """Let new processes run something else instead of a worker or a nursery."""
+
+    def set_boot(program: str) -> None:
+        monkeypatch.setattr("aiograd.cluster.hosts.BOOT", program)
+        monkeypatch.setattr("aiograd.cluster.nursery.BOOT", program)
+
+    return set_boot
+
+
+async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, boot, n_workers):
+    boot("import sys; sys.exit('this is why it failed')")
     with pytest.raises(RpcError, match="this is why it failed") as caught:
-        await cluster(2, processes=True)
+        await cluster(n_workers, processes=True)
     assert "exit code 1" in str(caught.value)
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process(cluster, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.hosts.BOOT", "import time; time.sleep(60)")
-    c = cluster(2, processes=True)
+async def test_a_worker_that_dies_before_it_joins_is_reported(cluster, boot, n_workers):
+    boot(
+        "import marshal, os, sys; sys.path[:] = marshal.load(sys.stdin.buffer)\n"
+        "import aiograd.cluster.process as process\n"
+        "def serve(plan):\n"
+        "    print(f'{plan.name} gives up', flush=True)\n"
+        "    os._exit(3)\n"
+        "process.serve = serve\n"
+        "process.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
+    )
+    with pytest.raises(RpcError, match=r"worker\d gives up") as caught:
+        await cluster(n_workers, processes=True)
+    assert "exit code 3" in str(caught.value)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(cluster, boot, n_workers):
+    boot("import time; time.sleep(60)")
+    c = cluster(n_workers, processes=True)
     start = asyncio.create_task(c._open())
-    while len(c) < 2:
+    while len(c) < n_workers:
         await asyncio.sleep(0)
-    pids = [c.pid(worker.name) for worker in c]
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    assert not any(alive(each) for each in pids)
+    assert [c.state(worker.name) for worker in c] == ["closed"] * n_workers
+
+
+async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
+    async with cluster(2, processes=True, options=Options(grace=0.5)) as c:
+        pids = [c.pid(worker.name) for worker in c]
+        nursery = int(read(f"/proc/{pids[0]}/stat").rpartition(b")")[2].split()[1])
+        assert nursery != os.getpid()
+        os.kill(nursery, signal.SIGKILL)
+        await asyncio.gather(*(c._hosts[worker.name].ended for worker in c))
+        assert not any(alive(each) for each in pids)
+
+
+async def test_forked_workers_draw_different_random_numbers(cluster):
+    async with cluster(3, processes=True) as c:
+        drawn = await asyncio.gather(*(worker.call(draw) for worker in c))
+    assert len({first for first, _ in drawn}) == 3
+    assert len({second for _, second in drawn}) == 3
+
+
+def draw() -> tuple[float, float]:
+    return random.random(), float(np.random.rand())
+
+
+async def test_each_worker_holds_only_pipes_of_its_own(cluster):
+    async with cluster(3, processes=True) as c:
+        pipes = [await worker.call(open_pipes) for worker in c]
+        assert not pipes[0] & pipes[1]
+        assert not pipes[1] & pipes[2]
+        assert all(pipes)
+
+
+def open_pipes() -> set[str]:
+    found = set()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{each}")
+            if target.startswith("pipe:"):
+                found.add(target)
+    return found
+
+
+async def test_where_array_libraries_have_threads_workers_are_not_forked(cluster, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    async with cluster(2, processes=True) as c:
+        for worker in c:
+            parent = read(f"/proc/{c.pid(worker.name)}/stat").rpartition(b")")[2].split()[1]
+            assert int(parent) == os.getpid()
 
 
 async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog):

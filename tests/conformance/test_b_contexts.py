@@ -9,6 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NestedContext, NoContext, UnknownContext
+from aiograd.testing.faults import Faults
 from tests.conformance.conftest import RELEASED
 from tests.conformance.forms import (
     LAYOUTS,
@@ -131,6 +132,22 @@ async def test_ctx_cleanup_nested_reaches_workers_never_called_directly(workers,
             for worker in cluster:
                 assert await outside(worker.call, has_context, ctx.id)
         await gone_everywhere(cluster, [ctx.id])
+
+
+async def suffer() -> None:
+    """Let this worker's first three control messages to every peer fail."""
+    ag.current_worker().agent.faults = Faults()
+
+
+async def test_ctx_cleanup_under_message_loss(workers):
+    async with workers(3) as cluster:
+        await suffer()
+        await asyncio.gather(*[worker.call(suffer) for worker in cluster])
+        visits = [worker.call(visit_everyone, "grad", "dense") for worker in cluster]
+        ids = await asyncio.gather(*visits, visit_everyone("grad", "dense"))
+        await gone_everywhere(cluster, ids)
+        hits = ag.current_worker().agent.faults.hit
+        assert hits["fail", "context.release"] == 3 * 3
 
 
 async def test_ctx_known_workers_are_the_peers_with_and_without_gradients(workers):

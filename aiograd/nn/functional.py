@@ -12,6 +12,7 @@ from aiograd.autograd.ops.convolution import avg_pool2d as avg_pool2d
 from aiograd.autograd.ops.convolution import conv2d as conv2d
 from aiograd.autograd.ops.convolution import max_pool2d as max_pool2d
 from aiograd.autograd.ops.elementwise import tanh as tanh
+from aiograd.autograd.ops.elementwise import where
 from aiograd.autograd.ops.embedding import embedding as embedding
 from aiograd.autograd.ops.embedding import embedding_bag as embedding_bag
 from aiograd.autograd.ops.neural import batch_norm as batch_norm
@@ -33,10 +34,8 @@ from aiograd.autograd.ops.neural import sigmoid as sigmoid
 from aiograd.autograd.ops.neural import silu as silu
 from aiograd.autograd.ops.neural import softmax as softmax
 from aiograd.autograd.ops.neural import softplus as softplus
-from aiograd.autograd.ops.table import NUMPY, as_tensor
+from aiograd.autograd.ops.table import as_tensor
 from aiograd.autograd.tensor import Tensor
-
-where = NUMPY[np.where]
 
 
 def _flat(a: Any) -> Any:

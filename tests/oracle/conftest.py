@@ -1,7 +1,5 @@
-"""Comparisons with torch, which lives in a venv of its own: `make oracle` runs them there."""
+"""These tests need torch, which `make oracle` puts into a venv of its own; elsewhere they hide."""
 
-from __future__ import annotations
+from importlib.util import find_spec
 
-import importlib.util
-
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]

@@ -21,7 +21,9 @@ ROOT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
 def _sigmoid_forward(a: Any) -> Any:
-    return 0.5 * np.tanh(0.5 * a) + 0.5  # never overflows
+    small = np.exp(-np.abs(a))  # never overflows, and keeps its digits far below zero
+    upper = 1 / (1 + small)
+    return np.where(np.asarray(a) >= 0, upper, small * upper)
 
 
 def _gelu_forward(a: Any, approximate: str = "none") -> Any:

@@ -175,7 +175,8 @@ class Agent:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=self.options.grace)
+            # Those who wanted to wait for them have done so; some ignore that they are cancelled.
+            await asyncio.wait(tasks, timeout=_LAST_WORDS)
         await self._hang_up([link.connection for link in links if link.connection is not None])
 
     async def _hang_up(self, connections: list[Connection]) -> None:

@@ -196,9 +196,11 @@ class Doors:
         runtime = self._agent.runtime
         for attempt in range(_RETRIES):
             done: asyncio.Future[Greeting] = self._agent.loop.create_future()
-            protocol = await runtime.network.connect(
-                address, functools.partial(self._caller, done), tls=self._agent.options.tls
-            )
+            # A kernel tries for minutes to reach a host that is gone.
+            async with asyncio.timeout(self._agent.options.handshake_timeout):
+                protocol = await runtime.network.connect(
+                    address, functools.partial(self._caller, done), tls=self._agent.options.tls
+                )
             assert isinstance(protocol, Greeting)
             try:
                 greeting = await done

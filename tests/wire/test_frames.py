@@ -1,0 +1,161 @@
+"""Frames out of bytes in any pieces, and large messages into their own memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiograd.errors import ProtocolError
+from aiograd.wire.frames import (
+    CHUNK_SIZE,
+    HEADER_SIZE,
+    SMALL,
+    FrameReader,
+    Transfer,
+    announce,
+    header,
+)
+from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY
+
+
+def frame(kind, body=b"", flags=0, id=0, budget=0.0, target=0):
+    return header(kind, flags, len(body), id, budget, target) + body
+
+
+def large(number, segments, kind=CALL, id=1, target=5):
+    """The frames of a large message: announcement, then chunks."""
+    head = frame(kind, announce(number, target, [len(s) for s in segments]), LARGE, id)
+    data = b"".join(segments)
+    pieces = [data[i : i + CHUNK_SIZE] for i in range(0, len(data), CHUNK_SIZE)]
+    return head, [frame(CHUNK, piece, target=number) for piece in pieces]
+
+
+def plain(frames):
+    return [
+        (kind, flags, id, budget, target, bytes(body))
+        for kind, flags, id, budget, target, body in frames
+        if not isinstance(body, Transfer)
+    ]
+
+
+FRAMES = [
+    frame(CALL, b"hello", id=1, budget=2.5, target=7),
+    frame(PING),
+    frame(REPLY, b"x" * 1000, id=1),
+    frame(CALL, bytes(SMALL), id=2),
+]
+STREAM = b"".join(FRAMES)
+EXPECTED = [
+    (CALL, 0, 1, 2.5, 7, b"hello"),
+    (PING, 0, 0, 0.0, 0, b""),
+    (REPLY, 0, 1, 0.0, 0, b"x" * 1000),
+    (CALL, 0, 2, 0.0, 0, bytes(SMALL)),
+]
+
+
+@pytest.mark.parametrize("piece", [1, 3, HEADER_SIZE, 1000, len(STREAM)])
+def test_frames_survive_being_cut_anywhere(piece):
+    reader = FrameReader()
+    found = []
+    for i in range(0, len(STREAM), piece):
+        found += reader.feed(STREAM[i : i + piece])
+    assert plain(found) == EXPECTED
+
+
+def test_many_buffers_full_of_frames_come_out_whole():
+    reader = FrameReader()
+    bodies = [bytes([i % 251]) * (i * 37 % 3000) for i in range(500)]
+    data = b"".join(frame(CALL, body, id=i) for i, body in enumerate(bodies))
+    found = [f for i in range(0, len(data), 7777) for f in reader.feed(data[i : i + 7777])]
+    assert [bytes(f[5]) for f in found] == bodies
+
+
+@pytest.mark.parametrize("piece", [100, 65536, 10**9])
+def test_a_large_message_is_announced_and_then_complete(piece):
+    first, second = b"a" * 10, bytes(range(256)) * 8192  # 2 MiB
+    head, chunks = large(3, [first, b"", second])
+    stream = head + chunks[0] + frame(PING) + b"".join(chunks[1:])
+    reader, found = FrameReader(), []
+    for i in range(0, len(stream), piece):
+        found += reader.feed(stream[i : i + piece])
+    announced, ping, complete = found
+    assert announced[5] is complete[5]
+    assert announced[4] == 5
+    assert ping[0] == PING
+    transfer = complete[5]
+    assert transfer.complete
+    assert [bytes(s) for s in transfer.segments] == [first, b"", second]
+    assert all(s.flags.writeable for s in transfer.segments)
+
+
+def test_large_messages_share_the_connection():
+    one, two = [b"1" * (CHUNK_SIZE * 2)], [b"2" * (CHUNK_SIZE + 5)]
+    head1, chunks1 = large(1, one, id=1)
+    head2, chunks2 = large(2, two, id=2)
+    stream = head1 + chunks1[0] + head2 + chunks2[0] + chunks1[1] + chunks2[1]
+    found = FrameReader().feed(stream)
+    assert [(f[2], f[5].size) for f in found] == [
+        (1, 2 * CHUNK_SIZE),
+        (2, CHUNK_SIZE + 5),
+        (1, 2 * CHUNK_SIZE),
+        (2, CHUNK_SIZE + 5),
+    ]
+    assert bytes(found[2][5].segments[0]) == one[0]
+    assert bytes(found[3][5].segments[0]) == two[0]
+
+
+def test_nothing_is_allocated_without_a_reservation():
+    reader = FrameReader(reserve=lambda size: False)
+    head, chunks = large(1, [b"x" * 100_000])
+    (announced,) = reader.feed(head)
+    assert announced[5].refused
+    assert announced[5].segments == []
+    (complete,) = reader.feed(b"".join(chunks))
+    assert complete[5].complete
+
+
+def test_what_was_reserved_is_given_back_when_the_connection_ends():
+    given_back = []
+    reader = FrameReader()
+    head, chunks = large(1, [b"x" * 100_000])
+    reader.feed(head + chunks[0][:50])
+    reader.abandon(given_back.append)
+    assert given_back == [100_000]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        frame(99),
+        header(CALL, 0, SMALL + 1, 0, 0.0, 0),
+        frame(CHUNK, b"x", target=9),
+        frame(CALL, announce(1, 0, [2 << 30]), LARGE),
+        frame(CALL, announce(1, 0, [0]), LARGE),
+        frame(CALL, b"1234567", LARGE),
+        frame(CALL, announce(1, 0, [5]), LARGE) + frame(CHUNK, b"123456", target=1),
+        frame(CALL, announce(1, 0, [5]), LARGE) + frame(CALL, announce(1, 0, [5]), LARGE),
+    ],
+)
+def test_what_is_no_frame_is_a_protocol_error(data):
+    with pytest.raises(ProtocolError):
+        FrameReader(max_message=1 << 30).feed(data + bytes(HEADER_SIZE))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400), st.integers(1, 50))
+def test_any_bytes_give_frames_or_a_protocol_error(data, piece):
+    reader = FrameReader(max_message=1 << 20)
+    try:
+        for i in range(0, len(data), piece):
+            reader.feed(data[i : i + piece])
+    except ProtocolError:
+        pass
+
+
+def test_the_memory_of_a_segment_is_numpys():
+    head, chunks = large(1, [b"x" * 70_000])
+    *_, done = FrameReader().feed(head + b"".join(chunks))
+    assert isinstance(done[5].segments[0], np.ndarray)

@@ -1,0 +1,149 @@
+"""The handshake, without any socket."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.session import (
+    ACCEPTED,
+    DUPLICATE,
+    HELLO_SIZE,
+    PROOF_SIZE,
+    Handshake,
+    Identity,
+)
+
+SECRET = b"s" * 32
+ALICE = Identity("alice", 0, b"a" * 16)
+BOB = Identity("bob", 1, b"b" * 16, max_message=5, max_inflight=6)
+
+
+def pair(client=ALICE, server=BOB, secrets=(SECRET, SECRET), bindings=(b"", b"")):
+    return (
+        Handshake(client, secrets[0], b"1" * 32, client=True, binding=bindings[0]),
+        Handshake(server, secrets[1], b"2" * 32, client=False, binding=bindings[1]),
+    )
+
+
+def run(client, server, status=ACCEPTED):
+    hello_s = server.receive(client.start())
+    proof_c = client.receive(hello_s)
+    assert server.receive(proof_c) == b""
+    assert client.receive(server.admit(status)) == b""
+
+
+def test_both_sides_learn_who_the_other_is():
+    client, server = pair()
+    run(client, server)
+    assert (client.peer, server.peer) == (BOB, ALICE)
+    assert client.proven and server.proven
+    assert client.status == server.status == ACCEPTED
+    assert client.needed == server.needed == 0
+
+
+def test_the_server_can_say_that_there_is_another_connection():
+    client, server = pair()
+    run(client, server, DUPLICATE)
+    assert client.status == DUPLICATE
+
+
+def test_messages_are_small_and_of_fixed_size():
+    client, server = pair()
+    assert len(client.start()) == HELLO_SIZE <= 512
+    hello = server.receive(client.start())
+    assert len(hello) == HELLO_SIZE
+    assert len(client.receive(hello)) == PROOF_SIZE <= 512
+
+
+def test_another_secret_is_refused():
+    client, server = pair(secrets=(SECRET, b"t" * 32))
+    proof = client.receive(server.receive(client.start()))
+    with pytest.raises(AuthError):
+        server.receive(proof)
+    assert not server.proven
+
+
+def test_a_server_without_the_secret_is_refused_too():
+    client, server = pair(secrets=(SECRET, b"t" * 32))
+    proof = client.receive(server.receive(client.start()))
+    honest = Handshake(BOB, b"t" * 32, b"2" * 32, client=False)
+    honest.receive(client.start())
+    assert proof
+    honest.proven = True  # it claims so
+    with pytest.raises(AuthError):
+        client.receive(honest.admit(ACCEPTED))
+
+
+def test_another_cluster_is_refused():
+    client, server = pair(server=Identity("bob", 1, b"b" * 16, cluster=b"c" * 16))
+    with pytest.raises(AuthError):
+        server.receive(client.receive(server.receive(client.start())))
+
+
+def test_a_relay_with_another_certificate_is_refused():
+    client, server = pair(bindings=(b"their certificate", b"our certificate"))
+    with pytest.raises(AuthError):
+        server.receive(client.receive(server.receive(client.start())))
+
+
+def test_a_replayed_proof_is_refused():
+    client, server = pair()
+    proof = client.receive(server.receive(client.start()))
+    server.receive(proof)
+    fresh = Handshake(BOB, SECRET, b"3" * 32, client=False)
+    fresh.receive(client.start())
+    with pytest.raises(AuthError):
+        fresh.receive(proof)
+
+
+def test_a_reflected_proof_is_refused():
+    client, _ = pair()
+    mirror = client.start()
+    proof = client.receive(mirror)
+    with pytest.raises(AuthError):
+        client.receive(proof)
+
+
+@pytest.mark.parametrize("byte", range(0, HELLO_SIZE, 7))
+def test_every_byte_of_the_hello_is_signed(byte):
+    client, server = pair()
+    hello = bytearray(server.receive(client.start()))
+    hello[byte] ^= 1
+    with pytest.raises((AuthError, ProtocolError)):
+        proof = client.receive(bytes(hello))
+        if client.mismatch is not None:
+            raise client.mismatch
+        server.receive(proof)
+
+
+def test_versions_that_differ_are_named_on_both_sides():
+    client, server = pair(client=Identity("alice", 0, b"a" * 16, version=1))
+    other = Handshake(Identity("bob", 1, b"b" * 16, version=2), SECRET, b"2" * 32, client=False)
+    hello = other.receive(client.start())
+    client.receive(hello)
+    assert str(client.mismatch) == "peer speaks 2, we speak 1"
+    assert str(other.mismatch) == "peer speaks 1, we speak 2"
+    assert not client.proven and not other.proven
+    assert server.mismatch is None
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", bytes(8)])
+def test_strangers_do_not_get_past_the_first_message(junk):
+    _, server = pair()
+    with pytest.raises(ProtocolError):
+        server.receive(junk.ljust(HELLO_SIZE, b"\0"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(min_size=HELLO_SIZE, max_size=HELLO_SIZE), st.binary(min_size=33, max_size=33))
+def test_no_random_bytes_are_ever_accepted(hello, proof):
+    _, server = pair()
+    try:
+        server.receive(b"aiograd\0" + hello[8:])
+        server.receive(proof)
+    except (AuthError, ProtocolError):
+        pass
+    assert not server.proven

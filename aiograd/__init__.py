@@ -40,7 +40,8 @@ from aiograd.cluster.worker import (
     shutdown,
     workers,
 )
-from aiograd.dist.context import Context, context, current_context, get_context, get_gradients
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import context, current_context, get_context, get_gradients
 from aiograd.dist.derivatives import backward, grad
 from aiograd.rpc.calls import expose, inline, rpc_async, rpc_sync, run_sync
 from aiograd.rpc.directory import WorkerInfo

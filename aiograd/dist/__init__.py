@@ -6,7 +6,7 @@ import functools
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist import picture
-from aiograd.dist.context import Contexts
+from aiograd.dist.contexts import Contexts
 from aiograd.dist.engine import Engine
 from aiograd.dist.travel import ContextBaggage, TensorTraveller
 from aiograd.rpc.agent import Agent
@@ -23,8 +23,8 @@ def attach(agent: Agent) -> Contexts:
     agent.travellers.add(Tensor, TensorTraveller())
     agent.baggage = ContextBaggage(contexts)
     agent.services["gradients"] = engine.arrived
-    agent.services["gradients.failed"] = engine.failure_reported
-    agent.services["gradients.abort"] = engine.abort_asked
+    agent.services["gradients.failed"] = engine.endings.failure_reported
+    agent.services["gradients.abort"] = engine.endings.abort_asked
     agent.services["gradients.waits"] = engine.waits
     agent.services["context.release"] = contexts.release_asked
     agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)

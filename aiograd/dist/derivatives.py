@@ -9,7 +9,8 @@ from aiograd.autograd.backward import entries, input_node, results
 from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.context import Context, contexts, resolve
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import contexts, resolve
 from aiograd.dist.nodes import RecvNode
 
 

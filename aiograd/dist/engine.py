@@ -14,73 +14,32 @@ thread; what arrives meanwhile waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
-import numpy as np
-
-from aiograd.autograd.graph import JointOpNode, LightNode, Node, OpNode, Part
-from aiograd.autograd.op import parent_of
-from aiograd.autograd.sweep import Sweep
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.graph import Node
+from aiograd.autograd.tensor import Tensor
 from aiograd.dist.boundary import crossed_all
-from aiograd.dist.context import Context, Contexts
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import Contexts
+from aiograd.dist.endings import Endings
+from aiograd.dist.failures import PassTimedOut
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Credit, Pass, Terms
+from aiograd.dist.roots import entries as roots_of
+from aiograd.dist.running import Running
 from aiograd.errors import (
     BackwardFailed,
     DeadlineExceeded,
     GradError,
     UnknownContext,
-    WorkerLost,
 )
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
-
-HEAVY = 250_000  # elements in a sweep from which on it must not hold up the loop
-ABORT_WAIT = 2.0  # seconds that survivors get to acknowledge the end of a failed pass
-
-
-class PassTimedOut(BackwardFailed, DeadlineExceeded):
-    """A backward pass that did not end within its time."""
-
-    def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
-        Exception.__init__(self, worker, op, why, seconds)
-        self.worker, self.op, self.why = worker, op, why
-        self.function, self.seconds = "backward", seconds
-
-    __str__ = BackwardFailed.__str__
-
-
-class PassRefused(BackwardFailed, GradError):
-    """A backward pass that cannot be played: freed, modified, or crossing contexts."""
-
-    def __init__(self, worker: str, op: str = "", why: str = "", reason: str = "other") -> None:
-        Exception.__init__(self, worker, op, why, reason)
-        self.worker, self.op, self.why, self.reason = worker, op, why, reason
-
-    __str__ = BackwardFailed.__str__
-
-
-class Running:
-    """A pass and what the shell needs to know of it."""
-
-    __slots__ = ("context", "done", "draining", "floor", "heavy", "inbox", "play")
-
-    def __init__(
-        self, context: Context, play: Pass, floor: int, done: asyncio.Future[None] | None
-    ) -> None:
-        self.context, self.play = context, play
-        self.floor = floor  # passes of this originator below this number had ended when it began
-        self.done = done  # at the originator: ends with the pass
-        self.draining = False  # a thread is computing
-        self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
-        self.heavy = is_heavy(play.sweep)
 
 
 class Engine:
@@ -90,14 +49,15 @@ class Engine:
         self.contexts = contexts
         self.agent: Agent = contexts.agent
         self.shell = contexts.shell
-        self._running: dict[tuple[int, int], Running] = {}
+        self.endings = Endings(self)
+        self.passes: dict[tuple[int, int], Running] = {}
         self._led: dict[int, None] = {}  # numbers of the passes we started, still under way
         self._counter = itertools.count(self.agent.runtime.random.getrandbits(24) << 20)
 
     def running(self) -> int:
         """How many passes have something to do or to wait for here."""
         return sum(
-            not r.play.complete or r.draining or r.done is not None for r in self._running.values()
+            not r.play.complete or r.draining or r.done is not None for r in self.passes.values()
         )
 
     def leads(self, context: Context, number: int) -> bool:
@@ -115,7 +75,7 @@ class Engine:
         timeout: float | None = None,
     ) -> None:
         context.check()
-        entries = [(root_node(root), _ones(root, create_graph)) for root in _checked(roots)]
+        entries = roots_of(roots, create_graph)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         running = self._start(context, terms, entries, ())
@@ -166,7 +126,7 @@ class Engine:
         floor = next(iter(self._led))
         done = self.agent.loop.create_future()
         play = self._pass(context, number, self.agent.name, terms, entries, capture)
-        running = self._running[context.id, number] = Running(context, play, floor, done)
+        running = self.passes[context.id, number] = Running(context, play, floor, done)
         context.passes[number] = play
         play.start(entries)
         self._advance(running)
@@ -218,15 +178,17 @@ class Engine:
                 raise
             owing = sorted({send.peer for send in play.awaited.values()}) or [agent.name]
             why = f"it did not end within {seconds:g} s; {play.waits_for()}"
-            failure = PassTimedOut(owing[0], "", why, seconds)
-            await self._end(running, failure)
-            raise failure from DeadlineExceeded(owing[0], "backward", seconds)
+            late = PassTimedOut(owing[0], "", why, seconds)
+            await self.endings.end(running, late)
+            raise late from DeadlineExceeded(owing[0], "backward", seconds)
         except asyncio.CancelledError:
-            agent.spawn(self._end(running, BackwardFailed(agent.name, "", "it was cancelled")))
+            agent.spawn(
+                self.endings.end(running, BackwardFailed(agent.name, "", "it was cancelled"))
+            )
             raise
         finally:
             self._led.pop(play.number, None)
-            self._running.pop((running.context.id, play.number), None)
+            self.passes.pop((running.context.id, play.number), None)
 
     def _budget(self, timeout: float | None) -> float:
         if timeout is not None:
@@ -250,7 +212,7 @@ class Engine:
             running.context.seconds += perf_counter() - began
             self._send(running, sinks)
         except Exception as error:
-            self._failed(running, error)
+            self.endings.failed(running, error)
 
     async def _advance_in_thread(self, running: Running) -> None:
         try:
@@ -258,7 +220,7 @@ class Engine:
                 began = perf_counter()
                 sinks = await self.shell.in_thread(running.play.drain)
                 running.context.seconds += perf_counter() - began
-                if not self._is_live(running):
+                if not self.is_live(running):
                     return
                 self._send(running, sinks)
                 if not running.inbox:
@@ -267,12 +229,12 @@ class Engine:
                     running.play.feed(*message)
                 running.inbox.clear()
         except Exception as error:
-            self._failed(running, error)
+            self.endings.failed(running, error)
         finally:
             running.draining = False
 
-    def _is_live(self, running: Running) -> bool:
-        return self._running.get((running.context.id, running.play.number)) is running
+    def is_live(self, running: Running) -> bool:
+        return self.passes.get((running.context.id, running.play.number)) is running
 
     def _send(self, running: Running, sinks: list[tuple[Node, Any]]) -> None:
         play, context = running.play, running.context
@@ -313,7 +275,7 @@ class Engine:
     ) -> None:
         """A message of a pass came in."""
         message = (sender.name, answers, expected, Credit(credit, places))
-        running = self._running.get((context_id, number))
+        running = self.passes.get((context_id, number))
         if running is None:
             context = self.contexts.arriving(context_id, sender, "gradients")
             if context is None or number in context.aborted:
@@ -332,7 +294,7 @@ class Engine:
     ) -> Running:
         self._commit_below(context, originator, floor)
         play = self._pass(context, number, originator, Terms(*terms))
-        running = self._running[context.id, number] = Running(context, play, floor, None)
+        running = self.passes[context.id, number] = Running(context, play, floor, None)
         context.passes[number] = play
         context.failure = None
         return running
@@ -343,7 +305,7 @@ class Engine:
                 running.play.feed(*message)
             running.inbox.clear()
         except Exception as error:
-            self._failed(running, error)
+            self.endings.failed(running, error)
         else:
             self._advance(running)
 
@@ -351,127 +313,14 @@ class Engine:
         """Passes of the same originator that it no longer runs have ended well."""
         for number in [n for n in context.passes if n < floor and n not in self._led]:
             if context.passes[number].originator == originator:
-                self._running.pop((context.id, number), None)
+                self.passes.pop((context.id, number), None)
                 context.commit(number)
-
-    # ── failing ─────────────────────────────────────────────────────────────────────────────────
-
-    def _failed(self, running: Running, error: Exception) -> None:
-        """Something here went wrong: end the pass, or have its originator end it."""
-        if not self._is_live(running):
-            return
-        play = running.play
-        node = play.sweep.failed
-        op = node.name if node is not None else ""
-        worker = getattr(error, "worker", "") or self.agent.name
-        if isinstance(error, WorkerLost):
-            op = ""
-        else:
-            worker = self.agent.name
-        if running.done is not None:
-            self.agent.spawn(self._end(running, failure_of(worker, op, error)))
-        else:
-            fault = self.shell.describe(error)
-            try:
-                self.agent.post(
-                    play.originator,
-                    "gradients.failed",
-                    running.context.id,
-                    play.number,
-                    worker,
-                    op,
-                    fault,
-                )
-            except Exception:
-                self.agent.spawn(self._end(running, failure_of(worker, op, error)))
-
-    def failure_reported(
-        self,
-        sender: PeerInfo,
-        context_id: int,
-        number: int,
-        worker: str,
-        op: str,
-        fault: Any,
-    ) -> None:
-        running = self._running.get((context_id, number))
-        if running is not None and running.done is not None:
-            error = self.shell.rebuild(fault, worker)
-            self.agent.spawn(self._end(running, failure_of(worker, op, error)))
-
-    async def _end(self, running: Running, failure: BackwardFailed) -> None:
-        """End a pass that failed: here first, then wherever it went; then tell who awaits it."""
-        if self._drop(running, failure):
-            await self._tell_abort(running, failure)
-        done = running.done
-        if done is not None and not done.done():
-            done.set_exception(failure)
-            done.exception()  # whoever still awaits it gets it all the same
-
-    def _drop(self, running: Running, failure: BackwardFailed) -> bool:
-        context, number = running.context, running.play.number
-        if number in context.aborted:
-            return False
-        context.aborted.add(number)
-        context.passes.pop(number, None)
-        context.failure = failure
-        context.changed()
-        self._running.pop((context.id, number), None)
-        return True
-
-    async def _tell_abort(self, running: Running, failure: BackwardFailed) -> None:
-        play = running.play
-        peers = (play.informed | play.heard) - {self.agent.name}
-        fault = self.shell.describe(failure)
-        waiting = []
-        for peer in sorted(peers):
-            with contextlib.suppress(Exception):
-                waiting.append(
-                    self.shell.ask(
-                        peer,
-                        "gradients.abort",
-                        running.context.id,
-                        play.number,
-                        fault,
-                        timeout=ABORT_WAIT,
-                    )
-                )
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-    async def abort_asked(self, sender: PeerInfo, context_id: int, number: int, fault: Any) -> None:
-        context = self.contexts.find(context_id)
-        if context is None:
-            return
-        running = self._running.get((context_id, number))
-        failure = self.shell.rebuild(fault, sender.name)
-        if not isinstance(failure, BackwardFailed):
-            failure = BackwardFailed(sender.name, "", str(failure))
-        if running is None:
-            if number not in context.aborted:
-                context.aborted.add(number)
-                context.passes.pop(number, None)
-                context.failure = failure
-                context.changed()
-            return
-        await self._end(running, failure)
-
-    def lost(self, peer: PeerInfo, error: Exception) -> None:
-        """A peer died: passes it took part in cannot end any more."""
-        for running in list(self._running.values()):
-            play = running.play
-            if running.done is None and play.originator == peer.name:
-                failure = failure_of(peer.name, "", error)
-                self.agent.spawn(self._end(running, failure))
-            elif peer.name in play.informed or peer.name in play.heard:
-                # Even if our part is complete: credit we sent there is lost. A pass that has ended
-                # meanwhile is not harmed, its originator does not listen any more.
-                self._failed(running, WorkerLost(peer.name, "unknown", str(error)))
 
     # ── for people ──────────────────────────────────────────────────────────────────────────────
 
     def waits(self, sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
         """What our part of a context waits for, and whom to ask besides."""
-        plays = [r.play for (c, _), r in self._running.items() if c == context_id]
+        plays = [r.play for (c, _), r in self.passes.items() if c == context_id]
         lines = [
             f"pass {play.number & 0xFFFFF}: {play.waits_for()}"
             for play in plays
@@ -497,87 +346,10 @@ class Engine:
 
     def released(self, context: Context) -> None:
         """A context was left: its passes end here; who awaits one is told."""
-        for (context_id, number), running in list(self._running.items()):
+        for (context_id, number), running in list(self.passes.items()):
             if context_id == context.id:
-                del self._running[context_id, number]
+                del self.passes[context_id, number]
                 if running.done is not None and not running.done.done():
                     error = UnknownContext(context_id, "it was released while a backward pass ran")
                     running.done.set_exception(error)
                     running.done.exception()
-
-
-def failure_of(worker: str, op: str, error: BaseException) -> BackwardFailed:
-    """The error that a failed pass raises, with its cause chained."""
-    why = f"{type(error).__name__}: {error}"
-    if isinstance(error, BackwardFailed):
-        return error
-    failure: BackwardFailed
-    if isinstance(error, GradError):
-        failure = PassRefused(worker, op, why, error.reason)
-    else:
-        failure = BackwardFailed(worker, op, why)
-    failure.__cause__ = error
-    return failure
-
-
-# ── roots ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _checked(roots: Sequence[Tensor]) -> Sequence[Tensor]:
-    if not roots:
-        raise GradError("backward needs at least one root tensor", "no_roots")
-    for root in roots:
-        if not isinstance(root, Tensor):
-            raise TypeError(f"the roots of backward are Tensors, not {type(root).__name__}")
-        if not root.requires_grad:
-            raise GradError(
-                "a root does not require grad: nothing it was made from did", "no_requires_grad"
-            )
-        if root.size != 1:
-            raise GradError(
-                f"a root has shape {root.shape}; backward needs scalars, reduce it with .sum()",
-                "not_scalar",
-            )
-        if root.is_leaf:
-            raise GradError(
-                "a root is a leaf without a gradient function: nothing to play backwards",
-                "no_grad_fn",
-            )
-    return roots
-
-
-def root_node(root: Tensor) -> Node:
-    node = parent_of(root)
-    assert node is not None
-    return node
-
-
-def _ones(root: Tensor, create_graph: bool) -> Any:
-    ones = np.ones(root.shape, root.dtype)
-    return wrap(ones) if create_graph else ones
-
-
-def is_heavy(sweep: Sweep) -> bool:
-    """Tell whether draining could hold up the loop: large arrays, or code that is not ours."""
-    total = 0
-    for node, _ in sweep.waiting:
-        if isinstance(node, OpNode | LightNode | JointOpNode):
-            if node.hooks is not None or getattr(node.op, "op_name", None) is None:
-                return True
-            total += math.prod(node.shape)
-            if total > HEAVY:
-                return True
-        elif node.hooks is not None or not _is_ours(node):
-            return True
-    return False
-
-
-def _is_ours(node: Node) -> bool:
-    variable = getattr(node, "variable", None)
-    if variable is not None:
-        return not variable._hooks
-    return isinstance(node, Part | SendNode | RecvNode)
-
-
-def entries_of(roots: Iterable[Tensor], gradients: Iterable[Any]) -> list[tuple[Node, Any]]:
-    return [(root_node(root), g) for root, g in zip(roots, gradients, strict=True)]

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node
-from aiograd.dist.context import Context, Contexts
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import Contexts
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.rpc.directory import PeerInfo
 from aiograd.viz import Graph, GraphEdge, GraphNode

@@ -17,7 +17,8 @@ from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.rpc.travel import Arrival, Departure
 
 if TYPE_CHECKING:
-    from aiograd.dist.context import Context, Contexts
+    from aiograd.dist.context import Context
+from aiograd.dist.contexts import Contexts
 
 EDGE = "edge"  # the key of this message's tensors (departing) or RecvNode (arriving) in `scratch`
 

@@ -3,8 +3,8 @@
 Stages work at the same time on different micro-batches. Two schedules:
 
 - "gpipe": all micro-batches go forward, then all come back; every stage keeps all of them.
-- "1f1b": each micro-batch comes back as soon as its loss is known, and only as many are under way as
-  there are stages, so a stage never keeps more than that many graphs.
+- "1f1b": each micro-batch comes back as soon as its loss is known, and only as many are under
+  way as there are stages, so a stage never keeps more than that many graphs.
 
 The same pipeline does inference: `y = await pipe(x)`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ import numpy as np
 from aiograd.autograd.checkpoint import checkpoint
 from aiograd.autograd.ops.join import concatenate
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.context import Context, current_context
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import current_context
 from aiograd.nn.module import Module
 from aiograd.nn.remote import RemoteModule
 from aiograd.rpc.calls import rpc_async
@@ -55,7 +57,8 @@ class Pipeline:
         """Run the whole batch forward, micro-batches overlapping, and return the joined result."""
         lanes = self._lanes()
         parts = await _all_or_none([self._forward(part, lanes) for part in self._split(x)])
-        return concatenate(parts)
+        joined: Tensor = concatenate(parts)
+        return joined
 
     async def train_step(
         self,
@@ -78,7 +81,8 @@ class Pipeline:
         async def forward(part: Any, target: Any) -> Tensor:
             share = loss(await self._forward(part, lanes), target)
             share = await share if inspect.isawaitable(share) else share
-            return share * (len(part) / rows)
+            weighted: Tensor = share * (len(part) / rows)
+            return weighted
 
         async def there_and_back(part: Any, target: Any) -> float:
             async with under_way:
@@ -115,7 +119,7 @@ class Pipeline:
             rows = len(batch)
         count = min(self.microbatches, rows)
         edges = [rows * i // count for i in range(count + 1)]
-        return [batch[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        return [batch[a:b] for a, b in itertools.pairwise(edges)]
 
     def __repr__(self) -> str:
         places = " → ".join(stage.owner_name() for stage in self.stages)

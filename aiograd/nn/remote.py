@@ -1,8 +1,8 @@
 """A module that lives on another worker and is called from here.
 
-Creation is a `remote` call, so it returns at once and its errors show at the first use. Inside a
-context gradients flow through `forward` as through any other call; the parameters' own gradients stay
-on the owner.
+Creation is a `remote` call, so it returns at once and its errors show at the first use. Inside
+a context gradients flow through `forward` as through any other call; the parameters' own
+gradients stay on the owner.
 """
 
 from __future__ import annotations

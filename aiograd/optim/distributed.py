@@ -1,9 +1,10 @@
 """One optimiser over parameters that live on many workers.
 
-Each owner gets a local optimiser for its own parameters. A step is one call per owner, all at once;
-gradients are taken from the context, where they already are, and never touch `.grad`. Steps of
-several trainers on the same owner wait for each other, so each one is whole. Between a trainer's
-forward pass and its step others may have stepped: its gradients are then those of the values it saw.
+Each owner gets a local optimiser for its own parameters. A step is one call per owner, all at
+once; gradients are taken from the context, where they already are, and never touch `.grad`.
+Steps of several trainers on the same owner wait for each other, so each one is whole. Between a
+trainer's forward pass and its step others may have stepped: its gradients are then those of the
+values it saw.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.context import Context, resolve
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import resolve
 from aiograd.optim.optimizer import Optimizer
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.current import current_agent

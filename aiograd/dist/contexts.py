@@ -1,0 +1,185 @@
+"""All contexts of a worker, and the functions that open and find them.
+
+A context is opened on one worker and appears on every worker that a call made inside it
+reaches. Leaving it releases it everywhere: each worker forgets its part first and then tells
+those it told, so the word follows the calls and ends by itself. A released context never comes
+back; one that only a dead worker could release ends by lease.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.context import CURRENT, Context
+from aiograd.dist.shell import Shell
+from aiograd.errors import NestedContext, NoContext, UnknownContext
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.current import current_agent
+from aiograd.rpc.directory import PeerInfo
+
+if TYPE_CHECKING:
+    from aiograd.dist.engine import Engine
+
+REMEMBERED = 65536  # released ids we refuse to bring back; a message is never that late
+
+
+class Contexts:
+    """All contexts of one worker; the agent's part for distributed autograd."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.shell = Shell(agent)
+        self.engine: Engine  # set by `attach`
+        self.gone: set[bytes] = set()  # incarnations of peers known to be dead
+        self._table: dict[int, Context] = {}
+        self._released: OrderedDict[int, None] = OrderedDict()
+        # A restarted worker must not give out the ids of its former self.
+        self._ids = itertools.count(agent.runtime.random.getrandbits(24) << 20)
+        self._edges = itertools.count((agent.runtime.random.getrandbits(24) << 20) + 1)
+
+    def new_edge(self) -> int:
+        return self.agent.rank << 48 | next(self._edges)
+
+    def new(self) -> Context:
+        context = Context(self, self.agent.rank << 48 | next(self._ids))
+        self._table[context.id] = context
+        return context
+
+    def get(self, context_id: int) -> Context:
+        context = self._table.get(context_id)
+        if context is None:
+            raise UnknownContext(context_id)
+        return context
+
+    def find(self, context_id: int) -> Context | None:
+        return self._table.get(context_id)
+
+    def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
+        """The context a message belongs to; made on first sight, never brought back."""
+        context = self._table.get(context_id)
+        if context is None:
+            if context_id in self._released or kind == "reply":
+                return None
+            context = self._table[context_id] = Context(self, context_id)
+        if kind != "reply":
+            context.callers[sender.incarnation] = sender.name
+        return context
+
+    def current(self) -> Context | None:
+        context = CURRENT.get()
+        if context is None or context.released or context.home is not self:
+            return None
+        return context
+
+    def enter(self, context: Context | None) -> None:
+        CURRENT.set(context)
+
+    def enter_new(self, context: Context) -> None:
+        context.check()
+        current = CURRENT.get()
+        if current is not None and not current.released:
+            raise NestedContext(
+                f"context {current.id} is already open in this task; contexts do not nest"
+            )
+        CURRENT.set(context)
+
+    # ── release ─────────────────────────────────────────────────────────────────────────────────
+
+    def release(self, context_id: int) -> None:
+        """Forget a context here, then tell everyone we told; from any thread."""
+        context = self._table.pop(context_id, None)
+        if context is None:
+            return
+        context.released = True
+        self._released[context_id] = None
+        while len(self._released) > REMEMBERED:
+            self._released.popitem(last=False)
+        self.shell.on_loop(self._tell, context)
+
+    def _tell(self, context: Context) -> None:
+        self.engine.released(context)
+        for peer in context.told.values():
+            if peer.name != self.agent.name and peer.incarnation not in self.gone:
+                self.shell.inform(peer, "context.release", context.id)
+        context.sends.clear()
+        context.receives.clear()
+
+    def release_asked(self, sender: PeerInfo, context_id: int) -> None:
+        if context_id in self._table:
+            self.release(context_id)
+        else:  # the calls that would have made it may still be under way
+            self._released[context_id] = None
+
+    def lost(self, peer: PeerInfo, error: Exception) -> None:
+        """A peer is dead: its passes fail, and contexts only it could release end by lease."""
+        self.engine.endings.lost(peer, error)
+        self.gone.add(peer.incarnation)
+        for context in list(self._table.values()):
+            if context.id >> 48 == self.agent.rank:
+                continue  # ours: whoever opened it will leave it
+            if context.callers.pop(peer.incarnation, None) is not None and not context.callers:
+                self.shell.later(self.agent.options.lease, self._expire, context)
+
+    def _expire(self, context: Context) -> None:
+        if not context.callers:
+            self.release(context.id)
+
+    # ── the agent's part ────────────────────────────────────────────────────────────────────────
+
+    def counters(self) -> dict[str, int]:
+        return {"contexts": len(self._table), "backward_passes": self.engine.running()}
+
+    async def close(self) -> None:
+        for context_id in list(self._table):
+            self.release(context_id)
+
+
+def contexts() -> Contexts:
+    """The contexts of the current worker."""
+    part: Contexts = current_agent().parts[Contexts]
+    return part
+
+
+def context() -> Context:
+    """Open a distributed autograd context on the current worker.
+
+    Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside takes the
+    context along, and `await ctx.backward(loss)` plays all of it backwards.
+    """
+    return contexts().new()
+
+
+def current_context() -> Context:
+    """Return the context of this task; NoContext if there is none."""
+    current = CURRENT.get()
+    if current is None or current.released:
+        raise NoContext("no autograd context is open here; use `async with ag.context():`")
+    return current
+
+
+def get_context(context_id: int) -> Context:
+    """Return this worker's part of a context; UnknownContext if it has none."""
+    if not isinstance(context_id, int):
+        raise TypeError(f"a context id is an int, not {type(context_id).__name__}")
+    return contexts().get(context_id)
+
+
+def resolve(context_or_id: Context | int) -> Context:
+    """This worker's part of the context that is meant."""
+    if isinstance(context_or_id, Context):
+        home = contexts()
+        if context_or_id.home is home:
+            context_or_id.check()
+            return context_or_id
+        return home.get(context_or_id.id)
+    if isinstance(context_or_id, bool) or not isinstance(context_or_id, int):
+        raise TypeError(f"a context or its id is needed, not {type(context_or_id).__name__}")
+    return contexts().get(context_or_id)
+
+
+def get_gradients(context_or_id: Context | int) -> dict[Tensor, Tensor]:
+    """Return the gradients of this worker's leaves in a context."""
+    return resolve(context_or_id).gradients

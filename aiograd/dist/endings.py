@@ -1,0 +1,141 @@
+"""How a pass that cannot be finished ends: on every participant, before anyone hears of it.
+
+Whoever sees a failure reports it to the originator. The originator drops its part and tells the
+peers it had to do with; each of them does the same; when the survivors have acknowledged,
+`BackwardFailed` is raised. So nothing of a failed pass can be read once backward has raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from aiograd.dist.failures import failure_of
+from aiograd.dist.running import Running
+from aiograd.errors import BackwardFailed, WorkerLost
+from aiograd.rpc.directory import PeerInfo
+
+if TYPE_CHECKING:
+    from aiograd.dist.engine import Engine
+
+ABORT_WAIT = 2.0  # seconds that survivors get to acknowledge the end of a failed pass
+
+
+class Endings:
+    """Ends the passes of one engine that failed, were cancelled or lost a participant."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.agent, self.shell = engine.agent, engine.shell
+
+    def failed(self, running: Running, error: Exception) -> None:
+        """Something here went wrong: end the pass, or have its originator end it."""
+        if not self._engine.is_live(running):
+            return
+        play = running.play
+        node = play.sweep.failed
+        op = node.name if node is not None else ""
+        worker = getattr(error, "worker", "") or self.agent.name
+        if isinstance(error, WorkerLost):
+            op = ""
+        else:
+            worker = self.agent.name
+        if running.done is not None:
+            self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+        else:
+            fault = self.shell.describe(error)
+            try:
+                self.agent.post(
+                    play.originator,
+                    "gradients.failed",
+                    running.context.id,
+                    play.number,
+                    worker,
+                    op,
+                    fault,
+                )
+            except Exception:
+                self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+
+    def failure_reported(
+        self,
+        sender: PeerInfo,
+        context_id: int,
+        number: int,
+        worker: str,
+        op: str,
+        fault: Any,
+    ) -> None:
+        running = self._engine.passes.get((context_id, number))
+        if running is not None and running.done is not None:
+            error = self.shell.rebuild(fault, worker)
+            self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+
+    async def end(self, running: Running, failure: BackwardFailed) -> None:
+        """End a pass that failed: here first, then wherever it went; then tell who awaits it."""
+        if self._drop(running, failure):
+            await self._tell_abort(running, failure)
+        done = running.done
+        if done is not None and not done.done():
+            done.set_exception(failure)
+            done.exception()  # whoever still awaits it gets it all the same
+
+    def _drop(self, running: Running, failure: BackwardFailed) -> bool:
+        context, number = running.context, running.play.number
+        if number in context.aborted:
+            return False
+        context.aborted.add(number)
+        context.passes.pop(number, None)
+        context.failure = failure
+        context.changed()
+        self._engine.passes.pop((context.id, number), None)
+        return True
+
+    async def _tell_abort(self, running: Running, failure: BackwardFailed) -> None:
+        play = running.play
+        peers = (play.informed | play.heard) - {self.agent.name}
+        fault = self.shell.describe(failure)
+        waiting = []
+        for peer in sorted(peers):
+            with contextlib.suppress(Exception):
+                waiting.append(
+                    self.shell.ask(
+                        peer,
+                        "gradients.abort",
+                        running.context.id,
+                        play.number,
+                        fault,
+                        timeout=ABORT_WAIT,
+                    )
+                )
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def abort_asked(self, sender: PeerInfo, context_id: int, number: int, fault: Any) -> None:
+        context = self._engine.contexts.find(context_id)
+        if context is None:
+            return
+        running = self._engine.passes.get((context_id, number))
+        failure = self.shell.rebuild(fault, sender.name)
+        if not isinstance(failure, BackwardFailed):
+            failure = BackwardFailed(sender.name, "", str(failure))
+        if running is None:
+            if number not in context.aborted:
+                context.aborted.add(number)
+                context.passes.pop(number, None)
+                context.failure = failure
+                context.changed()
+            return
+        await self.end(running, failure)
+
+    def lost(self, peer: PeerInfo, error: Exception) -> None:
+        """A peer died: passes it took part in cannot end any more."""
+        for running in list(self._engine.passes.values()):
+            play = running.play
+            if running.done is None and play.originator == peer.name:
+                failure = failure_of(peer.name, "", error)
+                self.agent.spawn(self.end(running, failure))
+            elif peer.name in play.informed or peer.name in play.heard:
+                # Even if our part is complete: credit we sent there is lost. A pass that has ended
+                # meanwhile is not harmed, its originator does not listen any more.
+                self.failed(running, WorkerLost(peer.name, "unknown", str(error)))

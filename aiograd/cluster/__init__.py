@@ -1,0 +1,1 @@
+"""Starting and stopping: workers, local clusters, membership, the launcher's environment."""

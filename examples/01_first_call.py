@@ -37,7 +37,9 @@ async def main():
         print("Through a neighbour:", await cluster["worker0"].call(ask_the_neighbour))
 
         start = time.perf_counter()
-        await asyncio.gather(*[worker.call(count_down, 0.2) for worker in cluster for _ in range(500)])
+        await asyncio.gather(
+            *[worker.call(count_down, 0.2) for worker in cluster for _ in range(500)]
+        )
         print(f"\n1000 calls of 0.2 s, all at once: {time.perf_counter() - start:.2f} s")
 
         try:

@@ -39,7 +39,9 @@ async def main():
         archive = ag.remote("worker0", Archive, args=(5000,))  # returns at once
         print(repr(archive))
         print("A method, at the owner:", await archive.rpc_async().size())
-        print("From a third worker:", await cluster["worker1"].call(ask_from_afar, archive, range(3)))
+        print(
+            "From a third worker:", await cluster["worker1"].call(ask_from_afar, archive, range(3))
+        )
         print("A function, at the owner:", await cluster["worker0"].call(largest, archive))
         print("Afterwards:", await archive.rpc_async().size())
 

@@ -50,8 +50,8 @@ async def main():
             try:
                 await ctx.backward(loss)
             except ag.errors.BackwardFailed as failure:
-                print(f"  BackwardFailed after {time.perf_counter() - start:.3f} s, {failure.worker=}")
-                print(f"  {failure}\n  cause: {failure.__cause__!r}")
+                print(f"  after {time.perf_counter() - start:.3f} s, {failure.worker=}: {failure}")
+                print(f"  cause: {failure.__cause__!r}")
             try:
                 print(ctx.gradients[w1])
             except ag.errors.BackwardFailed:

@@ -1,4 +1,4 @@
-"""A table of embeddings too large for a trainer: sharded, trained row by row, outliving a trainer."""
+"""A table of embeddings, sharded and trained row by row; it outlives a trainer and a restart."""
 
 import asyncio
 import pathlib
@@ -66,7 +66,9 @@ def make_shards():
 
 
 async def on_shards(shards, func, *args):
-    calls = [ag.rpc_async(s.on, func, (s.module_rref, *a)) for s, *a in zip(shards, *args)]
+    calls = [
+        ag.rpc_async(s.on, func, (s.module_rref, *a)) for s, *a in zip(shards, *args, strict=True)
+    ]
     return await asyncio.gather(*calls)
 
 
@@ -86,9 +88,8 @@ async def main(folder):
             if number == 1:
                 await cluster.kill("trainer1")
             ends = await asyncio.gather(*jobs, return_exceptions=True)
-            for trainer, end in zip(trainers, ends, strict=True):
-                if end is not None:
-                    print(f"          {type(end).__name__}: {end}")
+            for error in filter(None, ends):
+                print(f"          {type(error).__name__}: {error}")
             trainers = [t for t, end in zip(trainers, ends, strict=True) if end is None]
             loss = await evaluate(shards)
             print(f"round {number + 1}   loss {loss:.4f}   trainers: {', '.join(trainers)}")
@@ -98,7 +99,9 @@ async def main(folder):
         shards = make_shards()
         await on_shards(shards, load, files)
         again = await evaluate(shards)
-        print(f"\nsaved, everything restarted: loss {again:.4f}, the same to the last bit: {again == loss}")
+        print(
+            f"\nsaved, all restarted: loss {again:.4f}, to the last bit the same: {again == loss}"
+        )
         assert again == loss
 
 

@@ -1,0 +1,60 @@
+"""Notebooks run from top to bottom, and again in the same kernel."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbclient
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+
+
+def _execute(notebook: Any) -> list[dict[str, Any]]:
+    """Run all cells; what they showed, by kind of display."""
+    client = nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3")
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [output["data"] for output in outputs if "data" in output]
+
+
+def _pictures(shown: list[dict[str, Any]]) -> list[str]:
+    return [data["image/svg+xml"] for data in shown if "image/svg+xml" in data]
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_ten_minutes_take_less_than_one_and_run_twice() -> None:
+    notebook = jupytext.read(FOLDER / "distributed_autograd.py")
+    again = copy.deepcopy(notebook.cells)
+    for cell in again:
+        cell["id"] += "-again"
+    once = len(notebook.cells)
+    notebook.cells += again
+    start = time.perf_counter()
+    shown = _execute(notebook)
+    assert time.perf_counter() - start < 60
+    pictures = _pictures(shown)
+    assert len(pictures) == 2
+    assert all(name in pictures[1] for name in ("driver", "worker0", "worker1", "Send", "Recv"))
+    text = "".join(o.get("text", "") for c in notebook.cells[once:] for o in c.get("outputs", []))
+    assert "the backward pass failed on worker1" in text
+    assert "the same gradient: True" in text
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_pipeline_is_drawn_three_times() -> None:
+    shown = _execute(jupytext.read(FOLDER / "pipeline_in_pictures.py"))
+    assert len(_pictures(shown)) == 3
+
+
+def test_no_notebook_is_forgotten() -> None:
+    assert {path.stem for path in NOTEBOOKS} == {"distributed_autograd", "pipeline_in_pictures"}

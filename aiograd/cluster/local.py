@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -23,7 +24,7 @@ from aiograd.cluster.handle import Handle, as_html
 from aiograd.cluster.hosts import Host, start_hosts
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.premises import private_folder
-from aiograd.cluster.worker import Worker
+from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.directory import check_name
@@ -72,6 +73,7 @@ class LocalCluster:
         self._folder: str | None = None
         self._sockets = itertools.count()
         self._hosts: dict[str, Host] = {}  # every worker of the cluster, also one that died
+        self._leaving: set[Host] = set()  # those that were asked to end
         self._next_rank = len(self._names) + 1  # after the driver's; ranks are never given twice
         self._counter = len(self._names)  # for the names of later workers
         self._driver: Worker | None = None
@@ -165,6 +167,7 @@ class LocalCluster:
             await self._abandon()
             raise
         self._driver.make_current()
+        self._driver.agent.parts[LocalCluster] = self  # lives as long as its driver does
         return self
 
     def _plan(self, name: str, rank: int) -> Plan:
@@ -198,12 +201,21 @@ class LocalCluster:
         try:
             for host in start_hosts(plans, self._processes):
                 hosts[host.plan.name] = self._hosts[host.plan.name] = host
+                host.ended.add_done_callback(functools.partial(self._ended, host))
             await self._wait_until_joined(hosts)
         except BaseException:
+            self._leaving.update(hosts.values())
             for host in hosts.values():
                 host.kill()
-            await _all_ended(hosts.values())
+            await to_the_end(_all_ended(hosts.values()))
             raise
+
+    def _ended(self, host: Host, ended: asyncio.Future[int]) -> None:
+        expected = self._closed is not None or host in self._leaving
+        self._leaving.discard(host)
+        if not expected:
+            name, code = host.plan.name, ended.result()
+            _log.warning("%s ended unexpectedly (exit code %d)", name, code)
 
     async def _wait_until_joined(self, hosts: dict[str, Host]) -> None:
         joined = asyncio.ensure_future(self.driver.members.wait_for(hosts))
@@ -261,6 +273,7 @@ class LocalCluster:
         """Kill a worker, as SIGKILL does; it stays dead until it is restarted."""
         worker = self[name]
         host = self._hosts[worker.name]
+        self._leaving.add(host)
         host.kill()
         await asyncio.shield(host.ended)
         await self.driver.members.wait_gone(worker.name)
@@ -269,6 +282,7 @@ class LocalCluster:
         """Let one worker leave in its own time, at most the grace; then kill it."""
         host, members = self._hosts[name], self.driver.members
         peer = members.roster.members.get(name)
+        self._leaving.add(host)
         if peer is not None and not host.ended.done():
             members.dismiss([peer], together=False, timeout=self._options.grace)
             await asyncio.wait([host.ended], timeout=_limited(self._options.grace) + LAST_WORDS)
@@ -300,24 +314,22 @@ class LocalCluster:
             try:
                 await self._driver.close(graceful, timeout)
             finally:
-                await self._sweep_up(LAST_WORDS if graceful else LAST_WORDS / 2)
+                await to_the_end(self._sweep_up())
         finally:
             closed.set_result(None)
 
-    async def _sweep_up(self, patience: float) -> None:
+    async def _sweep_up(self) -> None:
         """Wait until all have ended, and kill those that do not."""
         running = [host.ended for host in self._hosts.values() if not host.ended.done()]
-        try:
-            if running:
-                await asyncio.wait(running, timeout=patience)
-        finally:
-            for name, host in self._hosts.items():
-                if not host.ended.done():
-                    _log.warning("%s did not end by itself and is killed", name)
-                    host.kill()
-            await _all_ended(self._hosts.values())
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+        if running:
+            await asyncio.wait(running, timeout=LAST_WORDS)
+        for name, host in self._hosts.items():
+            if not host.ended.done():
+                _log.warning("%s did not end by itself and is killed", name)
+                host.kill()
+        await _all_ended(self._hosts.values())
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _abandon(self) -> None:
         """Leave nothing behind of a start that failed or was interrupted."""

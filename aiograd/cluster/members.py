@@ -26,7 +26,7 @@ from typing import Any
 
 from aiograd.cluster.meetings import Farewell, Gathering, Gatherings, Group
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
-from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerLost
+from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 
@@ -431,7 +431,10 @@ class Members:
     async def close(self) -> None:
         """End what this part still waits for."""
         for future in (*self._joining.values(), *self._gathered.values(), self._round):
-            future.cancel()
+            if not future.done():
+                future.add_done_callback(_retrieve)
+                error = WorkerClosed(f"{self.agent.name} was shut down", self.agent.name)
+                future.set_exception(error)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 

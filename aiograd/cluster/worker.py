@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Token
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from aiograd.autograd.op import OPS
 from aiograd.cluster.members import Members
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("aiograd")
+T = TypeVar("T")
 
 # What is attached to every agent, in this order; parts settle and close in the opposite one.
 LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_references, attach_autograd)
@@ -266,27 +268,41 @@ class Worker:
             await members.wait_alone()  # the others must not lose their leader before they go
 
     async def _tear_down(self, trouble: list[Exception] | None = None) -> None:
-        """Close everything that is open, whatever happens meanwhile."""
+        """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
         if self._token is not None:
             with contextlib.suppress(ValueError):  # left in another context than entered
                 current.AGENT.reset(self._token)
             self._token = None
-        agent = self._agent
-        if agent is not None:
-            current.closed(agent)
-        for part in (*reversed(self._parts), self._members, agent, self._premises):
-            if part is None or not hasattr(part, "close"):
+        if self._agent is not None:
+            current.closed(self._agent)
+        await to_the_end(self._close_parts([] if trouble is None else trouble))
+
+    async def _close_parts(self, trouble: list[Exception]) -> None:
+        for part in (*reversed(self._parts), self._members, self._agent, self._premises):
+            close = getattr(part, "close", None)
+            if close is None:
                 continue
             try:
-                await part.close()
-            except Exception as error:
-                if trouble is not None and isinstance(error, AiogradError):
-                    trouble.append(error)
-                else:
-                    _log.exception("%s: could not close %s", self.name, type(part).__name__)
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+            except AiogradError as error:
+                trouble.append(error)
+            except Exception:
+                _log.exception("%s: could not close %s", self.name, type(part).__name__)
         self._parts = []
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do something to its end; who is cancelled meanwhile is cancelled when it is done."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 # ── for the current worker ──────────────────────────────────────────────────────────────────────
@@ -358,7 +374,7 @@ async def _gather(
     value: Any, names: Iterable[str] | None, timeout: float | None, what: str
 ) -> dict[str, Any]:
     worker = current_worker()
-    seconds = worker.options.timeout if timeout is None else check_timeout(timeout)
+    seconds, _ = worker.agent.deadline(timeout)  # no longer than the call that this is in
     return await worker.members.gather(value, names, seconds, what)
 
 

@@ -103,6 +103,11 @@ class Pool:
         finally:
             self._blocked.discard(me)
 
+    def acquire(self, lock: threading.Lock) -> None:
+        """In a thread: wait for a lock that the loop will release."""
+        with self.blocked():
+            lock.acquire()
+
     # ── on the loop ─────────────────────────────────────────────────────────────────────────────
 
     def _start(self) -> None:

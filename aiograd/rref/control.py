@@ -80,21 +80,21 @@ class Control:
         if threading.get_ident() == self.agent.thread:
             return work(*args)
         outcome: list[Any] = []
-        ended = threading.Event()
+        ended = threading.Lock()
+        ended.acquire()
 
         def run() -> None:
             try:
                 outcome.append((work(*args), None))
             except Exception as error:
                 outcome.append((None, error))
-            ended.set()
+            ended.release()
 
         try:
             self.agent.loop.call_soon_threadsafe(run, context=self._context)
         except RuntimeError:
             raise WorkerClosed(f"{self.agent.name} was shut down", self.agent.name) from None
-        with self.agent.pool.blocked():
-            ended.wait()
+        self.agent.pool.acquire(ended)
         value, error = outcome[0]
         if error is not None:
             raise error

@@ -1,0 +1,77 @@
+"""The functions that simulated programs call. Each enters itself into the ledger when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiograd.rpc.calls import rpc_async, rpc_sync
+from aiograd.testing.simulator.ledger import CallId, ledger
+
+
+class Boom(Exception):
+    """What functions raise on purpose."""
+
+
+def _enter(id: CallId) -> None:
+    book = ledger()
+    book.ran[id] = book.ran.get(id, 0) + 1
+    book.world.trace("run", id)
+
+
+def _leave(id: CallId) -> None:
+    book = ledger()
+    book.stopped[id] = book.world.loop.time()
+
+
+async def work(id: CallId, value: Any, seconds: float) -> Any:
+    """Take some time."""
+    _enter(id)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        _leave(id)
+    return value
+
+
+def plain(id: CallId, value: int) -> int:
+    """Run in a thread."""
+    _enter(id)
+    return value + 1
+
+
+async def fail(id: CallId, text: str) -> None:
+    _enter(id)
+    raise Boom(text)
+
+
+async def chain(id: CallId, path: list[str], value: int) -> int:
+    """Go from worker to worker, and come back with a number larger by the length of the way."""
+    _enter(id)
+    try:
+        if not path:
+            return value
+        back = await rpc_async(path[0], chain, ((*id, 0), path[1:], value + 1))
+        return int(back)
+    finally:
+        _leave(id)
+
+
+def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
+    """The same with blocking calls."""
+    _enter(id)
+    if not path:
+        return value
+    return int(rpc_sync(path[0], chain_in_threads, ((*id, 0), path[1:], value + 1)))
+
+
+async def fan_out(id: CallId, names: list[str], value: int) -> int:
+    """Ask several workers at once."""
+    _enter(id)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(name, (*id, i), value)) for i, name in enumerate(names)]
+    return sum(task.result() for task in tasks)
+
+
+async def _ask(name: str, id: CallId, value: int) -> int:
+    return int(await rpc_async(name, work, (id, value, 0.01)))

@@ -1,0 +1,84 @@
+"""What must hold, however the faults fell: the checks after the programs have ended.
+
+I1  every awaited call ends by its deadline + 0.25 s               (ledger)
+I2  a result is the oracle's, or the error is typed and justified  (ledger)
+I4  a call runs at most once, exactly once if it gave a result     (ledger)
+I7  at rest nothing is left: calls, tasks, bytes, timers
+I8  who was only away for a while lost nothing                     (ledger)
+I9  after the faults every living pair can talk again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiograd.rpc.calls import rpc_async
+from aiograd.testing.simulator.functions import plain
+from aiograd.testing.simulator.ledger import Ledger
+from aiograd.testing.simulator.world import Node, World
+
+SETTLE: Final = 25.0  # seconds after the last program has ended
+LOOKS: Final = 3
+RECOVER: Final = 10.0  # seconds for a fresh call
+
+
+async def check_quiet(world: World, book: Ledger) -> None:
+    """I7: nothing is left of what the programs did."""
+    await asyncio.sleep(SETTLE)
+    looks = []
+    for _ in range(LOOKS):  # a heartbeat may be on its way at one of them
+        looks.append({node: node.counters() for node in world.living})
+        await asyncio.sleep(0.37)
+    for node in world.living:
+        left = {
+            name: count
+            for name in node.counters()
+            if (count := min(look[node][name] for look in looks))
+        }
+        if left:
+            book.violated("I7", f"{node.name} at rest still has {left}")
+
+
+async def check_alive(world: World, book: Ledger) -> None:
+    """I9: a call on every living pair succeeds."""
+    tasks = [
+        (node, other, node.spawn(_ping(node, other.name, (9000, i, j))))
+        for i, node in enumerate(world.living)
+        for j, other in enumerate(world.living)
+    ]
+    await asyncio.sleep(RECOVER)
+    for node, other, task in tasks:
+        # A connection that broke is not made again yet: the two have lost each other for good.
+        excused = book.harm.between(node.name, other.name)
+        if not task.done():
+            book.violated("I9", f"{node.name} to {other.name}: no answer within {RECOVER:g} s")
+            task.cancel()
+        elif (error := task.exception()) is not None and not excused:
+            book.violated("I9", f"{node.name} to {other.name}: {error!r}")
+        elif error is None and task.result() != 8:
+            book.violated("I9", f"{node.name} to {other.name}: {task.result()!r}")
+
+
+async def _ping(node: Node, to: str, id: tuple[int, ...]) -> int:
+    return int(await rpc_async(to, plain, (id, 7), timeout=RECOVER - 1.0))
+
+
+async def check_closed(world: World, book: Ledger) -> None:
+    """I7: a closed worker leaves no task and no timer behind."""
+    await asyncio.sleep(1.0)
+    for node in world.living:
+        left = world.loop.pending(node)
+        if left:
+            book.violated("I7", f"{node.name} was closed but still has {left!r:.300}")
+    tasks = [task for task in asyncio.all_tasks(world.loop) if task is not asyncio.current_task()]
+    alive = [task for task in tasks if (node := _node_of(task)) is not None and node.alive]
+    if alive:
+        book.violated("I7", f"tasks are left after closing: {alive!r:.300}")
+
+
+def _node_of(task: asyncio.Task[object]) -> Node | None:
+    from aiograd.testing.simulator.loop import OWNER
+
+    owner = task.get_context().get(OWNER) if hasattr(task, "get_context") else None
+    return owner if isinstance(owner, Node) else None

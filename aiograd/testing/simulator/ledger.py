@@ -1,0 +1,159 @@
+"""What simulated programs did and what came of it, held against what should have.
+
+Every call has an id that travels with it; its function enters itself here when it runs. So the
+ledger knows how often a call ran, what it gave, when it ended, and whether an error was justified
+by something that really went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from aiograd.errors import (
+    AiogradError,
+    BackwardFailed,
+    DeadlineExceeded,
+    Overloaded,
+    RRefError,
+    RRefExpired,
+    UnknownContext,
+    WorkerLost,
+)
+from aiograd.testing.simulator.loop import OWNER
+
+if TYPE_CHECKING:
+    from aiograd.testing.simulator.schedule import Harm
+    from aiograd.testing.simulator.world import Node, World
+
+LATE: Final = 0.25  # seconds after its deadline by which every call has ended
+CallId = tuple[int, ...]  # a call made by the call (3,) is (3, 0), and so on
+
+
+@dataclass
+class Entry:
+    """One call of a program."""
+
+    id: CallId
+    caller: Node
+    to: str
+    what: str
+    timeout: float
+    begin: float
+    quick: bool  # its function needs far less time than it has
+    end: float = math.inf
+    outcome: str = ""  # "" while it runs, then "ok", "cancelled" or the name of the error
+    never: bool = False  # the error said that it did not run
+
+
+@dataclass
+class Ledger:
+    """The book of one simulation."""
+
+    world: World
+    harm: Harm
+    entries: dict[CallId, Entry] = field(default_factory=dict)
+    ran: dict[CallId, int] = field(default_factory=dict)
+    stopped: dict[CallId, float] = field(default_factory=dict)  # when its coroutine ended
+    violations: list[str] = field(default_factory=list)
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    def violated(self, invariant: str, text: str) -> None:
+        self.world.trace("VIOLATION", invariant, text)
+        self.violations.append(f"{invariant}: {text}")
+
+    # ── calls ───────────────────────────────────────────────────────────────────────────────────
+
+    async def watch(
+        self,
+        entry: Entry,
+        make: Callable[[], Any],
+        expected: Any,
+        *,
+        errors: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """Make a call, await it, and hold its outcome against the oracle."""
+        self.entries[entry.id] = entry
+        try:
+            value = await make()
+        except asyncio.CancelledError:
+            self._close(entry, "cancelled")
+            raise
+        except errors as error:
+            self._close(entry, type(error).__name__)
+        except Exception as error:
+            self._close(entry, type(error).__name__)
+            self.judge(entry, error)
+        else:
+            self._close(entry, "ok")
+            if not equal(value, expected):
+                self.violated("I2", f"{entry.what} gave {value!r:.100}, not {expected!r:.100}")
+            if entry.id in self.ran and self.ran[entry.id] != 1:
+                self.violated("I4", f"{entry.what} ran {self.ran[entry.id]} times")
+            return value
+        return None
+
+    def _close(self, entry: Entry, outcome: str) -> None:
+        entry.end, entry.outcome = self.world.loop.time(), outcome
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        self.world.trace("outcome", entry.id, entry.what, entry.to, outcome)
+        late = entry.end - entry.begin - entry.timeout
+        late -= entry.caller.delayed(entry.begin, entry.end)
+        if late > LATE:
+            self.violated("I1", f"{entry.what} to {entry.to} ended {late:.3f} s late: {outcome}")
+
+    def judge(self, entry: Entry, error: Exception) -> None:
+        """Decide whether an error is one of ours, says who, and had a reason."""
+        what = f"{entry.what} to {entry.to}: {error!r:.200}"
+        if not isinstance(error, AiogradError):
+            self.violated("I2", f"untyped error from {what}")
+            return
+        worker = getattr(error, "worker", None)
+        if worker == "" or (worker is None and not isinstance(error, UnknownContext)):
+            self.violated("I2", f"an error that names no worker, from {what}")
+        if isinstance(error, WorkerLost):
+            entry.never = error.executed == "no" and worker == entry.to
+            if not self.harm.may_lose(error.worker):
+                self.violated("I8", f"nothing happened to {error.worker}, but {what}")
+        elif isinstance(error, DeadlineExceeded):
+            early = entry.begin + entry.timeout - entry.end
+            if early > 0.001 and not isinstance(error, BackwardFailed):
+                self.violated("I2", f"{early:.3f} s before the deadline, from {what}")
+            if entry.quick and not self.harm.any:
+                self.violated("I2", f"nothing was slow, but {what}")
+        elif isinstance(error, Overloaded):
+            entry.never = True
+        elif isinstance(error, RRefExpired | RRefError | BackwardFailed | UnknownContext):
+            if not self.harm.any:
+                self.violated("I2", f"nothing happened, but {what}")
+        else:
+            self.violated("I2", f"unexpected error from {what}")
+
+    def finish(self) -> None:
+        """Look at everything again when all programs have ended."""
+        for id, count in self.ran.items():
+            if count > 1:
+                self.violated("I4", f"call {id} ran {count} times")
+        for entry in self.entries.values():
+            if entry.never and self.ran.get(entry.id):
+                self.violated("I4", f"{entry.what} ran, but its error said that it did not")
+            if not entry.outcome and entry.caller.alive:
+                self.violated("I1", f"{entry.what} to {entry.to} never ended")
+
+
+def ledger() -> Ledger:
+    """The book of the simulation that runs this function."""
+    owner = OWNER.get()
+    assert owner is not None
+    return owner.world.ledger  # type: ignore[attr-defined,no-any-return]
+
+
+def equal(value: Any, expected: Any) -> bool:
+    if isinstance(expected, np.ndarray):
+        return isinstance(value, np.ndarray) and bool(np.array_equal(value, expected))
+    return bool(value == expected)

@@ -1,0 +1,219 @@
+"""An event loop whose time is a number: it never sleeps, it jumps to the next timer.
+
+Every callback belongs to the node in whose `contextvars.Context` it was made, or to the world.
+That is how one loop plays several processes: callbacks of a crashed node are never run again, those
+of a paused one wait. Within a node the order is asyncio's own; between nodes, which share nothing
+but the network, the order is drawn from the seed.
+
+What would leave the simulation, sockets and executors, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import random
+from collections import deque
+from typing import Any, Final, Protocol
+
+_LIVELOCK: Final = 200_000  # callbacks in a row without time passing: two nodes play ping-pong
+
+
+class SimulationError(RuntimeError):
+    """The simulated program did something that cannot be simulated, or can never end."""
+
+
+class Deadlock(SimulationError):
+    """Nothing is scheduled any more, and what is awaited has not come."""
+
+
+class Owner(Protocol):
+    """Whose callbacks these are."""
+
+    alive: bool
+    busy_until: float  # its callbacks wait until then
+    cost: float  # seconds that each of its callbacks takes
+    held: deque[asyncio.Handle]  # callbacks that wait
+    buried: list[Any]  # callbacks that will never run, kept so that nothing is finalised
+
+
+OWNER: Final[contextvars.ContextVar[Owner | None]] = contextvars.ContextVar("owner", default=None)
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """asyncio's loop over virtual time."""
+
+    # BaseEventLoop's own queues, which its type hints leave out.
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _timer_cancelled_count: int
+    _stopping: bool
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._random = rng
+        self._still = 0  # callbacks since time passed last
+        self.steps = 0  # callbacks run so far
+        self.blocked: list[tuple[Any, contextvars.Context, Any, Any]] = []  # threads and locks
+        self.over = False  # the simulation has ended: what is still called does nothing
+        self.troubles: list[str] = []  # what asyncio would only log
+        self.set_exception_handler(self._trouble)
+
+    def time(self) -> float:
+        return self._now
+
+    # ── running ─────────────────────────────────────────────────────────────────────────────────
+
+    def _run_once(self) -> None:
+        scheduled, ready = self._scheduled, self._ready
+        self._sweep_timers()
+        if not ready and not self._stopping:
+            if not scheduled:
+                raise Deadlock("nothing will ever happen again, but something is still awaited")
+            self._advance(scheduled[0].when())
+        while scheduled and scheduled[0].when() <= self._now:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False  # type: ignore[attr-defined]
+            if not timer.cancelled():
+                ready.append(timer)
+        for handle in self._batch():
+            if not handle.cancelled():
+                self._play(handle)
+        if self.blocked:
+            self._unblock()
+
+    def _unblock(self) -> None:
+        """Threads whose lock was released go on, in the order in which they began to wait."""
+        free = [entry for entry in self.blocked if not entry[0].locked()]
+        if free:
+            self.blocked = [entry for entry in self.blocked if entry[0].locked()]
+            for _, context, go_on, turn in free:
+                self.call_soon(go_on, turn, context=context)
+
+    def _advance(self, when: float) -> None:
+        if when > self._now:
+            self._now, self._still = when, 0
+
+    def _sweep_timers(self) -> None:
+        scheduled = self._scheduled
+        if self._timer_cancelled_count > 100 and self._timer_cancelled_count * 2 > len(scheduled):
+            for timer in scheduled:
+                if timer.cancelled():
+                    timer._scheduled = False  # type: ignore[attr-defined]
+            scheduled[:] = [timer for timer in scheduled if not timer.cancelled()]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0].cancelled():
+            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+            self._timer_cancelled_count -= 1
+
+    def _batch(self) -> list[asyncio.Handle]:
+        """What is ready now: in order for each node, mixed between nodes."""
+        ready = list(self._ready)
+        self._ready.clear()
+        if len(ready) < 2:
+            return ready
+        queues: dict[int, deque[asyncio.Handle]] = {}
+        for handle in ready:
+            queues.setdefault(id(_owner(handle)), deque()).append(handle)
+        if len(queues) == 1:
+            return ready
+        waiting = list(queues.values())
+        mixed: list[asyncio.Handle] = []
+        while len(waiting) > 1:
+            at = self._random.randrange(len(waiting))
+            mixed.append(waiting[at].popleft())
+            if not waiting[at]:
+                del waiting[at]
+        mixed.extend(waiting[0])
+        return mixed
+
+    def _play(self, handle: asyncio.Handle) -> None:
+        self.steps += 1
+        self._still += 1
+        if self._still > _LIVELOCK:
+            raise SimulationError(f"{_LIVELOCK} callbacks without time passing: {handle!r}")
+        owner = _owner(handle)
+        if owner is None:
+            handle._run()
+        elif not owner.alive:
+            owner.buried.append(handle)
+        elif owner.held or owner.busy_until > self._now:
+            self._hold(owner, handle)
+        else:
+            handle._run()
+            if owner.cost:
+                owner.busy_until = max(owner.busy_until, self._now + owner.cost)
+
+    def _hold(self, owner: Owner, handle: asyncio.Handle) -> None:
+        owner.held.append(handle)
+        if len(owner.held) == 1:
+            self._wake_at(owner)
+
+    def _wake_at(self, owner: Owner) -> None:
+        nobody = contextvars.Context()
+        self.call_at(max(owner.busy_until, self._now), self._wake, owner, context=nobody)
+
+    def _wake(self, owner: Owner) -> None:
+        """Run what a node has missed, as far as it comes."""
+        while owner.held and owner.alive and owner.busy_until <= self._now:
+            handle = owner.held.popleft()
+            if not handle.cancelled():
+                handle._run()
+                if owner.cost:
+                    owner.busy_until = max(owner.busy_until, self._now + owner.cost)
+        if not owner.alive:
+            owner.buried.extend(owner.held)
+            owner.held.clear()
+        elif owner.held:
+            self._wake_at(owner)
+
+    # ── after the end ───────────────────────────────────────────────────────────────────────────
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+        handle: asyncio.Handle = super()._call_soon(callback, args, context)  # type: ignore[misc]
+        if self.over:  # a finaliser of something that crashed
+            self._ready.clear()
+        return handle
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        if self.over:
+            self._scheduled.clear()
+        return timer
+
+    def pending(self, owner: Owner) -> list[asyncio.Handle]:
+        """What a node still has scheduled."""
+        everything = [*self._ready, *self._scheduled, *owner.held]
+        return [each for each in everything if not each.cancelled() and _owner(each) is owner]
+
+    # ── what asyncio expects of a loop, and what is refused ─────────────────────────────────────
+
+    def _process_events(self, event_list: Any) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """The loop never sleeps, so nobody has to wake it."""
+
+    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self.over:
+            error = context.get("exception")
+            self.troubles.append(f"{context.get('message')}: {error!r}")
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        raise SimulationError(f"threads of an executor cannot be simulated ({func!r})")
+
+    async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        raise SimulationError("real sockets cannot be simulated")
+
+    create_server = create_unix_connection = create_unix_server = create_connection
+    create_datagram_endpoint = subprocess_exec = subprocess_shell = create_connection
+    connect_read_pipe = connect_write_pipe = create_connection
+
+
+def _owner(handle: asyncio.Handle) -> Owner | None:
+    return handle._context.get(OWNER)  # type: ignore[attr-defined,no-any-return]

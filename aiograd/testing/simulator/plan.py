@@ -1,0 +1,183 @@
+"""What one seed means: how many workers, which limits, what kind of wire, which faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from aiograd.rpc.options import Options
+from aiograd.testing.simulator.network import Manner
+from aiograd.testing.simulator.schedule import Fault
+
+SPAN: Final = 8.0  # seconds of simulated time in which faults begin
+MESSAGES: Final = (
+    "call",
+    "reply",
+    "remote",
+    "gradients",
+    "gradients.abort",
+    "context.release",
+    "rref.fork",
+    "rref.release",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is decided before it."""
+
+    seed: int
+    names: list[str]
+    options: Options
+    manner: Manner
+    profile: str
+    faults: list[Fault]
+    actors: int
+    acts: int
+    collections: list[float] = field(default_factory=list)  # when garbage is collected
+
+    def with_faults(self, faults: list[Fault]) -> Plan:
+        return replace(self, faults=faults)
+
+
+def make_plan(seed: int) -> Plan:
+    rng = random.Random(f"{seed} plan")
+    names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
+    profile = rng.choice(list(PROFILES))
+    return Plan(
+        seed=seed,
+        names=names,
+        options=_options(rng),
+        manner=_manner(rng),
+        profile=profile,
+        faults=PROFILES[profile](rng, names),
+        actors=rng.randint(2, 5),
+        acts=rng.randint(3, 8),
+        collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
+    )
+
+
+def _options(rng: random.Random) -> Options:
+    options = Options(timeout=rng.choice((3.0, 6.0, 20.0)), secret=None, lease=2.0)
+    if rng.random() < 0.3:
+        options = replace(options, max_inflight=rng.choice((1, 2, 8)))
+    if rng.random() < 0.2:
+        options = replace(options, lease=rng.choice((0.1, 10.0)))
+    if rng.random() < 0.2:
+        options = replace(options, threads=rng.choice((1, 2)))
+    return options
+
+
+def _manner(rng: random.Random) -> Manner:
+    latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
+    window = rng.choice((4 << 10, 64 << 10, 1 << 20))
+    return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
+
+
+# ── profiles ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _two(rng: random.Random, names: list[str]) -> tuple[str, str]:
+    a, b = rng.sample(names, 2)
+    return a, b
+
+
+def _calm(rng: random.Random, names: list[str]) -> list[Fault]:
+    return []
+
+
+def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Nobody is lost, some are only away or slow for a while."""
+    faults = []
+    for _ in range(rng.randint(1, 5)):
+        at, name = rng.uniform(0.0, SPAN), rng.choice(names)
+        if rng.random() < 0.6:
+            faults.append(Fault(at, "pause", name, seconds=rng.uniform(0.01, 4.0)))
+        else:
+            seconds, cost = rng.uniform(0.1, 3.0), rng.choice((0.001, 0.01, 0.05))
+            faults.append(Fault(at, "slow", name, seconds=seconds, amount=cost))
+    for _ in range(rng.randint(0, 3)):
+        a, b = _two(rng, names)
+        seconds, amount = rng.uniform(0.1, 3.0), rng.uniform(0.01, 1.0)
+        faults.append(Fault(rng.uniform(0.0, SPAN), "clog", a, b, seconds, amount))
+    return faults
+
+
+def _wire(rng: random.Random, names: list[str]) -> list[Fault]:
+    """The wire fails, everybody lives."""
+    faults = []
+    for _ in range(rng.randint(1, 4)):
+        a, b = _two(rng, names)
+        kind = rng.choice(("cut", "cut_one_way", "reset", "reset_after", "close", "refuse"))
+        seconds = rng.choice((0.05, 1.0, 4.0, 7.0, 12.0))
+        amount = float(rng.choice((1, 30, 300, 3000, 200_000)))
+        at = rng.uniform(0.0, SPAN)
+        if kind in ("cut", "cut_one_way"):
+            faults.append(Fault(at, kind, a, b, seconds))
+        elif kind == "refuse":
+            faults.append(Fault(at, kind, a, "", seconds))
+        else:
+            faults.append(Fault(at, kind, a, b, 0.0, amount if kind == "reset_after" else 0.0))
+    return faults
+
+
+def _deaths(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Processes end, and some come back."""
+    faults = []
+    for name in rng.sample(names, rng.randint(1, max(1, len(names) // 2))):
+        at = rng.uniform(0.0, SPAN)
+        faults.append(Fault(at, rng.choice(("crash", "crash", "vanish")), name))
+        if rng.random() < 0.6:
+            faults.append(Fault(at + rng.choice((0.01, 0.5, 3.0, 9.0)), "restart", name))
+    return faults
+
+
+def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Something happens just when a certain message is sent."""
+    faults = []
+    for _ in range(rng.randint(1, 3)):
+        a, b = _two(rng, names)
+        kind = rng.choice(("crash", "vanish", "reset", "cut", "pause"))
+        seconds = rng.uniform(0.5, 8.0) if kind == "cut" else rng.uniform(0.1, 4.0)
+        nth, early = float(rng.randint(1, 6)), float(rng.randint(0, 1))
+        pair = kind in ("reset", "cut")
+        duration = seconds if kind in ("cut", "pause") else 0.0
+        faults.append(
+            Fault(nth, kind, a, b if pair else "", duration, early, on=rng.choice(MESSAGES))
+        )
+    return faults
+
+
+def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Clog one after the other, and let them go in another order."""
+    faults = []
+    start = rng.uniform(0.0, 2.0)
+    for index, name in enumerate(rng.sample(names, len(names))):
+        seconds = rng.uniform(0.5, 4.0)
+        for other in names:
+            if other != name:
+                at = start + index * 0.3
+                faults.append(Fault(at, "clog", name, other, seconds, rng.uniform(0.05, 1.0)))
+    return faults
+
+
+def _everything(rng: random.Random, names: list[str]) -> list[Fault]:
+    return [
+        fault
+        for profile in (_lazy, _wire, _deaths, _timely)
+        for fault in profile(rng, names)
+        if rng.random() < 0.5
+    ]
+
+
+PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = {
+    "calm": _calm,
+    "lazy": _lazy,
+    "wire": _wire,
+    "deaths": _deaths,
+    "timely": _timely,
+    "swizzle": _swizzle,
+    "everything": _everything,
+}

@@ -1,0 +1,178 @@
+"""Run one plan: start the world, let actors and faults loose, wait for quiet, check everything."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiograd.rpc.verdict import SEND, Verdict
+from aiograd.testing.simulator import invariants
+from aiograd.testing.simulator.actors import CALLS, Actor
+from aiograd.testing.simulator.ledger import Ledger
+from aiograd.testing.simulator.loop import SimulationError
+from aiograd.testing.simulator.plan import Plan
+from aiograd.testing.simulator.schedule import Player
+from aiograd.testing.simulator.world import Node, World
+
+LIMIT: Final = 240.0  # simulated seconds after which a program that has not ended hangs
+
+
+@dataclass
+class Report:
+    """What came of one run."""
+
+    plan: Plan
+    violations: list[str]
+    digest: str
+    trace: list[str]
+    outcomes: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0  # simulated
+    steps: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        plan = self.plan
+        lines = [
+            f"seed {plan.seed}: {'ok' if self.ok else 'FAILED'}  ({plan.profile}, "
+            f"{len(plan.names)} workers, {self.seconds:.0f} simulated s, {self.steps} callbacks)"
+        ]
+        if not self.ok:
+            lines += [f"  {text}" for text in self.violations[:10]]
+            lines += [f"  fault at {fault}" for fault in plan.faults]
+        return "\n".join(lines)
+
+
+class Errors(logging.Handler):
+    """What the library only logs although it should not happen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage()[:1500])
+
+
+def run(plan: Plan, *, trace: bool = False) -> Report:
+    """Simulate one plan."""
+    with _quiet() as errors:
+        world = World(plan.seed, options=plan.options, manner=plan.manner, trace=trace)
+        player = Player(world, plan.faults)
+        book = Ledger(world, player.harm)
+        world.ledger = book  # type: ignore[attr-defined]
+        loop = world.loop
+        main = loop.create_task(_main(world, plan, player, book), context=world.context)
+        try:
+            loop.run_until_complete(main)
+        except SimulationError as error:
+            book.violated("I1", str(error))
+        for message in errors.messages:
+            book.violated("I7", f"logged as an error: {message}")
+        for trouble in loop.troubles:
+            book.violated("I7", f"asyncio complains: {trouble}")
+        report = Report(
+            plan,
+            list(book.violations),
+            world.trace.digest,
+            world.trace.lines(),
+            dict(sorted(book.outcomes.items())),
+            loop.time(),
+            loop.steps,
+        )
+        _bury(world)
+        return report
+
+
+async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
+    def on_send(node: Node, kind: str, to: str) -> Verdict:
+        player.message(node.name, kind)
+        return SEND
+
+    world.on_send = on_send
+    await world.start(plan.names)
+    for at in plan.collections:
+        world.loop.call_at(at, _collect, world, context=world.context)
+    tasks: dict[asyncio.Task[Any], Node] = {}
+    for number in range(plan.actors):
+        node = world.nodes[plan.names[number % len(plan.names)]]
+        actor = Actor(book, node, number, plan.names)
+        tasks[node.spawn(actor.run(CALLS, plan.acts))] = node
+    await player.play()
+    await _all_ended(world, tasks, book)
+    book.finish()
+    await invariants.check_quiet(world, book)
+    await invariants.check_alive(world, book)
+    await world.stop()
+    await invariants.check_closed(world, book)
+
+
+async def _all_ended(world: World, tasks: dict[asyncio.Task[Any], Node], book: Ledger) -> None:
+    """Wait for the actors of living nodes."""
+    while waiting := [task for task, node in tasks.items() if node.alive and not task.done()]:
+        if world.loop.time() > LIMIT:
+            book.violated("I1", f"{len(waiting)} programs have not ended after {LIMIT:g} s")
+            break
+        await asyncio.wait(waiting, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+    for task, node in tasks.items():
+        if node.alive and task.done() and (error := task.exception()) is not None:
+            book.violated("I2", f"a program on {node.name} failed: {error!r}")
+
+
+def _collect(world: World) -> None:
+    world.trace("collect")
+    gc.collect()
+
+
+@contextmanager
+def _quiet() -> Iterator[Errors]:
+    """No garbage collection but ours, and logs where we can see them."""
+    errors = Errors()
+    loggers = [logging.getLogger("aiograd"), logging.getLogger("asyncio")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for logger in loggers:
+        logger.addHandler(errors)
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+    try:
+        yield errors
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(errors)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def _bury(world: World) -> None:
+    """Let go of everything without a sound: what crashed never ran its `finally` blocks."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            world.bury()
+            world.loop.close()
+            for node in (*world.dead, *world.nodes.values()):
+                node.buried.clear()
+                node.held.clear()
+                node.shelf.clear()
+            del node, world
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook

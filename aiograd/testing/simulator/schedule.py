@@ -1,0 +1,184 @@
+"""Which faults come when: drawn from the seed before the run, so that a run can be replayed with
+fewer of them.
+
+    crash, vanish, restart     a process is killed, a host loses power, the worker comes back
+    pause, slow                SIGSTOP for a while; a loop that is busy with something else
+    cut, cut_one_way           bytes do not get through, both ends keep their connection
+    reset, reset_after, close  a connection ends at once, after so many bytes, or in one direction
+    refuse, clog               nobody can connect; everything comes late
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from aiograd.testing.simulator.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, `at` a moment or with the nth message of kind `on` from `a`."""
+
+    at: float
+    kind: str
+    a: str
+    b: str = ""
+    seconds: float = 0.0
+    amount: float = 0.0
+    on: str = ""
+
+    def __str__(self) -> str:
+        when = f"message {self.at:g} of kind {self.on}" if self.on else f"{self.at:.3f} s"
+        facts = [self.a, self.b, f"{self.seconds:.3f} s" if self.seconds else ""]
+        more = f"{self.amount:g}" if self.amount else ""
+        return " ".join(part for part in (f"{when}:", self.kind, *facts, more) if part)
+
+
+# Faults after which a worker may be taken for lost by somebody.
+HARMFUL: Final = frozenset(
+    {"crash", "vanish", "restart", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse"}
+)
+HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
+
+
+def apply(world: World, fault: Fault) -> None:
+    world.trace("fault", str(fault))
+    _ACTIONS[fault.kind](world, fault)
+
+
+def _later(world: World, seconds: float, action: Callable[[], None]) -> None:
+    world.loop.call_later(seconds, action, context=world.context)
+
+
+def _cut(world: World, fault: Fault) -> None:
+    pairs = [(fault.a, fault.b)]
+    if fault.kind == "cut":
+        pairs.append((fault.b, fault.a))
+    for pair in pairs:
+        world.wire.change_cut(*pair, 1)
+
+    def heal() -> None:
+        world.trace("heal", fault.a, fault.b)
+        for pair in pairs:
+            world.wire.change_cut(*pair, -1)
+
+    _later(world, fault.seconds, heal)
+
+
+def _clog(world: World, fault: Fault) -> None:
+    pairs = [(fault.a, fault.b), (fault.b, fault.a)]
+    for pair in pairs:
+        world.wire.clogs[pair] = world.wire.clogs.get(pair, 0.0) + fault.amount
+
+    def unclog() -> None:
+        for pair in pairs:
+            world.wire.clogs[pair] = max(0.0, world.wire.clogs[pair] - fault.amount)
+
+    _later(world, fault.seconds, unclog)
+
+
+def _reset(world: World, fault: Fault) -> None:
+    for ours, theirs in world.wire.between(fault.a, fault.b):
+        ours.broken(theirs)
+
+
+def _reset_after(world: World, fault: Fault) -> None:
+    for ours, theirs in world.wire.between(fault.a, fault.b):
+        end = ours if ours.node.name == fault.a else theirs
+        end.outgoing.left = int(fault.amount)
+
+
+def _close(world: World, fault: Fault) -> None:
+    for ours, theirs in world.wire.between(fault.a, fault.b):
+        end = ours if ours.node.name == fault.b else theirs
+        end.receive_end()
+
+
+def _refuse(world: World, fault: Fault) -> None:
+    refusing = world.wire.refusing
+    refusing[fault.a] = refusing.get(fault.a, 0) + 1
+
+    def accept() -> None:
+        refusing[fault.a] -= 1
+
+    _later(world, fault.seconds, accept)
+
+
+def _restart(world: World, fault: Fault) -> None:
+    world.loop.create_task(world.restart(fault.a), context=world.context)
+
+
+_ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
+    "crash": lambda world, fault: world.crash(fault.a),
+    "vanish": lambda world, fault: world.crash(fault.a, silent=True),
+    "restart": _restart,
+    "pause": lambda world, fault: world.pause(fault.a, fault.seconds),
+    "slow": lambda world, fault: world.slow(fault.a, fault.amount, fault.seconds),
+    "cut": _cut,
+    "cut_one_way": _cut,
+    "clog": _clog,
+    "reset": _reset,
+    "reset_after": _reset_after,
+    "close": _close,
+    "refuse": _refuse,
+}
+
+
+class Harm:
+    """What has gone wrong so far: which errors are justified."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()  # workers that anybody may have lost
+        self.pairs: set[frozenset[str]] = set()  # who may have lost whom
+        self.any = False
+
+    def note(self, fault: Fault) -> None:
+        self.any = True
+        if fault.kind not in HARMFUL and (fault.kind != "pause" or fault.seconds < HANDSHAKE):
+            return
+        if fault.b:
+            self.pairs.add(frozenset({fault.a, fault.b}))
+        else:
+            self.nodes.add(fault.a)
+
+    def may_lose(self, name: str) -> bool:
+        """Whether somebody may have lost this worker."""
+        return name in self.nodes or any(name in pair for pair in self.pairs)
+
+    def between(self, a: str, b: str) -> bool:
+        """Whether these two may have lost each other."""
+        return bool({a, b} & self.nodes) or frozenset({a, b}) in self.pairs
+
+
+class Player:
+    """Lets the faults of a schedule happen."""
+
+    def __init__(self, world: World, faults: list[Fault]) -> None:
+        self.world = world
+        self.harm = Harm()
+        self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
+        self._triggered = [f for f in faults if f.on]
+        self._seen: dict[tuple[str, str], int] = {}
+
+    async def play(self) -> None:
+        for fault in self._timed:
+            await asyncio.sleep(max(0.0, fault.at - self.world.loop.time()))
+            self.happen(fault)
+
+    def happen(self, fault: Fault) -> None:
+        self.harm.note(fault)
+        apply(self.world, fault)
+
+    def message(self, name: str, kind: str) -> None:
+        """A message of this kind is about to leave a node."""
+        if not self._triggered:
+            return
+        count = self._seen[name, kind] = self._seen.get((name, kind), 0) + 1
+        for fault in [f for f in self._triggered if (f.a, f.on, f.at) == (name, kind, count)]:
+            self._triggered.remove(fault)
+            # After the callback that sends it, and sometimes after the bytes have left.
+            later = 0.0 if fault.amount else 0.002
+            self.world.loop.call_later(later, self.happen, fault, context=self.world.context)

@@ -240,6 +240,32 @@ def nll_loss(
     return _reduced(loss, reduction)
 
 
+def _class_loss_forward(a: Any, classes: Any) -> Any:
+    logs = _log_softmax_forward(a, 1)
+    return -logs[np.arange(len(classes)), classes]
+
+
+def _class_loss_rule(g: Any, y: Any, a: Any, classes: Any) -> Any:
+    right = np.arange(a.shape[1]) == classes[:, None]
+    return (softmax.of(a, axis=1) - right) * g[:, None]
+
+
+_class_loss = op("cross_entropy", _class_loss_forward, _class_loss_rule)
+
+
+def _are_classes(given: Any, logits: Tensor, ignore_index: int) -> bool:
+    """True for the common case that one operation covers: a row of logits per class, all valid."""
+    return bool(
+        logits.ndim == 2
+        and given.dtype.kind in "iu"
+        and given.shape == logits.shape[:1]
+        and given.size
+        and given.min() >= 0
+        and given.max() < logits.shape[1]
+        and not (0 <= ignore_index < logits.shape[1] and (given == ignore_index).any())
+    )
+
+
 @composite()
 def cross_entropy(
     input: Any,
@@ -250,10 +276,11 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:
     """Compare logits with classes (integers) or with probabilities of classes (floats)."""
-    input = as_tensor(input)
+    input, given = as_tensor(input), as_tensor(target)
+    if weight is None and not label_smoothing and _are_classes(given.data, input, ignore_index):
+        return _reduced(_class_loss(input, classes=given.data), reduction)
     axis = 0 if input.ndim == 1 else 1
     logs = log_softmax(input, axis=axis)
-    given = as_tensor(target)
     size = input.shape[axis]
     if given.dtype.kind in "iu":
         hard = nll_loss(logs, given, weight, ignore_index, reduction)

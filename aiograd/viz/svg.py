@@ -120,7 +120,8 @@ def _edge(edge: GraphEdge, points: Sequence[tuple[float, float]]) -> str:
         (x0, y0), (x1, y1) = points[-2:]
         x, y = (x0 + x1) / 2, (y0 + y1) / 2
         aside = abs(x1 - x0) < DISTANCE  # beside a steep line, above a flat one
-        x, y, anchor = (x + 8, y + 3, "start") if aside else (x, y - 7, "middle")
+        onwards = "start" if x1 > x0 else "end"  # the line has sunk below there
+        x, y, anchor = (x + 8, y + 3, "start") if aside else (x, y - 4, onwards)
         drawn += text(x, y, edge.label, 10, colour, anchor=anchor)
     return drawn
 

@@ -143,7 +143,7 @@ def _step(optimizer: RRef, context_id: int) -> None:
             for param in group["params"]:
                 if param in gradients:
                     param.renew()  # graphs and messages of other trainers keep what they saw
-        local.step(gradients)
+        local.step_with(gradients)
 
 
 def _own_gradients(optimizer: RRef, context_id: int) -> dict[Tensor, Tensor]:

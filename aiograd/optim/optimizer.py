@@ -86,6 +86,23 @@ class Optimizer:
                     self._apply(param, grad.data, group)
         return result
 
+    def step_with(self, grads: Gradients) -> Any:
+        """Step with these gradients, also where a subclass has a `step()` of its own.
+
+        Such a step reads `.grad`, so it finds them there, and what was there comes back afterwards.
+        """
+        if type(self).step is Optimizer.step:
+            return self.step(grads)
+        params = self._params()
+        before = [param.grad for param in params]
+        try:
+            for param in params:
+                param.grad = grads.get(param)
+            return self.step()
+        finally:
+            for param, grad in zip(params, before, strict=True):
+                param.grad = grad
+
     def _apply(self, param: Tensor, grad: Any, group: Group) -> None:
         state = self.state.setdefault(param, {})
         if group.get("maximize"):

@@ -105,6 +105,24 @@ def test_a_rule_of_ones_own_is_one_method() -> None:
         ag.optim.Optimizer([w], {}).step({w: ag.tensor([1.0, 1.0])})
 
 
+def test_given_gradients_reach_a_step_of_ones_own() -> None:
+    class Plain(ag.optim.Optimizer):
+        def step(self) -> None:  # as it is written for torch
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.data -= group["lr"] * param.grad.data
+
+    a, b = leaf(1.0), leaf(1.0)
+    a.grad = ag.tensor([100.0])
+    b.grad = ag.tensor([100.0])
+    Plain([a, b], {"lr": 0.5}).step_with({a: ag.tensor([1.0])})
+    assert (a.item(), b.item()) == (0.5, 1.0)
+    assert (a.grad.item(), b.grad.item()) == (100.0, 100.0)
+    ag.optim.SGD([a], lr=0.5).step_with({a: ag.tensor([1.0])})
+    assert a.item() == 0.0
+
+
 def test_a_state_of_other_parameters_is_refused() -> None:
     saved = ag.optim.SGD([leaf(1.0)]).state_dict()
     with pytest.raises(ValueError, match="groups"):

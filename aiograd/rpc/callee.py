@@ -157,10 +157,10 @@ class Callee:
                 incoming.args, incoming.kwargs = decode_call(body)
             else:
                 waits = self._unpack(incoming, flags, body)
-            if incoming.target.error is not None:
-                raise incoming.target.error
         except Exception as error:
             return self._fail(incoming, error)
+        if incoming.target.error is not None:
+            return self._fail(incoming, incoming.target.error)
         if flags & STREAM:
             incoming.stream = StreamSource(self._link, incoming)
         if waits:

@@ -2,7 +2,8 @@
 
 Large messages arrive in pieces between others, so a small one may be complete before a large one
 that was sent earlier. Calls and replies may overtake each other; a request or post of the library
-waits for everything sent before it, and calls wait for those.
+waits for everything sent before it, and calls wait for those. What belongs to one stream (a lane)
+stays in order.
 
     sent:       call (large)   call   post   call
     complete:                  call   post   call   call (large)
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiograd.wire.messages import CALL, NUMBERED, ORDERED
+from aiograd.wire.messages import ANSWERS, CALL, ORDERED
 
 _AHEAD = 4096  # numbers remembered beyond a gap; older ones count as seen
 
@@ -43,10 +44,10 @@ class Once:
 
 
 class _Entry:
-    __slots__ = ("action", "kind", "ready")
+    __slots__ = ("action", "kind", "lane", "ready")
 
-    def __init__(self, kind: int, action: Callable[[], None], ready: bool) -> None:
-        self.kind, self.action, self.ready = kind, action, ready
+    def __init__(self, kind: int, lane: int, action: Callable[[], None], ready: bool) -> None:
+        self.kind, self.lane, self.action, self.ready = kind, lane, action, ready
 
 
 class Inbox:
@@ -63,34 +64,39 @@ class Inbox:
         """Whether a large message was announced and is not complete."""
         return key in self._large
 
-    def announce(self, key: Any, kind: int, action: Callable[[], None]) -> None:
+    def announce(self, key: Any, kind: int, lane: int, action: Callable[[], None]) -> None:
         """A large message begins; `action` runs when it is complete and its turn."""
-        entry = self._large[key] = _Entry(kind, action, ready=False)
+        entry = self._large[key] = _Entry(kind, lane, action, ready=False)
         self._entries.append(entry)
 
     def complete(self, key: Any) -> None:
         self._large.pop(key).ready = True
         self._settle()
 
-    def put(self, kind: int, action: Callable[[], None]) -> None:
+    def put(self, kind: int, lane: int, action: Callable[[], None]) -> None:
         """A small message; `action` runs now if it may overtake what is still coming."""
-        self._entries.append(_Entry(kind, action, ready=True))
+        self._entries.append(_Entry(kind, lane, action, ready=True))
         self._settle()
 
     def _settle(self) -> None:
         ready: list[_Entry] = []
         waiting: list[_Entry] = []
         ordered = False  # one of the library's messages waits further ahead
+        lanes: set[int] = set()
         for entry in self._entries:
-            blocked = bool(waiting) if entry.kind in ORDERED else ordered and entry.kind == CALL
+            if entry.kind in ORDERED:
+                blocked = bool(waiting)
+            elif entry.kind == CALL:
+                blocked = ordered
+            else:
+                blocked = entry.lane in lanes
             if entry.ready and not blocked:
                 ready.append(entry)
-            else:
-                waiting.append(entry)
-                ordered = ordered or entry.kind in ORDERED
+                continue
+            waiting.append(entry)
+            ordered = ordered or entry.kind in ORDERED
+            if entry.kind in ANSWERS:
+                lanes.add(entry.lane)
         self._entries = waiting
         for entry in ready:
             entry.action()
-
-
-__all__ = ["NUMBERED", "Inbox", "Once"]

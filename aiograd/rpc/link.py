@@ -27,6 +27,7 @@ from aiograd.rpc.outbox import Outbox
 from aiograd.rpc.travel import run_undo
 from aiograd.wire.frames import SMALL, Frame, FrameReader, Transfer
 from aiograd.wire.messages import (
+    ANSWERS,
     CALL,
     CANCEL,
     CREDIT,
@@ -301,11 +302,11 @@ class Link:
         found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
-                body, kind, lambda: self._handlers[kind](flags, id, budget, found, body)
+                body, kind, id, lambda: self._handlers[kind](flags, id, budget, found, body)
             )
-        elif kind in NUMBERED:
+        elif kind in NUMBERED or kind in ANSWERS:
             copy = bytes(body)
-            self._inbox.put(kind, lambda: self._handlers[kind](flags, id, budget, found, copy))
+            self._inbox.put(kind, id, lambda: self._handlers[kind](flags, id, budget, found, copy))
         else:
             self._handlers[kind](flags, id, budget, target, body)
 

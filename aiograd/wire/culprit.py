@@ -7,6 +7,7 @@ innermost one that fails, as a path a reader can follow: `args[0]['x'].lock`.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,10 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for slot in (slots,) if isinstance(slots, str) else slots:
             with contextlib.suppress(AttributeError):
                 yield f"{name}.{slot}", getattr(value, slot)
+    if isinstance(value, types.FunctionType):
+        for variable in value.__code__.co_names:
+            if variable in value.__globals__:
+                yield f"{name}.{variable}", value.__globals__[variable]
     closure = getattr(value, "__closure__", None)
     if closure and hasattr(value, "__code__"):
         for variable, cell in zip(value.__code__.co_freevars, closure, strict=False):

@@ -96,7 +96,9 @@ class FrameReader:
         """Where the next bytes should be written; never empty."""
         if self._chunk is not None:
             return self._chunk_window(self._chunk)
-        if self._end == _BUFFER:  # a partial frame at the very end: move it to the front
+        if self._start and _BUFFER - self._start < HEADER_SIZE + SMALL:
+            # A partial frame that might not fit: move it to the front. Not before now, because
+            # frames handed out earlier were still looking at what is there.
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
@@ -126,9 +128,6 @@ class FrameReader:
                 continue
             after = body + length
             if after > end:
-                if _BUFFER - at < HEADER_SIZE + length:  # it would not fit behind: move to front
-                    buffer[: end - at] = buffer[at:end]
-                    at, end = 0, end - at
                 break
             if flags & LARGE:
                 self._announced(kind, flags, id, budget, view[body:after], frames)

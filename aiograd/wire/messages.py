@@ -64,4 +64,5 @@ EMPTY: Final = 32  # no payload at all: the value is None
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
+ANSWERS: Final = frozenset({REPLY, FAULT, ITEM})  # of one stream: stay in order
 ORDERED: Final = frozenset({REQUEST, POST})  # wait until everything sent earlier has arrived

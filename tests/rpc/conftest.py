@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime import Runtime
@@ -23,7 +24,7 @@ async def running_agents(
     address: Callable[[int], str] = "memory:{}".format,
     ops: dict[str, Any] | None = None,
 ) -> AsyncIterator[list[Agent]]:
-    """`count` agents worker0 … that know each other; closed at the end."""
+    """`count` agents worker0 … that know each other, the first is current; closed at the end."""
     runtime = Runtime()
     agents = [
         Agent(f"worker{i}", i, secret=SECRET, options=options, runtime=runtime, ops=ops)
@@ -35,7 +36,11 @@ async def running_agents(
         for agent in agents:
             for other in agents:
                 agent.directory.add(other.info)
-        yield agents
+        token = current.use(agents[0])
+        try:
+            yield agents
+        finally:
+            current.AGENT.reset(token)
     finally:
         for agent in agents:
             await agent.close()

@@ -70,6 +70,7 @@ def test_many_buffers_full_of_frames_come_out_whole():
     data = b"".join(frame(CALL, body, id=i) for i, body in enumerate(bodies))
     found = [f for i in range(0, len(data), 7777) for f in reader.feed(data[i : i + 7777])]
     assert [bytes(f[5]) for f in found] == bodies
+    assert [bytes(f[5]) for f in FrameReader().feed(data)] == bodies
 
 
 @pytest.mark.parametrize("piece", [100, 65536, 10**9])

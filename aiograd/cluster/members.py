@@ -1,7 +1,7 @@
-"""A worker's part in its cluster: joins, leaves, barriers and farewells, carried over the wire.
+"""A worker's part in its cluster: joins, leaves and farewells, carried over the wire.
 
-Decisions are made elsewhere, without I/O: by `Membership` at the coordinator, by `Gatherings` and
-`Farewell` at whoever leads. This module is their mouth and ears.
+Decisions are made elsewhere, without I/O: by `Membership` and `Farewell` at the coordinator. This
+module is their mouth and ears. Barriers are `assembly.py`'s business.
 
     service              from → to               says                          answer
     cluster.rank         newcomer → coordinator  give me a rank                a number
@@ -11,7 +11,6 @@ Decisions are made elsewhere, without I/O: by `Membership` at the coordinator, b
     cluster.roster       member → coordinator    I missed something            roster
     cluster.leave        member → coordinator    goodbye                       that it is known
     cluster.dismiss      coordinator → member    please leave, too             –
-    cluster.gather       member → its leader     my value of this turn         everyone's values
     cluster.farewell     member → coordinator    how many calls I have made    was it the last round
 """
 
@@ -24,9 +23,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aiograd.cluster.meetings import Farewell, Gathering, Gatherings, Group
+from aiograd.cluster.assembly import Assembly, retrieve
+from aiograd.cluster.meetings import Farewell
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
-from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
+from aiograd.errors import RpcError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 
@@ -56,9 +56,7 @@ class Members:
         self._joining: dict[bytes, asyncio.Future[Any]] = {}  # newcomers that wait for an answer
         self._refused: set[bytes] = set()  # newcomers that are about to leave again
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
-        self._gatherings = Gatherings(agent.name)
-        self._gathered: dict[int, asyncio.Future[dict[str, Any]]] = {}  # by id of the gathering
-        self._dead: dict[bytes, Exception] = {}  # who cannot take part in a gathering any more
+        self.assembly = Assembly(agent, lambda: self.peers)
         self._farewell = Farewell()
         self._over = False  # the farewell has ended
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # of the farewell
@@ -71,7 +69,6 @@ class Members:
                 "cluster.roster": self._on_roster,
                 "cluster.leave": self._on_leave,
                 "cluster.dismiss": self._on_dismiss,
-                "cluster.gather": self._on_gather,
                 "cluster.farewell": self._on_farewell,
             }
         )
@@ -164,7 +161,7 @@ class Members:
         answer = self._joining.get(incarnation)
         if answer is None:
             answer = self._joining[incarnation] = self.agent.loop.create_future()
-            answer.add_done_callback(_retrieve)
+            answer.add_done_callback(retrieve)
         return answer
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +199,7 @@ class Members:
             with contextlib.suppress(RpcError):  # gone, too: that is announced of its own
                 answers.append(self.agent.request(peer, "cluster.change", update, timeout=CONFIRM))
         for answer in answers:
-            answer.add_done_callback(_retrieve)
+            answer.add_done_callback(retrieve)
         return answers
 
     async def _admit(
@@ -225,7 +222,7 @@ class Members:
         if waits:
             await asyncio.wait(waits)
         for each in waits:
-            _retrieve(each)
+            retrieve(each)
         for peer in admitted:
             answer = self._joining.pop(peer.incarnation, None)
             if answer is not None and not answer.done():
@@ -294,85 +291,8 @@ class Members:
         self._gone(peer, error)
 
     def _gone(self, peer: PeerInfo, error: Exception) -> None:
-        self._dead[peer.incarnation] = error
-        for gathering in self._gatherings.gone(peer.incarnation):
-            future = self._gathered.pop(id(gathering), None)
-            if future is not None and not future.done():
-                future.set_exception(error)
+        self.assembly.gone(peer, error)
         self._decide()
-
-    # ── gatherings ──────────────────────────────────────────────────────────────────────────────
-
-    def group(self, names: Iterable[str] | None) -> Group:
-        """Name the members of a gathering: all, or these."""
-        if names is None:
-            peers = self.peers
-        else:
-            if isinstance(names, str):
-                raise TypeError(f"names should be several names, not the string {names!r}")
-            wanted = {self.agent.directory.find(name).name for name in names}
-            peers = [peer for peer in self.peers if peer.name in wanted]
-            if len(peers) < len(wanted):
-                gone = wanted - {peer.name for peer in peers}
-                raise UnknownWorker(min(gone), tuple(self.roster.members))
-        if all(peer.incarnation != self.agent.incarnation for peer in peers):
-            raise ValueError(f"{self.agent.name} is not one of the workers that gather")
-        return tuple((peer.name, peer.incarnation) for peer in peers)
-
-    async def gather(
-        self, value: Any, names: Iterable[str] | None, timeout: float, what: str
-    ) -> dict[str, Any]:
-        """Exchange a value with all the others of a group."""
-        group = self.group(names)
-        self._check_alive(group)
-        turn = self._gatherings.begin(group)
-        leader = group[0][0]
-        if leader != self.agent.name:
-            request = self.agent.request(
-                leader, "cluster.gather", group, turn, value, what, timeout=timeout
-            )
-            return dict(await request)
-        gathering = self._gatherings.bring(group, turn, leader, value)
-        assert gathering is not None
-        try:
-            async with asyncio.timeout(None if timeout == math.inf else timeout):
-                return dict(await self._complete(gathering))
-        except TimeoutError:
-            late = DeadlineExceeded(", ".join(gathering.missing()), what, timeout)
-            self._give_up(gathering, late)
-            raise late from None
-        except asyncio.CancelledError:
-            self._give_up(gathering, RpcError(f"{leader} gave up the {what}"))
-            raise
-
-    def _check_alive(self, group: Group) -> None:
-        for _, incarnation in group:
-            if incarnation in self._dead:
-                raise self._dead[incarnation]
-
-    def _complete(self, gathering: Gathering) -> asyncio.Future[dict[str, Any]]:
-        """The result of a gathering, for one that waits for it."""
-        future = self._gathered.get(id(gathering))
-        if future is None:
-            future = self._gathered[id(gathering)] = self.agent.loop.create_future()
-            future.add_done_callback(_retrieve)
-        if not gathering.missing():
-            del self._gathered[id(gathering)]
-            future.set_result(gathering.values)
-        return asyncio.shield(future)
-
-    def _give_up(self, gathering: Gathering, error: Exception) -> None:
-        self._gatherings.end(gathering)
-        future = self._gathered.pop(id(gathering), None)
-        if future is not None and not future.done():
-            future.set_exception(error)
-
-    def _on_gather(self, sender: PeerInfo, group: Group, turn: int, value: Any, what: str) -> Any:
-        self._check_alive(group)
-        gathering = self._gatherings.bring(group, turn, sender.name, value)
-        if gathering is None:
-            raise RpcError(f"{self.agent.name} has given up this {what} already")
-        return self._complete(gathering)
 
     # ── going ───────────────────────────────────────────────────────────────────────────────────
 
@@ -430,10 +350,11 @@ class Members:
 
     async def close(self) -> None:
         """End what this part still waits for."""
-        for future in (*self._joining.values(), *self._gathered.values(), self._round):
+        error = WorkerClosed(f"{self.agent.name} was shut down", self.agent.name)
+        self.assembly.close(error)
+        for future in (*self._joining.values(), self._round):
             if not future.done():
-                future.add_done_callback(_retrieve)
-                error = WorkerClosed(f"{self.agent.name} was shut down", self.agent.name)
+                future.add_done_callback(retrieve)
                 future.set_exception(error)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
@@ -446,9 +367,3 @@ class Members:
     def _coordinator(self) -> PeerInfo:
         assert self.coordinator is not None
         return self.coordinator
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Look at the outcome, so that it is not reported as forgotten."""
-    if not future.cancelled():
-        future.exception()

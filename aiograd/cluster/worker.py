@@ -375,7 +375,7 @@ async def _gather(
 ) -> dict[str, Any]:
     worker = current_worker()
     seconds, _ = worker.agent.deadline(timeout)  # no longer than the call that this is in
-    return await worker.members.gather(value, names, seconds, what)
+    return await worker.members.assembly.gather(value, names, seconds, what)
 
 
 @inline

@@ -9,9 +9,12 @@ import socket
 import stat
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from aiograd.cluster.plan import Plan
+from aiograd.cluster.rendezvous import Place
 from aiograd.cluster.worker import (
     Worker,
     current_worker,
@@ -33,6 +36,7 @@ from aiograd.errors import (
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
+from aiograd.rpc.transport import Network
 
 QUICK = Options(grace=2.0, timeout=10.0, secret=b"0123456789abcdef")
 
@@ -236,6 +240,36 @@ async def test_init_wrong_types():
         await init_rpc("a", rank="0")
 
 
+class CountingNetwork(Network):
+    """A transport of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listened: list[str] = []
+
+    async def listen(self, address, factory, **settings):
+        self.listened.append(address)
+        return await super().listen(address, factory, **settings)
+
+
+async def test_init_backend_registry():
+    network = CountingNetwork()
+    plan = Plan(
+        name="a",
+        rank=0,
+        place=Place("memory", "meet"),
+        network=network,
+        secret=b"0123456789abcdef",
+    )
+    async with Worker.planned(plan) as worker:
+        assert network.listened == ["memory:meet"]
+        assert await rpc_async("a", who) == worker.info
+        with pytest.raises(RpcError, match="in use"):
+            await Worker.planned(plan).start()
+    with pytest.raises(ValueError, match="transport"):
+        Options(transport="carrier pigeon")
+
+
 async def test_init_world_one():
     worker = await init_rpc("me", world_size=1)
     assert await rpc_async("me", _double, (2,)) == 4
@@ -252,6 +286,8 @@ async def test_init_timeouts():
     await init_rpc("me", options=Options(timeout=0.5))
     assert current_worker().options.timeout == 0.5
     await shutdown()
+    with pytest.raises(TypeError, match="seconds"):
+        Options(timeout=timedelta(seconds=100))
 
 
 async def test_init_threads():
@@ -352,14 +388,16 @@ async def _name_of_current() -> str:
 
 
 async def test_dbg_keys(meeting):
-    (a,) = await meeting.static("a")
-
-    async def look():
-        return debug_info()
-
-    found = await meeting.run_as(a, look)
-    assert found.pop("workers") == 1
-    assert {"pending_calls", "running_calls", "abandoned_calls", "buffered_bytes"} <= found.keys()
+    a, b = await meeting.static("a", "b")
+    parts = [b.agent.counters(), *(part.counters() for part in b._parts)]
+    found = await a.agent.call("b", debug_info)
+    assert found.keys() == {"workers", *(key for part in parts for key in part)}
+    assert len(found) == 1 + sum(map(len, parts))  # no two layers use the same key
+    assert found.pop("workers") == 2
+    assert found.keys() >= {
+        *("contexts", "backward_passes", "owner_rrefs", "user_rrefs"),
+        *("pending_calls", "running_calls", "abandoned_calls", "buffered_bytes"),
+    }
     assert set(found.values()) == {0}
 
 

@@ -1,0 +1,247 @@
+"""Barriers and gatherings among workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from aiograd.cluster.worker import all_gather, barrier, get_worker_info
+from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
+from aiograd.rpc.calls import rpc_async, run_sync
+
+WORK: list[str] = []  # who has done something; the workers of a test share this process
+
+
+async def _work() -> None:
+    await asyncio.sleep(0)
+    WORK.append(get_worker_info().name)
+
+
+async def test_wait_all_workers(meeting):
+    workers = await meeting.static("a", "b", "c")
+    WORK.clear()
+
+    async def run():
+        if get_worker_info().rank == 0:
+            for to in ("b", "c"):
+                await asyncio.gather(*(rpc_async(to, _work) for _ in range(30)))
+        await barrier()
+        assert WORK == ["b"] * 30 + ["c"] * 30
+        await barrier()
+
+    await meeting.everyone(workers, run)
+
+
+async def test_all_gather(meeting):
+    names = ["a", "b", "c", "d"]
+    workers = await meeting.static(*names)
+
+    async def run():
+        return await all_gather(get_worker_info().rank)
+
+    assert await meeting.everyone(workers, run) == [dict(zip(names, range(4), strict=True))] * 4
+
+
+async def test_gatherings_of_the_same_workers_pair_up_in_the_order_of_their_calls(meeting):
+    workers = await meeting.static("a", "b", "c")
+
+    async def run():
+        name = get_worker_info().name
+        return await asyncio.gather(*(all_gather((name, n)) for n in range(20)))
+
+    for results in await meeting.everyone(workers, run):
+        assert results == [{name: (name, n) for name in "abc"} for n in range(20)]
+
+
+async def test_barrier(meeting):
+    workers = await meeting.static("a", "b", "c", "d")
+    arrived: set[str] = set()
+
+    async def run():
+        arrived.add(get_worker_info().name)
+        await barrier()
+        assert arrived == set("abcd")
+
+    await meeting.everyone(workers, run)
+
+
+async def test_barrier_of_subsets_at_once(meeting):
+    workers = await meeting.static("a", "b", "c", "d")
+
+    async def run():
+        mine = ["a", "c"] if get_worker_info().rank % 2 == 0 else ["d", "b"]  # in any order
+        for _ in range(5):
+            await barrier(mine)
+        return sorted(await all_gather(1, mine))
+
+    assert await meeting.everyone(workers, run) == [["a", "c"], ["b", "d"]] * 2
+
+
+async def test_barrier_of_one(meeting):
+    workers = await meeting.static("a", "b", "c")
+
+    async def run():
+        name = get_worker_info().name
+        await barrier(["a", "b"] if name in "ab" else ["c"])
+        assert await all_gather("x", [name]) == {name: "x"}
+
+    await meeting.everyone(workers, run)
+
+
+async def test_barrier_many_times_at_once(meeting):
+    workers = await meeting.static("a", "b", "c")
+
+    async def run():
+        await asyncio.gather(*(barrier() for _ in range(3)))
+
+    await meeting.everyone(workers, run)
+
+
+async def test_all_gather_timeout(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+
+    async def run():
+        await all_gather(1, timeout=0.1)
+
+    outcomes = await asyncio.gather(
+        meeting.run_as(a, run), meeting.run_as(b, run), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
+    assert outcomes[0].worker == "c"  # the leader knows who is missing
+    assert outcomes[0].function == "all_gather"
+
+    with pytest.raises(RpcError, match="given up"):  # who comes later is told so at once
+        await meeting.run_as(c, run)
+
+    async def again():
+        return await all_gather(2)
+
+    assert await meeting.everyone([a, b, c], again) == [dict.fromkeys("abc", 2)] * 3
+
+
+class SlowToPickle:
+    def __reduce__(self):
+        time.sleep(0.2)
+        return SlowToPickle, ()
+
+
+async def test_all_gather_timeout_of_what_takes_too_long_to_send(meeting):
+    a, b = await meeting.static("a", "b")
+
+    async def run():
+        await all_gather(SlowToPickle(), timeout=0.1)
+
+    outcomes = await asyncio.gather(
+        meeting.run_as(a, run), meeting.run_as(b, run), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
+
+
+async def test_a_cancelled_barrier_tells_the_others(meeting):
+    a, b, _c = await meeting.static("a", "b", "c")
+
+    async def wait():
+        await barrier()
+
+    follower = asyncio.create_task(meeting.run_as(b, wait))
+    leader = asyncio.create_task(meeting.run_as(a, wait))
+    await b.agent.call("a", _work)  # the follower's value came before this
+    leader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leader
+    with pytest.raises(RpcError, match="gave up"):
+        await follower
+
+
+async def test_a_barrier_ends_when_one_of_its_workers_dies(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+
+    async def wait():
+        await barrier(timeout=30)
+
+    waiting = [asyncio.create_task(meeting.run_as(worker, wait)) for worker in (a, b)]
+    await asyncio.sleep(0)
+    await c.close(graceful=False)
+    for each in waiting:
+        with pytest.raises(WorkerLost, match="c"):
+            await each
+
+
+async def test_a_barrier_ends_when_its_leader_dies(meeting):
+    a, b, _c = await meeting.static("a", "b", "c")
+
+    async def wait():
+        await barrier(timeout=30)
+
+    waiting = asyncio.create_task(meeting.run_as(b, wait))
+    await asyncio.sleep(0)
+    await a.close(graceful=False)
+    with pytest.raises(WorkerLost, match="a"):
+        await waiting
+
+
+async def test_barriers_work_on_after_a_worker_was_restarted(meeting):
+    a, b = await meeting.static("a", "b")
+
+    async def run():
+        await barrier()
+
+    for _ in range(3):
+        await meeting.everyone([a, b], run)
+    await b.close(graceful=False)
+    await a.members.wait_gone("b")
+    b = meeting.worker("b", 1, world_size=2)
+    await b.start()
+    await meeting.everyone([a, b], run)
+
+
+async def test_only_those_who_take_part_may_name_themselves(meeting):
+    a, _b = await meeting.static("a", "b")
+
+    async def without_me():
+        await barrier(["b"])
+
+    async def stranger():
+        await barrier(["a", "z"])
+
+    async def a_string():
+        await barrier("ab")
+
+    with pytest.raises(ValueError, match="not one of"):
+        await meeting.run_as(a, without_me)
+    with pytest.raises(UnknownWorker, match="z"):
+        await meeting.run_as(a, stranger)
+    with pytest.raises(TypeError, match="several"):
+        await meeting.run_as(a, a_string)
+
+
+async def test_a_barrier_inherits_the_time_of_the_call_it_is_in(meeting):
+    a, _b = await meeting.static("a", "b")
+    with pytest.raises(DeadlineExceeded):
+        await a.agent.call("b", barrier, (), timeout=0.1)
+
+
+async def test_closing_ends_a_barrier(meeting):
+    a, _b = await meeting.static("a", "b")
+
+    async def wait():
+        await barrier()
+
+    waiting = asyncio.create_task(meeting.run_as(a, wait))
+    await asyncio.sleep(0)
+    await a.close(graceful=False)
+    with pytest.raises(WorkerClosed):
+        await waiting
+
+
+def _barrier_in_a_thread() -> str:
+    run_sync(barrier())
+    return get_worker_info().name
+
+
+async def test_barrier_from_several_threads_at_once(meeting):
+    workers = await meeting.static("a", "b", "c")
+    calls = [workers[0].agent.call(name, _barrier_in_a_thread) for name in "abc" for _ in range(3)]
+    assert await asyncio.gather(*calls) == [name for name in "abc" for _ in range(3)]

@@ -78,6 +78,7 @@ class Op:
         self.joint = joint  # one rule for all arguments of an op with several outputs
         self.shapes_only = shapes_only  # `each` only asks for the shapes of its arguments
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
+        self.arity = -1  # that many arguments and no others need not be arranged
         self.op_name: str | None = None  # what other workers know it by; None for users' own
         self._keywords = keywords((*self.rules, each, joint))
         self._plans: dict[Any, tuple[bool, tuple[int, ...]]] = {}
@@ -101,7 +102,7 @@ class Op:
 
     def __call__(self, *given: Any, **kwargs: Any) -> Any:
         args: Sequence[Any] = given
-        if self.arrange is not None:
+        if self.arrange is not None and (kwargs or len(given) != self.arity):
             args, kwargs = self.arrange(*given, **kwargs)
         if kwargs:
             if kwargs.get("out") is not None:
@@ -299,29 +300,44 @@ class Op:
 
     def gradients(self, node: OpNode, g: Any, create_graph: bool) -> Sequence[Any]:
         """Run the rules of the arguments that want a gradient."""
-        restored: Sequence[Any] = node.saved or ()  # never freed if it holds no values
+        saved = node.saved
+        if saved is None:
+            raise freed(self.name)
+        y, *args = saved
         if self.saves:
-            restored = self._restore(node, create_graph)
-        y, *args = restored
-        if y is not None and create_graph:
-            y = wrap(y, node)
-        kwargs, found = node.kwargs, []
+            if y is not None:
+                if node.cell is not None and node.cell[0]:
+                    raise modified(self.name)
+                if create_graph:
+                    y = wrap(y, node)
+            versions = node.versions
+            for position, arg in enumerate(args):
+                if isinstance(arg, Tensor):
+                    cell = arg._cell
+                    if cell is not None and cell[0] != (versions[position] if versions else 0):
+                        raise modified(self.name)
+                    if not create_graph:
+                        args[position] = arg.data
+        kwargs, parents = node.kwargs, node.parents
         if self.each is not None:
-            for i, parent in enumerate(node.parents):
-                found.append(None if parent is None else self.each(g, y, i, *args, **kwargs))
-            return found
-        rules = self.rules
-        for i, parent in enumerate(node.parents):
-            rule = None if parent is None else rules[i]  # no rule: no gradient, on purpose
-            found.append(None if rule is None else rule(g, y, *args, **kwargs))
-        return found
+            each = self.each
+            return [
+                None if parent is None else each(g, y, i, *args, **kwargs)
+                for i, parent in enumerate(parents)
+            ]
+        if len(parents) == 1:  # then it is the one that wants a gradient
+            rule = self.rules[0]
+            return (None,) if rule is None else (rule(g, y, *args, **kwargs),)
+        found: list[Any] = []
+        for parent, rule in zip(parents, self.rules, strict=False):
+            wanted = parent is not None and rule is not None
+            found.append(rule(g, y, *args, **kwargs) if wanted else None)  # type: ignore[misc]
+        missing = len(parents) - len(found)  # arguments without a rule
+        return found + [None] * missing if missing else found
 
     def joint_gradients(self, node: JointOpNode, gs: list[Any], create_graph: bool) -> Any:
         """Run the one rule of an operation with several outputs."""
         ys, *args = self._restore(node, create_graph)
-        for cell in node.cells:
-            if cell[0]:
-                raise modified(self.name)
         filled = []
         for g, (shape, dtype) in zip(gs, node.metas, strict=True):
             if g is None and dtype.kind in "fc":
@@ -341,25 +357,23 @@ class Op:
             raise wrong_count(self.name, len(found), len(node.parents))
         return found
 
-    def _restore(self, node: Any, create_graph: bool) -> list[Any]:
-        """The saved result and arguments, after a look at their versions."""
-        saved = node.saved
-        if saved is None:
+    def _restore(self, node: JointOpNode, create_graph: bool) -> list[Any]:
+        """The saved results and arguments, after a look at their versions."""
+        if node.saved is None:
             raise freed(self.name)
+        for cell in node.cells:
+            if cell[0]:
+                raise modified(self.name)
+        ys, *args = node.saved
         versions = node.versions
-        restored = [saved[0]]
-        written = node.cell if isinstance(node, OpNode) else None
-        if written is not None and written[0] and saved[0] is not None:
-            raise modified(self.name)
-        for position, arg in enumerate(saved[1:]):
+        for position, arg in enumerate(args):
             if isinstance(arg, Tensor):
-                cell = arg._cell
-                if cell is not None and cell[0] != (versions[position] if versions else 0):
+                written = arg._cell
+                if written is not None and written[0] != (versions[position] if versions else 0):
                     raise modified(self.name)
                 if not create_graph:
-                    arg = arg.data
-            restored.append(arg)
-        return restored
+                    args[position] = arg.data
+        return [ys, *args]
 
 
 def binary(op: Op) -> Callable[[Tensor, Any], Any]:

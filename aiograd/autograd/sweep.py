@@ -254,18 +254,19 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
 
 
 def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
-    shape = target.shape
-    extra = len(grad.shape) - len(shape)
-    if extra > 0 and grad.shape[extra:] == shape:  # the common case: a bias
-        return grad.sum(axis=tuple(range(extra)) if extra > 1 else 0)
-    axes = tuple(range(max(extra, 0))) + tuple(
-        i + extra
-        for i, n in enumerate(shape)
-        if extra >= 0 and n == 1 and grad.shape[i + extra] != 1
-    )
-    if extra >= 0 and axes:
-        grad = grad.sum(axis=axes, keepdims=True)
-        grad = grad.reshape(grad.shape[extra:]) if extra else grad
+    """Sum over the axes that the forward pass added or stretched."""
+    shape, given = target.shape, grad.shape
+    extra = len(given) - len(shape)
+    if extra >= 0:
+        axes = list(range(extra))
+        for axis, size in enumerate(shape, extra):
+            if size == 1 and given[axis] != 1:
+                axes.append(axis)
+        if len(axes) == extra:  # the common case: a bias
+            grad = _summed(grad, tuple(axes), False)
+        else:
+            grad = _summed(grad, tuple(axes), True)
+            grad = grad.reshape(grad.shape[extra:]) if extra else grad
     if grad.shape != shape:
         raise GradError(
             f"{source.name} gave a gradient of shape {tuple(grad.shape)} "
@@ -273,3 +274,9 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
             "shape",
         )
     return grad
+
+
+def _summed(grad: Any, axes: tuple[int, ...], keepdims: Any) -> Any:
+    if grad.__class__ is _ndarray:
+        return np.add.reduce(grad, axes, keepdims=keepdims)
+    return grad.sum(axis=axes, keepdims=keepdims)

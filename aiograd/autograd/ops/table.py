@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NUMPY: dict[Any, Callable[..., Any]] = {}  # numpy ufunc or function → what a Tensor calls instead
 ALIASES: dict[str, str] = {}  # further names of operations → their own
+
+SMALL = 16384  # elements that are filled faster than numpy finds its way through a view
 
 _OPERATORS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
@@ -50,13 +53,16 @@ def numpy_op(
 
     The first arguments, one per rule, are the arrays; numpy's own signature tells the rest.
     """
-    if "arrange" not in options:
+    own = "arrange" in options
+    if not own:
         if isinstance(function, np.ufunc):
             options["arrange"] = _ufunc_arguments(function)
         else:
             options["arrange"] = _by_signature(function, arrays or len(rules) or 1)
     made = op(function.__name__, forward or function, *rules, **options)
     made.__doc__ = function.__doc__
+    if not own:
+        made.arity = function.nin if isinstance(function, np.ufunc) else arrays or len(rules)
     _register(made, function)
     return made
 
@@ -228,19 +234,20 @@ def as_tensor(value: Any) -> Tensor:
 
 def conj(x: Any) -> Any:
     """The complex conjugate; real values pass as they are."""
-    if x.__class__ is float or x.__class__ is int:
+    kind = x.__class__
+    if kind is float or kind is int:
         return x
-    if isinstance(x, complex) and not isinstance(x, np.generic):
+    if kind is complex:
         return x.conjugate()
     return np.conjugate(x) if x.dtype.kind == "c" else x
 
 
 def spread(g: Any, shape: tuple[int, ...]) -> Any:
-    """Broadcast without copying."""
-    if g.ndim == 0 and not isinstance(g, Tensor):  # as np.broadcast_to, without its checks
-        view: Any = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
-        view.flags.writeable = False
-        return view
+    """Broadcast: a small array filled, a large one without copying."""
+    if g.ndim == 0 and not isinstance(g, Tensor) and prod(shape) <= SMALL:
+        filled: Any = np.empty(shape, g.dtype)
+        filled.fill(g)
+        return filled
     return np.broadcast_to(g, shape)
 
 

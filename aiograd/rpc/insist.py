@@ -1,16 +1,18 @@
 """Requests that are sent again until they are answered.
 
 For the library's own idempotent messages only: a user's call runs at most once. Ends with the first
-answer, at the deadline, or when the peer is gone.
+answer, at the deadline, or when the peer is gone. There are many, and nearly all are answered the
+first time, so this is a timer and callbacks, not a task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, WorkerClosed, WorkerLost
+from aiograd.errors import DeadlineExceeded, WorkerLost
 from aiograd.rpc.future import Future, fail
 
 if TYPE_CHECKING:
@@ -30,65 +32,99 @@ def insist(
     carry: bool,
 ) -> None:
     """Answer `future` with the first answer to as many requests as it takes."""
-
-    def start() -> None:
-        task = agent.spawn(_insist(agent, future, peer, service, args, deadline, carry), context)
-        future.add_done_callback(lambda _: task.cancel())
-
-    context = agent.context.copy()
+    context = agent.context.copy()  # not the caller's: its deadline is not that of one attempt
+    efforts = _Efforts(agent, future, peer, service, args, deadline, carry, context)
     if asyncio._get_running_loop() is agent.loop:
-        start()
+        context.run(efforts.start)
     else:
-        agent.from_thread(start)
+        agent.from_thread(context.run, efforts.start)
 
 
-async def _insist(
-    agent: Agent,
-    future: Future[Any],
-    peer: PeerInfo,
-    service: str,
-    args: tuple[Any, ...],
-    deadline: float,
-    carry: bool,
-) -> None:
-    attempts: set[Future[Any]] = set()
-    pause = _FIRST
-    try:
-        while not future.done():
-            left = deadline - agent.loop.time()
-            if left <= 0:
-                raise DeadlineExceeded(peer.name, service, future._seconds)
-            attempt = agent.request(peer, service, *args, timeout=math.inf, carry=carry)
-            attempts.add(attempt)
-            until = agent.loop.time() + min(pause, left)
-            while attempts and (wait := until - agent.loop.time()) > 0:
-                done, attempts = await asyncio.wait(
-                    attempts, timeout=wait, return_when=asyncio.FIRST_COMPLETED
-                )
-                for each in done:
-                    if _answer(agent, future, peer, each):
-                        return
-            if not attempts:
-                await asyncio.sleep(max(until - agent.loop.time(), 0))
-            pause = min(pause * 2, _LONGEST)
-    except asyncio.CancelledError:
-        fail(future, WorkerClosed(f"{agent.name} was shut down", agent.name))
-        raise
-    except Exception as error:
-        fail(future, error)
-    finally:
-        for attempt in attempts:
+class _Efforts:
+    """All attempts at one request."""
+
+    __slots__ = (
+        "_agent",
+        "_args",
+        "_attempts",
+        "_carry",
+        "_context",
+        "_deadline",
+        "_future",
+        "_pause",
+        "_peer",
+        "_service",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        agent: Agent,
+        future: Future[Any],
+        peer: PeerInfo,
+        service: str,
+        args: tuple[Any, ...],
+        deadline: float,
+        carry: bool,
+        context: contextvars.Context,
+    ) -> None:
+        self._agent, self._future, self._peer = agent, future, peer
+        self._service, self._args, self._carry = service, args, carry
+        self._deadline, self._context = deadline, context
+        self._pause = _FIRST
+        self._attempts: set[Future[Any]] = set()  # sent, and not answered so far
+        self._timer: asyncio.TimerHandle | None = None  # of the next attempt
+
+    def start(self) -> None:
+        self._future.add_done_callback(self._finish, context=self._context)
+        self._try()
+
+    def _try(self) -> None:
+        if self._future.done():
+            return
+        loop = self._agent.loop
+        left = self._deadline - loop.time() if self._deadline != math.inf else math.inf
+        if left <= 0:
+            fail(
+                self._future,
+                DeadlineExceeded(self._peer.name, self._service, self._future._seconds),
+            )
+            return
+        if (now := self._agent.directory.get(self._peer.name)) is not self._peer and (
+            now is None or now.incarnation != self._peer.incarnation
+        ):
+            fail(self._future, WorkerLost(self._peer.name, why="it left, or was restarted"))
+            return
+        try:
+            attempt = self._agent.request(
+                self._peer, self._service, *self._args, timeout=math.inf, carry=self._carry
+            )
+        except Exception as error:
+            fail(self._future, error)
+            return
+        self._attempts.add(attempt)
+        attempt.add_done_callback(self._ended, context=self._context)
+        pause = min(self._pause, left)
+        self._timer = loop.call_later(pause, self._try, context=self._context)
+        self._pause = min(self._pause * 2, _LONGEST)
+
+    def _ended(self, attempt: Future[Any]) -> None:
+        """An attempt was answered or failed; one that never left is no answer."""
+        self._attempts.discard(attempt)
+        if attempt.cancelled():
+            return
+        error = attempt.exception()
+        if error is None:
+            if not self._future.done():
+                self._future.set_result(attempt.result())
+        elif not (isinstance(error, WorkerLost) and self._still_there()):
+            fail(self._future, error)
+
+    def _still_there(self) -> bool:
+        return not self._agent.closed and self._agent.link(self._peer).error is None
+
+    def _finish(self, future: Future[Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for attempt in list(self._attempts):
             attempt.cancel()
-
-
-def _answer(agent: Agent, future: Future[Any], peer: PeerInfo, attempt: Future[Any]) -> bool:
-    """Whether an attempt that has ended is the answer; one that never left is not."""
-    error = attempt.exception()
-    if error is None:
-        if not future.done():
-            future.set_result(attempt.result())
-        return True
-    if isinstance(error, WorkerLost) and agent.link(peer).error is None:
-        return False
-    fail(future, error)
-    return True

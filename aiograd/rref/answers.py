@@ -7,16 +7,41 @@ fetched by the thousand.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, RRefExpired
+from aiograd.rpc import calls
 from aiograd.rpc.future import Future
 from aiograd.rref.control import owner_lost
 from aiograd.rref.records import Held, Owned, again
 
 if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
     from aiograd.rref.rref import RRef
+
+
+def block_on(agent: Agent, future: asyncio.Future[Any]) -> Any:
+    """Wait, in a thread, for a future of the loop."""
+    outer: asyncio.Future[Any] = agent.loop.create_future()
+    latch = calls._Latch(outer)
+    agent.from_thread(future.add_done_callback, functools.partial(_hand_on, outer))
+    try:
+        return latch.wait(agent)
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del outer, latch, future
+
+
+def _hand_on(outer: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+    if outer.done():
+        return
+    if future.cancelled():
+        outer.cancel()
+    elif (error := future.exception()) is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(future.result())
 
 
 def wake(future: asyncio.Future[None]) -> Callable[[], None]:
@@ -71,6 +96,8 @@ class Answer(Future[Any]):
     def set_exception(self, exception: Any) -> None:
         if (rref := self._rref) is not None:
             self._rref = None
+            if rref._type is self:  # an awaited error holds frames that hold the reference
+                rref._type = None
             held = rref._ref
             if isinstance(held, Held):
                 if getattr(exception, "worker", None) == held.owner.name:

@@ -142,8 +142,12 @@ class RRefs:
     def _outcome(self, error: BaseException) -> Exception:
         """What users of a value get that could not be made."""
         name = self.agent.name
-        if isinstance(error, asyncio.CancelledError):
-            return RRefError(f"RRef creation on {name} was cancelled, or ran out of time", name)
+        abandoned = isinstance(error, DeadlineExceeded) and (error.worker, error.seconds) == (
+            name,
+            0,
+        )
+        if abandoned or isinstance(error, asyncio.CancelledError):
+            return RRefError(f"RRef creation on {name} timed out, or was cancelled", name)
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             return error
         return RemoteError(type(error).__name__, str(error), worker=name)
@@ -229,7 +233,7 @@ class RRefs:
                 future=answer,
             )
         except (RRefError, OwnerLost) as error:
-            answer.set_exception(error)
+            answer.set_exception(error.with_traceback(None))  # it would hold this frame, and us
         return answer
 
     def wait(self, rref: RRef, timeout: float | None, what: str) -> Future[Any]:
@@ -241,7 +245,7 @@ class RRefs:
         try:
             self.usable(rref)
         except RRefError as error:
-            wait.set_exception(error)
+            wait.set_exception(error.with_traceback(None))
             return wait
         if owned.ready:
             wait.end(owned)

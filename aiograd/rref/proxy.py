@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.rpc import calls
 from aiograd.rpc.future import Future
-from aiograd.rref.answers import Answer
+from aiograd.rref.answers import Answer, block_on
 from aiograd.rref.records import Held, Owned, check_id
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class SyncProxy(_Proxy):
     __slots__ = ()
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        calls._refuse_on_loop("await rref.rpc_async().method(...)")
-        future = self._begin(name, args, kwargs, sys._getframe(1))
-        return calls._wait(self._rref._refs.agent, future)
+        if asyncio._get_running_loop() is not None:
+            raise calls.WrongThread("this is an event loop: await rref.rpc_async().method(...)")
+        return block_on(self._rref._refs.agent, self._begin(name, args, kwargs, sys._getframe(1)))
 
 
 class RemoteProxy(_Proxy):
@@ -159,10 +159,10 @@ class RemoteProxy(_Proxy):
             return
         known = rref._type
         told = known is not None and known.done() and not known.cancelled()
-        if known is not None and told and not known.exception() and hasattr(known.result(), name):
+        if known is not None and told and hasattr(known.result(), name):
             return
         if asyncio._get_running_loop() is not None:
             return  # the new reference will say it
         has = rref._refs.ask(rref, "rref.has", name, timeout=self._timeout)
-        if not calls._wait(rref._refs.agent, has):
+        if not block_on(rref._refs.agent, has):
             raise AttributeError(f"the value on {ref.owner.name} has no attribute {name!r}")

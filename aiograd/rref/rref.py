@@ -17,7 +17,7 @@ from aiograd.errors import NotOwner, RRefError
 from aiograd.rpc import calls
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
-from aiograd.rref.answers import wake
+from aiograd.rref.answers import block_on, wake
 from aiograd.rref.owners import RRefs, current_rrefs
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
 from aiograd.rref.records import Held, Owned, Use, show
@@ -109,36 +109,29 @@ class RRef:
                     "use `await rref`",
                     self._refs.agent.name,
                 )
-            calls._wait(self._refs.agent, self._refs.wait(self, None, "RRef.local_value"))
+            block_on(self._refs.agent, self._refs.wait(self, None, "RRef.local_value"))
         return ref.result()
 
     def future(self) -> Future[None]:
         """Return the future of its creation: ends with None, or with the creator's error."""
         creation = self._creation
         if creation is None or creation.cancelled():
-            creation = self._creation = self._begin(lambda: self._refs.created(self), "creation")
+            creation = self._creation = self._begin(self._created, "creation")
         return creation
+
+    async def _created(self) -> None:
+        try:
+            await self._refs.created(self)
+        except BaseException:
+            self._creation = None  # an awaited error holds frames that hold us: do not hold it
+            raise
 
     def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
         """A future of something asynchronous about this reference, from any thread."""
         agent = self._refs.agent
         future: Future[Any] = Future(loop=agent.loop)
         future._function = f"RRef {what}"
-
-        async def run() -> None:
-            try:
-                result = await work()
-            except asyncio.CancelledError:
-                future.cancel()
-                raise
-            except Exception as error:
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                if not future.done():
-                    future.set_result(result)
-
-        self._refs.control.on_loop(lambda: agent.spawn(run()))
+        self._refs.control.on_loop(lambda: agent.spawn(_run(work, future)))
         return future
 
     # ── calling its methods ─────────────────────────────────────────────────────────────────
@@ -158,13 +151,14 @@ class RRef:
     def _get_type(self, timeout: float | None = None, blocking: bool = True) -> Any:
         """Return the type of the value; it is asked for once. `blocking=False` gives the future."""
         known = self._type
-        if known is None or (known.done() and (known.cancelled() or known.exception())):
+        if known is None or known.cancelled():
             known = self._type = self._ask_type(timeout)
         if not blocking:
             return known
         if not known.done():
-            calls._refuse_on_loop("await rref._get_type(blocking=False)")
-            return calls._wait(self._refs.agent, known)
+            if asyncio._get_running_loop() is not None:
+                raise calls.WrongThread("await rref._get_type(blocking=False) on an event loop")
+            return block_on(self._refs.agent, known)
         return known.result()
 
     def _ask_type(self, timeout: float | None) -> Future[type]:
@@ -172,7 +166,11 @@ class RRef:
             return self._refs.ask(self, "rref.type", timeout=timeout)
 
         async def find() -> type:
-            return type(await self._refs.wait(self, timeout, "RRef._get_type"))
+            try:
+                return type(await self._refs.wait(self, timeout, "RRef._get_type"))
+            except BaseException:
+                self._type = None  # as in `_created`
+                raise
 
         owned = self._ref
         if owned.ready and owned.error is None and owned.doubt is None and not self._released:
@@ -269,6 +267,23 @@ class RRef:
 
     def __copy__(self) -> NoReturn:
         self.__reduce_ex__(2)
+
+
+async def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    """End a future with what some work gives."""
+    try:
+        result = await work()
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        if not future.done():
+            future.set_result(result)
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del future, work
 
 
 def wrap(refs: RRefs, ref: Owned | Held) -> RRef:

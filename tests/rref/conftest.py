@@ -46,7 +46,7 @@ class Workers:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the loop turn until something holds; the test's deadline is the limit."""
-        while not condition():  # noqa: ASYNC110 - it has no event of its own
+        while not condition():
             await asyncio.sleep(0)
 
     async def as_worker(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:

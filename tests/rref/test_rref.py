@@ -260,7 +260,7 @@ async def test_fetching_gives_a_fresh_copy_and_at_the_owner_the_object_itself(wo
 async def test_z_rref_equality(workers: Any) -> None:
     async with workers(1):
         a, b = RRef(1), RRef(1)
-        assert a == a  # noqa: PLR0124
+        assert a == a
         assert a != b
         assert len({a, b}) == 2
 
@@ -650,9 +650,7 @@ async def test_the_value_lives_as_long_as_any_user(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_a_function_runs_although_nobody_keeps_its_reference(
-    workers: Any, gate: str
-) -> None:
+async def test_a_function_runs_although_nobody_keeps_its_reference(workers: Any, gate: str) -> None:
     async with workers(2) as w:
         GATES[gate] = Gate()
         remote("worker1", through_gate, args=(gate, 1))

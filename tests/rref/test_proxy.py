@@ -1,0 +1,248 @@
+"""Methods of a value, called at its owner through the three proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.errors import DeadlineExceeded, RRefReleased
+from aiograd.rpc.calls import WrongThread, rpc_async
+from aiograd.rref import RRef, remote
+
+PEERS = pytest.mark.parametrize("to", ["worker0", "worker1"])
+
+
+class Account:
+    """All kinds of methods."""
+
+    made = 0
+
+    def __init__(self, balance: int = 0) -> None:
+        self.balance = balance
+        self.only_on_the_instance = lambda more: self.balance + more
+        self.release_me = threading.Event()
+
+    def deposit(self, amount: int, *, fee: int = 0) -> int:
+        self.balance += amount - fee
+        return self.balance
+
+    def nothing(self) -> None:
+        return None
+
+    async def deposit_later(self, amount: int) -> int:
+        await asyncio.sleep(0)
+        return self.deposit(amount)
+
+    @staticmethod
+    def twice(value: int) -> int:
+        return 2 * value
+
+    @classmethod
+    def count(cls) -> int:
+        cls.made += 1
+        return cls.made
+
+    @staticmethod
+    async def static_later(value: int) -> int:
+        return value
+
+    @classmethod
+    async def class_later(cls, value: int) -> tuple[str, int]:
+        return cls.__name__, value
+
+    def statements(self) -> Iterator[int]:
+        yield self.balance
+
+    async def statements_later(self) -> AsyncIterator[int]:
+        yield self.balance
+
+    def where(self) -> str:
+        return threading.current_thread().name
+
+    async def never(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def wait_in_a_thread(self) -> str:
+        self.release_me.wait(20)
+        return "late"
+
+    async def let_go(self) -> None:
+        self.release_me.set()
+
+
+def use_all_kinds(rref: RRef, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    """The three proxies, from a thread; run with asyncio.to_thread."""
+    from aiograd.rpc.calls import run_sync
+
+    return [
+        getattr(rref.rpc_sync(), name)(*args, **kwargs),
+        run_sync(getattr(rref.rpc_async(), name)(*args, **kwargs)),
+        run_sync(getattr(rref.remote(), name)(*args, **kwargs).to_here()),
+    ]
+
+
+@PEERS
+async def test_proxy_missing(workers: Any, to: str) -> None:
+    async with workers(2) as w:
+        rref = remote(to, Account)
+        await rref.future()
+        with pytest.raises(AttributeError, match="overdraw"):
+            await rref.rpc_async().overdraw(1)
+        with pytest.raises(AttributeError, match="overdraw"):
+            await asyncio.to_thread(rref.rpc_sync().overdraw, 1)
+        with pytest.raises(AttributeError, match="overdraw"):  # at once, off the loop
+            await asyncio.to_thread(rref.remote().overdraw, 1)
+        if to == "worker0":
+            with pytest.raises(AttributeError, match="overdraw"):  # the owner needs not ask
+                rref.remote().overdraw(1)
+        else:
+            with pytest.raises(AttributeError, match="overdraw"):
+                await rref.remote().overdraw(1)
+        del rref
+        await w.at_rest()
+
+
+@PEERS
+async def test_proxy_array(workers: Any, to: str) -> None:
+    async with workers(2) as w:
+        rref = remote(to, np.arange, args=(6,))
+        for result in await asyncio.to_thread(use_all_kinds, rref, "reshape", 2, 3):
+            assert result.shape == (2, 3)
+        proxy = rref.rpc_async()
+        assert await proxy.sum() == 15
+        assert await proxy.max() == 5
+        assert (await proxy.astype("float32")).dtype == np.float32
+        del rref, proxy
+        await w.at_rest()
+
+
+@PEERS
+async def test_proxy_class(workers: Any, to: str) -> None:
+    async with workers(2) as w:
+        rref = remote(to, Account, args=(10,))
+        assert await asyncio.to_thread(use_all_kinds, rref, "deposit", 2, fee=1) == [11, 12, 13]
+        assert await asyncio.to_thread(use_all_kinds, rref, "twice", 4) == [8, 8, 8]
+        first, second, third = await asyncio.to_thread(use_all_kinds, rref, "count")
+        assert (second - first, third - second) == (1, 1)
+        assert await asyncio.to_thread(use_all_kinds, rref, "nothing") == [None, None, None]
+        assert await rref.rpc_async().only_on_the_instance(1) == 14
+        assert await (await asyncio.to_thread(rref.remote().only_on_the_instance, 2)) == 15
+        del rref
+        await w.at_rest()
+
+
+@PEERS
+async def test_async_rref_proxy(workers: Any, to: str) -> None:
+    async with workers(2) as w:
+        rref = remote(to, Account, args=(10,))
+        assert await asyncio.to_thread(use_all_kinds, rref, "deposit_later", 1) == [11, 12, 13]
+        assert await asyncio.to_thread(use_all_kinds, rref, "static_later", 4) == [4, 4, 4]
+        assert await asyncio.to_thread(use_all_kinds, rref, "class_later", 4) == [
+            ("Account", 4),
+            ("Account", 4),
+            ("Account", 4),
+        ]
+        del rref
+        await w.at_rest()
+
+
+@PEERS
+async def test_generator_methods_are_refused_with_advice(workers: Any, to: str) -> None:
+    async with workers(2):
+        rref = remote(to, Account)
+        for name in ("statements", "statements_later"):
+            with pytest.raises(TypeError, match=f"{name}.* is a generator.*rpc_stream"):
+                await getattr(rref.rpc_async(), name)()
+            with pytest.raises(TypeError, match="is a generator"):
+                await getattr(rref.remote(), name)()
+
+
+async def test_plain_methods_run_off_the_loop(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", Account)
+        assert await rref.rpc_async().where() != threading.current_thread().name
+
+
+async def test_to_proxy(workers: Any) -> None:
+    async with workers(2) as w:
+        rref = remote("worker1", Account)
+        await rref.future()
+        with pytest.raises(DeadlineExceeded, match="never"):
+            await rref.rpc_async(timeout=0.02).never()
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.to_thread(rref.rpc_sync(timeout=0.02).never)
+        late = rref.remote(timeout=0.02).never()
+        with pytest.raises(DeadlineExceeded):
+            await late.future()
+        with pytest.raises(DeadlineExceeded):
+            await rref.rpc_async(timeout=0.02).wait_in_a_thread()
+        await rref.rpc_async().let_go()
+        del rref, late
+        await w.at_rest()
+
+
+async def never_made() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_a_proxy_call_of_a_value_that_is_not_made_yet_times_out(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", never_made)
+        with pytest.raises(DeadlineExceeded):
+            await rref.rpc_async(timeout=0.02).anything()
+
+
+async def test_the_blocking_proxy_refuses_to_stop_a_loop(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", Account)
+        with pytest.raises(WrongThread, match="rpc_async"):
+            rref.rpc_sync().count()
+
+
+async def test_a_proxy_call_keeps_the_value_alive_until_it_is_answered(workers: Any) -> None:
+    async with workers(2) as w:
+        assert await remote("worker1", Account, args=(1,)).rpc_async().deposit_later(2) == 3
+        assert await remote("worker1", Account, args=(1,)).remote().deposit_later(2) == 3
+        await w.at_rest()
+
+
+async def use_proxy(rref: RRef, amount: int) -> int:
+    result: int = await rref.rpc_async().deposit(amount)
+    return result
+
+
+async def test_a_proxy_works_where_the_reference_was_sent(workers: Any) -> None:
+    async with workers(3) as w:
+        rref = remote("worker1", Account, args=(1,))
+        assert await rpc_async("worker2", use_proxy, args=(rref, 2)) == 3
+        assert await rpc_async("worker1", use_proxy, args=(rref, 2)) == 5
+        own = RRef(Account(7))
+        assert await rpc_async("worker2", use_proxy, args=(own, 1)) == 8
+        assert own.local_value().balance == 8
+        await own.release()
+        call: Callable[..., Any] = own.rpc_async().deposit
+        with pytest.raises(RRefReleased):
+            call(1)
+        del rref
+        await w.at_rest()
+
+
+async def test_references_are_arguments_of_proxy_calls_too(workers: Any) -> None:
+    async with workers(3) as w:
+        rref = remote("worker1", Account, args=(1,))
+        amount = remote("worker2", int, args=("5",))
+        keeper = remote("worker1", Purse)
+        assert await keeper.rpc_async().take(rref, amount) == 6
+        del rref, amount, keeper
+        await w.at_rest()
+
+
+class Purse:
+    async def take(self, account: RRef, amount: RRef) -> int:
+        result: int = await account.rpc_async().deposit(await amount)
+        return result

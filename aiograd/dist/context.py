@@ -203,8 +203,16 @@ class Context:
             "edges": f"{len(self.sends)} sent, {len(self.receives)} received",
             "gradients": str(len(self.totals)),
         }
-        cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
-        return f"<table><caption>Context {self.id}</caption>{cells}</table>"
+        cell = "text-align:left;padding:2px 14px 2px 0"
+        cells = "".join(
+            f'<tr><th style="{cell}">{k}</th><td style="{cell}">{v}</td></tr>'
+            for k, v in rows.items()
+        )
+        return (
+            '<div style="border-left:3px solid #e07b39;padding:2px 10px;font-size:90%">'
+            f"<b>Context</b> {self.id}"
+            f'<table style="border-collapse:collapse;margin-top:4px">{cells}</table></div>'
+        )
 
     @property
     def used(self) -> bool:

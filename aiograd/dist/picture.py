@@ -1,5 +1,5 @@
-"""The distributed graph as a picture: one lane per worker, edges between them with what they
-carried.
+"""The distributed graph as a picture: one lane per worker, edges between them; what crossed an
+edge is written in its Send box, where no line passes.
 
 Each worker describes its own part; `await ctx.graph()` asks every worker the context reached
 and joins the parts. Without `await` the picture shows this worker's part, and of its peers only
@@ -76,7 +76,7 @@ def describe(context: Context) -> dict[str, Any]:
     worker = context.home.agent.name
     nodes: list[tuple[str, str, str, str]] = []
     edges: list[tuple[str, str]] = []
-    crossings: list[tuple[int, str, str, str]] = []
+    crossings: list[tuple[int, str, str]] = []
     seen: set[Node] = set()
     stack: list[Node] = [*context.roots, *context.sends.values(), *context.receives.values()]
     while stack:
@@ -90,9 +90,9 @@ def describe(context: Context) -> dict[str, Any]:
             edges.append((_key(worker, parent), _key(worker, node)))
             stack.append(parent)
         if isinstance(node, SendNode):
-            crossings.append((node.edge, worker, node.peer, _load(node)))
+            crossings.append((node.edge, worker, node.peer))
         elif isinstance(node, RecvNode):
-            crossings.append((node.edge, node.peer, worker, ""))
+            crossings.append((node.edge, node.peer, worker))
     peers = {*context.told, *context.callers.values()} | {c[1] for c in crossings}
     return {
         "worker": worker,
@@ -107,22 +107,19 @@ def describe(context: Context) -> dict[str, Any]:
 def _joined(parts: list[dict[str, Any]]) -> tuple[list[GraphNode], list[GraphEdge]]:
     nodes: dict[str, GraphNode] = {}
     edges: dict[tuple[str, str], GraphEdge] = {}
-    labels: dict[int, str] = {}
     ends: dict[int, tuple[str, str]] = {}
     for part in parts:
         for key, label, detail, kind in part["nodes"]:
             nodes[key] = GraphNode(key, label, detail, kind, part["worker"])
         for source, target in part["edges"]:
             edges[source, target] = GraphEdge(source, target)
-        for edge, sender, receiver, load in part["crossings"]:
+        for edge, sender, receiver in part["crossings"]:
             ends[edge] = (sender, receiver)
-            labels[edge] = load or labels.get(edge, "")
     for edge, (sender, receiver) in ends.items():
         send, recv = f"send {edge}", f"recv {edge}"
         nodes.setdefault(send, GraphNode(send, "Send", "", "send", sender))
         nodes.setdefault(recv, GraphNode(recv, "Recv", "", "recv", receiver))
-        crossing = sender != receiver
-        edges[send, recv] = GraphEdge(send, recv, labels[edge], crossing)
+        edges[send, recv] = GraphEdge(send, recv, crossing=sender != receiver)
     return list(nodes.values()), list(edges.values())
 
 
@@ -145,6 +142,8 @@ def _kind(node: Node, context: Context) -> str:
 
 
 def _detail(node: Node) -> str:
+    if isinstance(node, SendNode):
+        return _load(node)
     if isinstance(node, Joint):
         return ""
     return " × ".join(map(str, node.shape)) if node.shape else "scalar"

@@ -77,7 +77,7 @@ def best(step: Callable[[], object], seconds: float = SECONDS, warm: int = 3) ->
 def peak_memory(step: Callable[[], object]) -> float:
     """How far resident memory rises above its level while `step` runs, in bytes.
 
-    The same measure for libraries with and without an allocator of their own. Run with
+    The same measure for libraries with and without an allocator of their own. It wants
     MALLOC_MMAP_THRESHOLD_ small, so that freed arrays go back at once.
     """
     for _ in range(2):
@@ -106,8 +106,10 @@ def measure(
     memory: Callable[[], Callable[[], object]] | None,
 ) -> None:
     """Run what this peer has of the workloads and print the results."""
-    if memory is not None and wanted("local.mlp_peak_memory"):  # first: the process is small
-        emit(peer, "local.mlp_peak_memory", peak_memory(memory()), "B")
+    if os.environ.get("BENCH_MEMORY") == "1":
+        if memory is not None and wanted("local.mlp_peak_memory"):
+            emit(peer, "local.mlp_peak_memory", peak_memory(memory()), "B")
+        return
     if wanted("local.chain_fwd_bwd.per_op"):
         emit(peer, "local.chain_fwd_bwd.per_op", best(chain) / CHAIN, "us")
     if wanted("local.mlp_step"):

@@ -29,6 +29,12 @@ def interpreter(environment: str | None) -> str | None:
 
 
 def run(peer: str, only: str) -> list[dict[str, object]]:
+    """Times and memory of a peer, in two processes: what shows memory well makes times worse."""
+    times = _run(peer, only, {"BENCH_MEMORY": "0"})
+    return times + _run(peer, only, {"BENCH_MEMORY": "1", "MALLOC_MMAP_THRESHOLD_": "65536"})
+
+
+def _run(peer: str, only: str, settings: dict[str, str]) -> list[dict[str, object]]:
     python = interpreter(ENVIRONMENTS[peer])
     if python is None:
         print(f"# {peer}: no interpreter", file=sys.stderr)
@@ -37,7 +43,7 @@ def run(peer: str, only: str) -> list[dict[str, object]]:
         **os.environ,
         "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}",
         "BENCH_METRICS": only,
-        "MALLOC_MMAP_THRESHOLD_": "65536",
+        **settings,
     }
     done = subprocess.run(
         [python, str(HERE / f"{peer}_local.py")],

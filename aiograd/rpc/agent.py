@@ -94,6 +94,7 @@ class Agent:
         # Our own.
         self.codec = Codec(self.travellers)
         self.shipper = Shipper(self.codec)
+        self.inside = self._target_inside()  # stands for functions that come inside their call
         self.deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context = contextvars.Context()  # in which called functions run
@@ -235,8 +236,13 @@ class Agent:
         future._code, future._instruction = frame.f_code, frame.f_lasti
         if not shipment.quiet:
             self.started += 1
-        if held is None and keep is None and shipment.data is not None:
+        if held is None and shipment.data is not None:
             data = encode_call(args, kwargs)
+            if data is not None and keep is not None:
+                data = in_front({"keep": keep}, data)
+                flags = (shipment.flags & OP) | FLAT | EXTRA
+                self._begin(link, future, CALL, flags, deadline, shipment, Payload(data), False)
+                return future
             if data is not None:
                 flags = (shipment.flags & OP) | FLAT
                 begin = link.caller.begin_small
@@ -323,10 +329,13 @@ class Agent:
             insist(self, future, link.peer, service, args, deadline, carry)
             return future
         held = self.baggage.current() if carry and self.baggage is not None else None
+        shipment = self._service(service)
+        if held is None and (data := encode_call(args, None)) is not None:
+            self._begin(link, future, REQUEST, FLAT, deadline, shipment, Payload(data), False)
+            return future
         departure = Departure(link.peer, service, held)
         flags, payload = pack(self, args, departure, f"{service} arguments")
         future._undo = departure.undo
-        shipment = self._service(service)
         self._begin(link, future, REQUEST, flags, deadline, shipment, payload, False)
         return future
 
@@ -424,8 +433,7 @@ class Agent:
         if flags & EXPOSED:
             return self._resolve_exposed(data.decode())
         if self.options.mode != "trusted":
-            why = "only exposed functions may be called here"
-            return Target.broken("a function", NotAllowed(why, self.name))
+            return self.inside
         try:
             func = pickle.loads(data)
         except Exception as error:
@@ -445,9 +453,11 @@ class Agent:
             return Target.broken(name, NotAllowed(f"{name} is not exposed here", self.name))
         return Target(func, function_name(func))
 
-    def embedded(self, func: Any, name: str) -> Target:
-        """A function that came inside its call."""
-        return Target(func, name)
+    def _target_inside(self) -> Target:
+        if self.options.mode == "trusted":
+            return Target(None, "a function")
+        why = "only exposed functions may be called here"
+        return Target.broken("a function", NotAllowed(why, self.name))
 
     # ── what links tell us ──────────────────────────────────────────────────────────────────────
 

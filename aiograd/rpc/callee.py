@@ -18,7 +18,13 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, Overloaded, ProtocolError, SerializationError
+from aiograd.errors import (
+    DeadlineExceeded,
+    NotAllowed,
+    Overloaded,
+    ProtocolError,
+    SerializationError,
+)
 from aiograd.rpc import faults
 from aiograd.rpc.baggage import pack, unpack
 from aiograd.rpc.current import DEADLINE
@@ -98,7 +104,13 @@ class Callee:
         if self._outbox.waiting > self._limit:
             copy = body if isinstance(body, Transfer) else bytes(body)
             self._held.append((CALL, flags, id, budget, target, copy))
-        elif target.mode == INLINE and flags & FLAT and budget > 0 and target.error is None:
+        elif (
+            target.mode == INLINE
+            and flags & FLAT
+            and budget > 0
+            and target.error is None
+            and type(body) is not Transfer
+        ):
             self._run_at_once(id, budget, target, body)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
@@ -143,6 +155,8 @@ class Callee:
             return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
         if budget <= 0:
             return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
+        if isinstance(target.error, NotAllowed):  # refused before anything of it is unpickled
+            return self._fail(incoming, target.error)
         self.running[id] = incoming
         waits: list[asyncio.Future[Any]] = []
         incoming.context = context = agent.context.copy()
@@ -154,7 +168,11 @@ class Callee:
                 context.run(DEADLINE.set, deadline)
         try:
             if flags & FLAT:
-                incoming.args, incoming.kwargs = decode_call(body)
+                data = body.segments[0] if isinstance(body, Transfer) else body
+                if flags & EXTRA:
+                    extra, data = split(data)
+                    self._expect(incoming, extra)
+                incoming.args, incoming.kwargs = decode_call(data)
             else:
                 waits = self._unpack(incoming, flags, body)
         except Exception as error:
@@ -168,16 +186,22 @@ class Callee:
         else:
             self._run(incoming)
 
+    def _expect(self, incoming: Incoming, extra: dict[str, Any]) -> bool:
+        """Tell the keeper, before anything waits or runs, of a result that shall stay here."""
+        if "keep" not in extra:
+            return False
+        assert self._agent.keeper is not None
+        self._agent.keeper.expect(self._link.peer, extra["keep"])
+        incoming.token, incoming.kept = extra["keep"], True
+        return True
+
     def _unpack(self, incoming: Incoming, flags: int, body: Any) -> list[asyncio.Future[Any]]:
         agent, peer = self._agent, self._link.peer
         arrival = Arrival(peer, incoming.target.kind)
 
         def expect(extra: dict[str, Any]) -> None:
-            if "keep" in extra:
+            if self._expect(incoming, extra):
                 arrival.kind = "remote"
-                assert agent.keeper is not None
-                agent.keeper.expect(peer, extra["keep"])
-                incoming.token, incoming.kept = extra["keep"], True
 
         value, _ = unpack(agent, flags, body, arrival, expect)
         incoming.held = arrival.held
@@ -185,7 +209,7 @@ class Callee:
             incoming.args = value
         elif len(value) == 3:  # the function came inside the call
             incoming.func, incoming.args, incoming.kwargs = value
-            incoming.target = agent.embedded(incoming.func, function_name(incoming.func))
+            incoming.target = Target(incoming.func, function_name(incoming.func))
         else:
             incoming.args, incoming.kwargs = value
         if incoming.held is not None and agent.baggage is not None:

@@ -228,7 +228,7 @@ class Caller:
         try:
             if flags & EMPTY:
                 value = None
-            elif flags & FLAT:
+            elif flags & FLAT and type(body) is not Transfer:
                 value = decode_value(body)
             else:
                 arrival = Arrival(self._link.peer, "reply")
@@ -274,6 +274,8 @@ class Caller:
     def _unpack(self, flags: int, body: Any, arrival: Arrival | None) -> Any:
         if isinstance(body, Transfer) and body.refused:
             raise Overloaded(self.agent.name, "no memory here for the result")
+        if flags & FLAT:
+            return decode_value(body.segments[0] if isinstance(body, Transfer) else body)
         return unpack(self.agent, flags, body, arrival)[0]
 
     def _drop(self, flags: int, body: Any) -> None:

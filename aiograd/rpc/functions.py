@@ -58,7 +58,7 @@ class Shipper:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._known: dict[int, tuple[weakref.ref[Any], Shipment, _Watch | None]] = {}
-        self._contents: OrderedDict[bytes, Shipment] = OrderedDict()  # sent by value
+        self._contents: OrderedDict[bytes, Shipment] = OrderedDict()  # what was ever pickled
 
     def of(self, func: Any, to: PeerInfo) -> Shipment:
         """How `func` is sent right now. TypeError if it cannot be called."""
@@ -86,6 +86,8 @@ class Shipper:
             return self._remember(func, Shipment(op_name, op_name.encode(), OP, "op"), None)
         name = function_name(func)
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
+            if _is_global(func):  # such as numpy's functions
+                return self._remember(func, self._by_reference(func, name, to), None)
             return Shipment(name, None)  # a bound method, partial, …: its state goes with the call
         if isinstance(func, types.BuiltinFunctionType):
             if not isinstance(func.__self__, types.ModuleType | None):
@@ -106,7 +108,7 @@ class Shipper:
         if getattr(func, "__aiograd_exposed__", False) is True:
             return Shipment(name, f"{func.__module__}:{func.__qualname__}".encode(), EXPOSED)
         payload = encode_named(self._codec, func, Departure(to, "call"), "func")
-        return Shipment(name, payload.data, quiet=is_quiet(func))
+        return self._by_content(func, name, payload.data)
 
     def _by_content(self, func: Any, name: str, data: bytes) -> Shipment:
         shipment = self._contents.get(data)
@@ -126,6 +128,14 @@ def is_quiet(func: Any) -> bool:
 
 def _importable(func: Any) -> bool:
     return bool(cloudpickle._should_pickle_by_reference(func))
+
+
+def _is_global(func: Any) -> bool:
+    """Whether a callable of some other type can be found by its module and name."""
+    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return False
+    return getattr(sys.modules.get(module), name, None) is func
 
 
 class _Watch:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 _log = logging.getLogger("aiograd")
-_EMBEDDED = Target(lambda: None, "a function")  # stands for one that comes inside its call
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -106,7 +105,7 @@ class Link:
         self.callee = Callee(self)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
-        self._targets: dict[int, Target] = {0: _EMBEDDED}  # functions the peer may name
+        self._targets: dict[int, Target] = {0: agent.inside}  # functions the peer may name
         self._once = Once()
         self._inbox = Inbox()
         self._silent = 0  # heartbeats without a byte from the peer

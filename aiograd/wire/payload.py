@@ -28,6 +28,7 @@ from aiograd.wire.culprit import find_culprit
 BORROW: Final = 64 * 1024  # smaller buffers are copied into the message: cheaper than a segment
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
+_LARGE: Final = 4096
 
 Reducer = Callable[["_Pickler", Any], Any]
 
@@ -103,11 +104,14 @@ class Codec:
         if type(value) in _ATOMS:
             return Payload(pickle.dumps(value, 5))
         pickler = self._idle.pop() if self._idle else _Pickler(self)
+        payload: Payload | None = None
         try:
-            return pickler.encode(value, departure)
+            payload = pickler.encode(value, departure)
+            return payload
         finally:
             pickler.reset()
-            if len(self._idle) < 8:
+            # One that wrote much has a large memo, which costs more to clear than to make anew.
+            if payload is not None and len(payload.data) < _LARGE and len(self._idle) < 8:
                 self._idle.append(pickler)
 
     def decode(

@@ -1,0 +1,75 @@
+"""Names, ranks and who is meant."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from aiograd.errors import UnknownWorker
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
+
+
+def peer(name, rank, mark=b"x"):
+    return PeerInfo(name, rank, mark * 16, ("memory:" + name,))
+
+
+@pytest.mark.parametrize("name", ["a*b", "a b", "", "x" * 500, "ä", "a/b", "a\n"])
+def test_worker_name_rules(name):
+    with pytest.raises(ValueError, match="no name for a worker"):
+        WorkerInfo(name, 0)
+
+
+def test_good_names_are_taken():
+    for name in ("worker0", "a-b_c:d", "X" * 127):
+        assert WorkerInfo(name, 0).name == name
+    with pytest.raises(TypeError):
+        WorkerInfo(5, 0)
+
+
+def test_worker_infos_are_values():
+    info = WorkerInfo("a", 1)
+    assert info == WorkerInfo("a", 1)
+    assert hash(info) == hash(WorkerInfo("a", 1))
+    assert pickle.loads(pickle.dumps(info)) == info
+
+
+def test_members_are_found_by_name_rank_and_info():
+    directory = Directory()
+    a, b = peer("a", 0), peer("b", 1)
+    directory.add(b)
+    directory.add(a)
+    for to in ("b", 1, b, b.info, WorkerInfo("b", 1)):
+        assert directory.find(to) is b
+    assert list(directory) == [a, b]
+    assert len(directory) == 2
+    assert "a" in directory
+
+
+def test_who_is_not_there_is_unknown():
+    directory = Directory()
+    directory.add(peer("a", 0))
+    for to in ("b", 7, -1, WorkerInfo("a", 3)):
+        with pytest.raises(UnknownWorker):
+            directory.find(to)
+    for to in (0.5, -0.5, True):
+        with pytest.raises(ValueError, match="rank"):
+            directory.find(to)
+    for to in (None, [], b"a"):
+        with pytest.raises(TypeError):
+            directory.find(to)
+
+
+def test_a_restart_replaces_the_one_before():
+    changes = []
+    directory = Directory()
+    directory.changed = lambda: changes.append(1)
+    directory.add(peer("a", 0))
+    again = peer("a", 2, b"y")
+    directory.add(again)
+    assert directory.find("a") is again
+    assert directory.get(0) is None
+    directory.remove("a")
+    directory.remove("a")
+    assert len(directory) == 0
+    assert changes

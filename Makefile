@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 GROUP  ?= test
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers examples docs sim clean
+.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks sim clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,14 @@ peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/
 examples: $(VENV)/.test.ok  ## run every example with small sizes
 	@set -e; for story in examples/[0-9]*.py; do echo "── $$story"; $(BIN)/python $$story; done
 
+docs: $(VENV)/.docs.ok  ## the pages, with executed notebooks: docs/_build/html/index.html
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+notebooks: $(VENV)/.notebooks.ok  ## examples/notebooks as .ipynb files, to open and to play with
+	@$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 examples/notebooks/*.py
+	@ls examples/notebooks/*.ipynb
+
 clean:  ## remove what the other verbs made
-	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build build dist
+	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -67,7 +67,6 @@ rng = np.random.default_rng(0)
 x = ag.tensor(rng.standard_normal((32, 8)))
 w1 = ag.tensor(rng.standard_normal((8, 16)) / 4, requires_grad=True)
 w2 = ag.tensor(rng.standard_normal((16, 4)) / 4, requires_grad=True)
-w2
 
 # %% [markdown]
 # Calls made inside a *context* take it along, however deep they go, and each worker remembers its
@@ -83,8 +82,8 @@ loss
 # %% [markdown]
 # ## The picture
 #
-# Data flows downwards. Each worker has a lane; where a tensor went from one worker to another,
-# there is a pair of `Send` and `Recv`, and a dashed arrow with what it carried.
+# Data flows downwards. Each worker has a lane. Where tensors went from one worker to another, there
+# is a dashed arrow from a `Send`, which says what it carried, to a `Recv`.
 
 # %%
 await ctx.graph()
@@ -100,14 +99,15 @@ await ctx.graph()
 start = time.perf_counter()
 await ctx.backward(loss, retain_graph=True)
 print(f"{(time.perf_counter() - start) * 1e3:.1f} ms")
-ctx.gradients[w1]
+ctx.gradients[w1][0]
 
 # %% [markdown]
 # The same model in one process must give the same numbers.
 
 # %%
 local = ag.autograd.grad(second_layer(ag.tanh(x @ w1), w2), [w1, w2])
-errors = [np.abs(ctx.gradients[w].numpy() - g.numpy()).max() for w, g in zip([w1, w2], local)]
+pairs = [(ctx.gradients[w], g) for w, g in zip([w1, w2], local)]
+errors = [np.abs(a.numpy() - b.numpy()).max() for a, b in pairs]
 print(f"largest difference: {max(errors):.1e}")
 assert max(errors) <= 1e-12
 
@@ -117,8 +117,8 @@ assert max(errors) <= 1e-12
 # %%
 step = np.zeros_like(w1.data)
 step[3, 5] = 1e-6
-up = await ag.rpc_async("worker0", first_layer, args=(x, ag.tensor(w1.data + step), w2))
-down = await ag.rpc_async("worker0", first_layer, args=(x, ag.tensor(w1.data - step), w2))
+up = await ag.rpc_async("worker0", first_layer, args=(x, w1.data + step, w2))
+down = await ag.rpc_async("worker0", first_layer, args=(x, w1.data - step, w2))
 print("slope measured", (float(up) - float(down)) / 2e-6)
 print("slope computed", float(ctx.gradients[w1][3, 5]))
 

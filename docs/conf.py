@@ -1,0 +1,111 @@
+"""Sphinx settings. Everything is built offline; notebooks are executed while building."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import aiograd  # noqa: E402
+
+project = "aiograd"
+author = "The aiograd authors"
+copyright = author
+version = release = aiograd.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = "aiograd"
+html_static_path = ["_static"]
+html_css_files = ["aiograd.css"]
+html_copy_source = False
+html_show_sphinx = False
+exclude_patterns = ["_build", "conf.py", "pictures/*.py"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+
+default_role = "literal"  # our docstrings write code in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+nitpicky = False
+
+
+def take_notebooks(app: Any, config: Any) -> None:
+    """The notebooks live with the examples; the pages are made from copies."""
+    folder = HERE / "notebooks"
+    folder.mkdir(exist_ok=True)
+    for source in sorted((HERE.parent / "examples" / "notebooks").glob("*.py")):
+        copy = folder / source.name
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            shutil.copyfile(source, copy)
+
+
+def list_operations(app: Any, config: Any) -> None:
+    """A page of every operation, from the tables themselves."""
+    from aiograd.autograd import MAKERS, NAMES
+
+    names = sorted(NAMES)
+    lines = [
+        "# Operations\n",
+        "Every name below is `aiograd.<name>`, takes what numpy's function of that name takes, and",
+        "is a method of `Tensor` where `ndarray` has one. numpy's own functions (`np.sin(t)`,",
+        "`np.concatenate([...])`) work on tensors too, and are recorded.\n",
+        f"## Makers\n\n{', '.join(f'`{name}`' for name in MAKERS)}\n",
+        f"## Functions\n\n{', '.join(f'`{name}`' for name in names)}\n",
+    ]
+    for module in ("linalg", "fft", "sparse"):
+        names = [n for n in dir(getattr(aiograd, module)) if n[0].islower()]
+        public = getattr(getattr(aiograd, module), "__all__", names)
+        shown = ", ".join(f"`{name}`" for name in public)
+        lines.append(f"## `aiograd.{module}`\n\n{shown}\n")
+    page = HERE / "reference" / "operations.md"
+    text = "\n".join(lines)
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
+
+
+def as_restructured_text(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Our docstrings are plain prose with indented code, which reStructuredText wants announced."""
+    result: list[str] = []
+    inside = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and not inside and (not result or not result[-1].strip()):
+            result += [".. code-block:: python", ""]
+            inside = True
+        elif line.strip() and not indented:
+            inside = False
+        result.append(line)
+    lines[:] = [re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line) for line in result]
+
+
+def short_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str | None, Any] | None:
+    if signature is None:
+        return None
+    for long, short in (("~typing.", ""), ("typing.", ""), ("collections.abc.", "")):
+        signature = signature.replace(long, short)
+    return inspect.cleandoc(signature), returns
+
+
+def setup(app: Any) -> None:
+    app.connect("config-inited", take_notebooks)
+    app.connect("config-inited", list_operations)
+    app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("autodoc-process-signature", short_signature)

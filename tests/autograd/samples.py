@@ -204,6 +204,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "quantile": [s(A(5), 0.3), s(A(2, 4), np.array([0.1, 0.7]), axis=1), s(A(2, 4), 0.5, axis=0, keepdims=True)],
     "percentile": [s(A(5), 30), s(A(2, 4), 70.0, axis=1)], "median": [s(A(5)), s(A(2, 4), axis=1), s(A(2, 4), axis=0, keepdims=True)],
     "trapezoid": [s(A(4)), s(A(2, 4), P(4), axis=1), s(A(3, 2), dx=0.5, axis=0)],
+    "nanprod": REDUCE[:3], "nanmax": REDUCE[:3], "nanmin": REDUCE[:3], "nanvar": [*REDUCE[:5], s(A(2, 3), axis=1, ddof=1), s(Z(3))], "nanstd": REDUCE[:3],
+    "cov": [s(A(2, 4)), s(A(4, 2), rowvar=False), s(A(4), bias=True), s(Z(2, 3))], "corrcoef": [s(A(2, 4)), s(A(4, 2), rowvar=False)],
     # shapes
     "reshape": [s(A(2, 3), (3, 2)), s(A(2, 3), -1), s(A(2, 3), (3, 2), order="F")], "ravel": [s(A(2, 3)), s(A(2, 3), order="F")],
     "squeeze": [s(A(2, 1, 3, 1)), s(A(2, 1, 3, 1), axis=1)], "expand_dims": [s(A(2, 3), 1), s(A(2), axis=(0, 2))],
@@ -219,7 +221,9 @@ SAMPLES: dict[str, list[Sample]] = {
     "diag": [s(A(3)), s(A(3), 1), s(A(3, 4), -1)], "diagflat": [s(A(2, 2))], "trace": [s(A(3, 3)), s(A(2, 3, 3), offset=1, axis1=1, axis2=2)],
     "pad": [s(A(2, 3), 1), s(A(2, 3), ((1, 0), (0, 2)), constant_values=3.0), s(A(3), 2, "reflect"), s(A(2, 3), 1, mode="edge"), s(A(3), 2, mode="wrap"), s(A(3), 2, mode="symmetric")],
     "diff": [s(A(4)), s(A(2, 4), 2), s(A(3, 2), axis=0), s(A(3), prepend=0.0, append=A(2))], "ediff1d": [s(A(2, 2))],
+    "gradient": [s(A(4)), s(A(3, 2), 0.5), s(A(3, 2), 0.5, 2.0), s(A(3, 4), axis=1)],
     # indexing
+    "delete": [s(A(4), 1), s(A(3, 2), [0, 2], axis=0)], "sliding_window_view": [s(A(5), 2), s(A(3, 4), (2, 3)), s(A(2, 4), 3, axis=1), s(A(6), (2, 2), axis=(0, 0))],
     "getitem": [s(A(3, 4), 1), s(A(3, 4), (slice(None), slice(1, None, 2))), s(A(3, 4), ([0, 2, 0], [1, 1, 1])), s(A(3, 4), (..., None, -1)), s(A(3), np.array([True, False, True])), s(A(3, 4), np.array([[0, 0], [2, 0]])), s(A(2, 3), (slice(None, None, -1), [0, 0]))],
     "take": [s(A(2, 3), [0, 5, 0]), s(A(2, 3), np.array([[0, 0], [2, 1]]), axis=1), s(A(2, 3), -1, axis=0), s(A(3), [4, -5], mode="wrap"), s(A(3), [4, -5], mode="clip")],
     "take_along_axis": [s(A(2, 3), np.array([[0, 0], [2, 1]]), axis=1), s(A(3), np.array([2, 2]), 0), s(A(2, 2), np.array([3, 3, 1]), None)],
@@ -257,6 +261,7 @@ SAMPLES: dict[str, list[Sample]] = {
     # Fourier
     "fft": [s(Z(4)), s(A(4)), s(Z(2, 3), axis=0), s(Z(3), 5), s(Z(4), 2, norm="ortho")], "ifft": [s(Z(4)), s(Z(3), 2), s(Z(3), norm="forward")],
     "rfft": [s(A(4)), s(A(5)), s(A(2, 4), axis=0), s(A(4), 6), s(A(4), 3, norm="ortho")], "irfft": [s(Z(3)), s(Z(3), 5), s(Z(2, 3), axis=0), s(Z(3), 2, norm="ortho")],
+    "rfft2": [s(A(2, 4))], "rfftn": [s(A(2, 2, 3)), s(A(3, 4), s=(2, 2))], "irfft2": [s(Z(2, 3))], "irfftn": [s(Z(2, 3)), s(Z(2, 3), s=(2, 3))],
     "fft2": [s(Z(2, 3))], "ifft2": [s(Z(2, 3))], "fftn": [s(Z(2, 2, 2)), s(A(2, 3), s=(2, 2), axes=(0, 1))], "ifftn": [s(Z(2, 3))], "fftshift": [s(A(2, 3)), s(A(5))], "ifftshift": [s(A(2, 3), axes=1)],
     # neural networks
     "relu": UNARY, "sigmoid": UNARY, "silu": UNARY, "erf": UNARY, "gelu": [*UNARY, s(A(2, 3), approximate="tanh")], "softplus": UNARY,

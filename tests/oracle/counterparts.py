@@ -152,6 +152,7 @@ TORCH: dict[str, Callable[..., Any]] = same | {
     "cumsum": _running(torch.cumsum), "cumprod": _running(torch.cumprod), "logsumexp": _reduce(torch.logsumexp),
     "nansum": lambda a, axis=None: torch.nansum(a, dim=axis), "nanmean": lambda a, axis=None: torch.nanmean(a, dim=axis),
     "median": _median, "quantile": _quantile, "trapezoid": _trapezoid,
+    "cov": lambda a, rowvar=True, bias=False: torch.cov(a if rowvar else a.T, correction=0 if bias else 1), "corrcoef": lambda a, rowvar=True: torch.corrcoef(a if rowvar else a.T),
     # shapes
     "reshape": lambda a, shape, order="C": a.reshape(shape) if order == "C" else a.permute(*reversed(range(a.ndim))).reshape(tuple(reversed(shape))).permute(*reversed(range(len(shape)))),
     "ravel": lambda a, order="C": torch.ravel(a if order == "C" else a.T), "squeeze": lambda a, axis=None: torch.squeeze(a) if axis is None else torch.squeeze(a, axis),
@@ -161,6 +162,7 @@ TORCH: dict[str, Callable[..., Any]] = same | {
     "diagonal": lambda a, offset=0, axis1=0, axis2=1: torch.diagonal(a, offset, axis1, axis2), "diagflat": torch.diagflat,
     "trace": lambda a, offset=0, axis1=0, axis2=1: torch.diagonal(a, offset, axis1, axis2).sum(-1),
     "diff": lambda a, n=1, axis=-1, prepend=None, append=None: torch.diff(a, n, axis, None if prepend is None else torch.full((1,), prepend, dtype=a.dtype), append),
+    "gradient": lambda a, *spacing, axis=None: torch.gradient(a, **({"spacing": spacing if len(spacing) > 1 else spacing[0]} if spacing else {}), **({} if axis is None else {"dim": axis})),
     # indexing
     "getitem": _index, "take": _take, "take_along_axis": lambda a, i, axis=-1: torch.take_along_dim(a, i, axis),
     "sort": lambda a, axis=-1: torch.sort(a.reshape(-1) if axis is None else a, dim=-1 if axis is None else axis, stable=True)[0],
@@ -185,6 +187,7 @@ TORCH: dict[str, Callable[..., Any]] = same | {
     "fft": _fft(torch.fft.fft), "ifft": _fft(torch.fft.ifft), "rfft": _fft(torch.fft.rfft), "irfft": _fft(torch.fft.irfft),
     "fft2": torch.fft.fft2, "ifft2": torch.fft.ifft2, "fftn": _fftn(torch.fft.fftn), "ifftn": _fftn(torch.fft.ifftn),
     "fftshift": lambda a, axes=None: torch.fft.fftshift(a, axes), "ifftshift": lambda a, axes=None: torch.fft.ifftshift(a, axes),
+    "rfft2": torch.fft.rfft2, "rfftn": _fftn(torch.fft.rfftn), "irfft2": torch.fft.irfft2, "irfftn": _fftn(torch.fft.irfftn),
     # neural networks
     "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "leaky_relu": F.leaky_relu, "elu": F.elu,
     "softmax": lambda a, axis=-1: torch.softmax(a, axis), "log_softmax": lambda a, axis=-1: torch.log_softmax(a, axis),

@@ -26,6 +26,7 @@ from aiograd.autograd.ops import (  # noqa: F401
     products,
     reduce,
     shape,
+    statistics,
 )
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401

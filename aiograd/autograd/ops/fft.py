@@ -84,6 +84,28 @@ def _over_axes(function: Callable[..., Any], reference: Any, default: Any) -> Ca
     return composite(reference)(transform)
 
 
+def _half(inner: Callable[..., Any], half: Any, reference: Any, default: Any, last: bool) -> Any:
+    """Transforms to or from half a spectrum: the last axis by `half`, the others by `inner`."""
+
+    def transform(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+        a = as_tensor(a)
+        if axes is None:
+            axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
+        sizes = [None] * len(axes) if s is None else list(s)
+        if not last:
+            a = half(a, n=sizes[-1], axis=axes[-1], norm=norm)
+        for axis, n in zip(axes[:-1], sizes[:-1], strict=True):
+            a = inner(a, n=n, axis=axis, norm=norm)
+        return half(a, n=sizes[-1], axis=axes[-1], norm=norm) if last else a
+
+    transform.__name__, transform.__doc__ = reference.__name__, reference.__doc__
+    return composite(reference)(transform)
+
+
+rfft2 = _half(fft, rfft, np.fft.rfft2, (-2, -1), last=False)
+rfftn = _half(fft, rfft, np.fft.rfftn, None, last=False)
+irfft2 = _half(ifft, irfft, np.fft.irfft2, (-2, -1), last=True)
+irfftn = _half(ifft, irfft, np.fft.irfftn, None, last=True)
 fft2 = _over_axes(fft, np.fft.fft2, (-2, -1))
 ifft2 = _over_axes(ifft, np.fft.ifft2, (-2, -1))
 fftn = _over_axes(fft, np.fft.fftn, None)

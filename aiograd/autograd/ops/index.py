@@ -122,6 +122,52 @@ def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
     return take(a, chosen, axis=axis)
 
 
+@composite(np.delete)
+def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
+    """Leave out slices along an axis, or elements of the flattened array."""
+    arr = as_tensor(arr)
+    size = arr.size if axis is None else arr.shape[axis]
+    return take(arr, np.delete(np.arange(size), _plain_index(obj)), axis=axis)
+
+
+# ── sliding windows ─────────────────────────────────────────────────────────────────────────────
+
+
+def _window_arguments(
+    x: Any, window_shape: Any, axis: Any = None, *, writeable: bool = False
+) -> Any:
+    if writeable:
+        raise TypeError("sliding_window_view() of a Tensor cannot be written to")
+    sizes = (window_shape,) if isinstance(window_shape, int) else tuple(window_shape)
+    axes = range(np.ndim(x)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return (x,), {"sizes": sizes, "axes": tuple(i % np.ndim(x) for i in axes)}
+
+
+def _add_windows(g: Any, sizes: Any, axes: Any, shape: Any) -> Any:
+    """Add every window up at its place: the reverse of taking them."""
+    total = np.zeros(shape, g.dtype)
+    for offsets in np.ndindex(*sizes):
+        place: list[Any] = [slice(None)] * len(shape)
+        for axis, offset in zip(axes, offsets, strict=True):
+            start = 0 if place[axis] == slice(None) else place[axis].start  # an axis may come twice
+            place[axis] = slice(start + offset, start + offset + g.shape[axis])
+        total[tuple(place)] += g[(..., *offsets)]
+    return total
+
+
+sliding_window_view: Op = numpy_op(
+    np.lib.stride_tricks.sliding_window_view,
+    lambda g, y, a, sizes=(), axes=(): _slid.of(g, sizes=sizes, axes=axes, shape=a.shape),
+    forward=lambda x, sizes, axes: np.lib.stride_tricks.sliding_window_view(x, sizes, axes),
+    arrange=_window_arguments,
+)
+_slid: Op = op(
+    "slid",
+    _add_windows,
+    lambda g, y, a, sizes=(), axes=(), shape=(): sliding_window_view.of(g, sizes=sizes, axes=axes),
+)
+
+
 # ── order ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op, numpy_op, spread
-from aiograd.autograd.tensor import Tensor
+from aiograd.autograd.ops.table import composite, conj, new_op, numpy_op, spread
 
 Axis = int | tuple[int, ...] | None
 
@@ -17,10 +16,10 @@ def kept(value: Any, axis: Axis, keepdims: Any, ndim: int) -> Any:
     """A reduced value with its reduced axes put back as ones, ready to broadcast."""
     if axis is None or keepdims or ndim == 0:
         return value
-    return value.reshape(_ones_at(value.shape, axis, ndim))
+    return value.reshape(ones_at(value.shape, axis, ndim))
 
 
-def _ones_at(shape: tuple[int, ...], axis: Axis, ndim: int) -> tuple[int, ...]:
+def ones_at(shape: tuple[int, ...], axis: Axis, ndim: int) -> tuple[int, ...]:
     axes = {i % ndim for i in ((axis,) if isinstance(axis, int | np.integer) else axis or ())}
     rest = iter(shape)
     return tuple([1 if i in axes else next(rest) for i in range(ndim)])
@@ -176,90 +175,3 @@ def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False
 
 
 logsumexp = new_op("logsumexp", _logsumexp_forward, _logsumexp)
-
-
-# ── made of others ──────────────────────────────────────────────────────────────────────────────
-
-
-@composite(np.nansum)
-def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Sum, taking nan for 0."""
-    a = as_tensor(a)
-    return sum(np.where(np.isnan(a), 0, a), axis=axis, keepdims=keepdims)
-
-
-@composite(np.nanmean)
-def nanmean(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    """Average what is not nan."""
-    a = as_tensor(a)
-    known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
-    return nansum(a, axis=axis, keepdims=keepdims) / known.astype(a.dtype)
-
-
-@composite(np.average)
-def average(a: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = False) -> Any:
-    """Average with weights, along one axis or over everything."""
-    if weights is None:
-        return mean(a, axis=axis, keepdims=keepdims)
-    a, weights = as_tensor(a), as_tensor(weights)
-    if weights.shape != a.shape:
-        if not isinstance(axis, int) or weights.ndim != 1:
-            raise TypeError("weights of another shape need one axis and must be a vector")
-        weights = weights.reshape(_ones_at((weights.shape[0],), _others(axis, a.ndim), a.ndim))
-    total = sum(weights * np.ones(a.shape, weights.dtype), axis=axis, keepdims=keepdims)
-    return sum(a * weights, axis=axis, keepdims=keepdims) / total
-
-
-def _others(axis: int, ndim: int) -> tuple[int, ...]:
-    return tuple(i for i in range(ndim) if i != axis % ndim)
-
-
-@composite(np.quantile)
-def quantile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Give the value below which a share `q` of the elements lies, interpolating linearly."""
-    a, q = as_tensor(a), np.asarray(q, dtype=np.float64)
-    where = 0 if axis is None else axis
-    ordered = np.sort(a.reshape(-1) if axis is None else a, axis=where)
-    place = q * (ordered.shape[where] - 1)
-    low = np.floor(place).astype(np.intp)
-    share = (place - low).astype(a.dtype)
-    share = share.reshape(share.shape + (1,) * (ordered.ndim - 1))
-    lower = np.moveaxis(np.take(ordered, low.reshape(-1), axis=where), where, 0)
-    above = np.minimum(low + 1, ordered.shape[where] - 1)
-    upper = np.moveaxis(np.take(ordered, above.reshape(-1), axis=where), where, 0)
-    lower, upper = (x.reshape(q.shape + x.shape[1:]) for x in (lower, upper))
-    result: Tensor = lower + (upper - lower) * share
-    if not keepdims:
-        return result
-    return result.reshape(q.shape + _ones_at(result.shape[q.ndim :], _all(axis, a.ndim), a.ndim))
-
-
-def _all(axis: int | None, ndim: int) -> Axis:
-    return tuple(range(ndim)) if axis is None else axis
-
-
-@composite(np.percentile)
-def percentile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Give the value below which `q` percent of the elements lie."""
-    return quantile(a, np.asarray(q) / 100, axis=axis, keepdims=keepdims)
-
-
-@composite(np.median)
-def median(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Give the middle element, or the mean of the two in the middle."""
-    return quantile(a, 0.5, axis=axis, keepdims=keepdims)
-
-
-@composite(np.trapezoid)
-def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
-    """Integrate along an axis by trapezoids."""
-    y = as_tensor(y)
-    steps: Any = dx
-    if x is not None:
-        x = as_tensor(x)
-        steps = np.diff(x, axis=axis if x.ndim > 1 else 0)
-        if x.ndim == 1:
-            steps = steps.reshape(_ones_at((steps.size,), _others(axis, y.ndim), y.ndim))
-    y = np.moveaxis(y, axis, -1)
-    steps = np.moveaxis(steps, axis, -1) if x is not None else steps
-    return (steps * ((y[..., 1:] + y[..., :-1]) / 2)).sum(axis=-1)

@@ -221,6 +221,28 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return a
 
 
+@composite(np.gradient)
+def gradient(f: Any, *spacing: float, axis: int | tuple[int, ...] | None = None) -> Any:
+    """Give the slope by second order differences, first order at the ends, along each axis."""
+    f = as_tensor(f)
+    axes = range(f.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    steps = spacing * len(axes) if len(spacing) == 1 else spacing or (1.0,) * len(axes)
+    if len(steps) != len(axes) or not all(np.ndim(step) == 0 for step in steps):
+        raise TypeError("gradient() on Tensors takes one number per axis as spacing")
+    slopes = [_slope(f, step, i % f.ndim) for step, i in zip(steps, axes, strict=True)]
+    return slopes[0] if len(slopes) == 1 else tuple(slopes)
+
+
+def _slope(f: Any, step: float, axis: int) -> Any:
+    if f.shape[axis] < 2:
+        raise ValueError("gradient() needs at least two elements along an axis")
+    before = (slice(None),) * axis
+    inner = (f[(*before, slice(2, None))] - f[(*before, slice(None, -2))]) / (2 * step)
+    edges = diff(f, axis=axis) / step
+    first, last = edges[(*before, slice(None, 1))], edges[(*before, slice(-1, None))]
+    return np.concatenate([first, inner, last], axis=axis)
+
+
 @composite(np.ediff1d)
 def ediff1d(ary: Any) -> Any:
     """Give the differences of neighbours of the flattened array."""

@@ -194,6 +194,7 @@ class Doors:
     async def _greet(self, address: str) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
+        heard = False
         for attempt in range(_RETRIES):
             done: asyncio.Future[Greeting] = self._agent.loop.create_future()
             # A kernel tries for minutes to reach a host that is gone.
@@ -209,8 +210,11 @@ class Doors:
                 raise
             if greeting.error is None:
                 return greeting
-            if greeting.heard or attempt + 1 == _RETRIES:
+            # One that dies while we knock looks like one that refuses us: knock once more to see.
+            refused = isinstance(greeting.error, ProtocolError) or (greeting.heard and heard)
+            if refused or attempt + 1 == _RETRIES:
                 raise greeting.error
+            heard = greeting.heard
             await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 

@@ -417,6 +417,35 @@ async def test_everyone_learns_that_a_worker_is_gone(meeting):
             await worker.agent.call("c", who)
 
 
+class Dying(asyncio.BufferedProtocol):
+    """A worker that answers the first bytes with its death."""
+
+    def __init__(self, die) -> None:
+        self._die = die
+
+    def connection_made(self, transport) -> None:
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return bytearray(512)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._transport.write(b"?")
+        self._transport.close()
+        self._die()
+
+
+async def test_a_worker_that_dies_while_it_is_dialled_is_lost(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+    (address,) = c.agent.info.addresses
+    listeners = b.agent.runtime.network.memory.listeners
+    listeners[address] = lambda: Dying(lambda: listeners.pop(address, None))
+    with pytest.raises(WorkerLost, match="c") as caught:
+        await b.agent.call("c", who)
+    assert caught.value.executed == "no"
+    assert await a.agent.call("b", who) == WorkerInfo("b", 1)
+
+
 @pytest.mark.parametrize("kind", ["static", "open"])
 async def test_a_worker_comes_back_under_its_name(meeting, kind):
     a, b, c = await getattr(meeting, kind)("a", "b", "c")

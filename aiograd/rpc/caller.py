@@ -234,7 +234,10 @@ class Caller:
                 arrival = Arrival(self._link.peer, "reply")
                 value = self._unpack(flags, body, arrival)
                 if arrival.waits:
-                    self.agent.spawn(_settle(future, value, arrival.waits))
+                    task = self.agent.spawn(_settle(future, value, arrival.waits))
+                    if bucket is not None:
+                        bucket[late := _Late(self, future, task)] = None
+                        task.add_done_callback(lambda _: bucket.pop(late, None))
                     return
         except Exception as error:
             fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
@@ -292,6 +295,18 @@ def lost(error: Exception, executed: str) -> Exception:
     if isinstance(error, WorkerLost):
         return WorkerLost(error.worker, executed, error.why)
     return error
+
+
+class _Late:
+    """The deadline of a call whose result has come, but waits for somebody else."""
+
+    def __init__(self, caller: Caller, future: Future[Any], task: asyncio.Task[None]) -> None:
+        self._caller, self._future, self._task = caller, future, task
+
+    def expire(self) -> None:
+        name, seconds = self._future._function, self._future._seconds
+        fail(self._future, DeadlineExceeded(self._caller._link.peer.name, name, seconds))
+        self._task.cancel()
 
 
 async def _settle(future: Future[Any], value: Any, waits: list[asyncio.Future[Any]]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
+
+from aiograd.errors import DeadlineExceeded
 
 
 async def never(started: list[int]) -> None:
@@ -41,3 +44,28 @@ async def test_a_large_message_may_arrive_all_at_once(agents, monkeypatch):
         write(b"".join(writes))
         monkeypatch.undo()
         assert np.array_equal(await future, array)
+
+
+class Slow:
+    """Something that may be used only when somebody else has agreed."""
+
+
+class SlowTraveller:
+    tag = "slow"
+
+    def depart(self, value, departure):
+        return None
+
+    def arrive(self, data, arrival):
+        arrival.waits.append(asyncio.get_running_loop().create_future())
+        return Slow()
+
+
+async def test_a_result_that_waits_for_somebody_still_has_its_deadline(agents):
+    async with agents(2) as (first, second):
+        for agent in (first, second):
+            agent.travellers.add(Slow, SlowTraveller())
+        with pytest.raises(DeadlineExceeded) as caught:
+            await first.call("worker1", Slow, timeout=0.1)
+        assert caught.value.worker == "worker1"
+        assert not first.counters()["pending_calls"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.calls import rpc_async, rpc_stream
 from aiograd.testing.simulator import functions
 from aiograd.testing.simulator.ledger import CallId, Entry, Ledger
 from aiograd.testing.simulator.world import Node
@@ -104,15 +104,12 @@ async def wide_call(actor: Actor) -> None:
     # What fails inside comes as a group, whose members are judged one by one.
     to = actor.someone()
     entry = actor.begin("fan_out", to, actor.book.world.options.timeout)
-    try:
-        await actor.book.watch(
-            entry,
-            lambda: rpc_async(to, functions.fan_out, (entry.id, names, value)),
-            value * len(names),
-            errors=(ExceptionGroup,),
-        )
-    finally:
-        pass
+    await actor.book.watch(
+        entry,
+        lambda: rpc_async(to, functions.fan_out, (entry.id, names, value)),
+        value * len(names),
+        errors=(ExceptionGroup,),
+    )
 
 
 async def late_call(actor: Actor) -> None:
@@ -131,6 +128,29 @@ async def cancelled_call(actor: Actor) -> None:
     await asyncio.wait([task])
 
 
+async def read_stream(actor: Actor) -> None:
+    """All of a stream, or only its beginning."""
+    to, numbers = actor.someone(), actor.random.choice((0, 1, 5, 30))
+    until = actor.random.choice((0, 3, 100, 100))
+    options = actor.book.world.options
+    entry = actor.begin("count", to, options.timeout * (numbers + 2))
+    func: Any = functions.count
+    args: tuple[Any, ...] = (entry.id, numbers, actor.random.choice((0.0, 0.0, 0.001, 0.05)))
+    if actor.random.random() < 0.3:
+        func, args = functions.count_in_thread, args[:2]
+
+    async def read() -> list[int]:
+        got: list[int] = []
+        async with rpc_stream(to, func, args) as stream:
+            async for number in stream:
+                got.append(number)
+                if len(got) > until:
+                    break
+        return got
+
+    await actor.book.watch(entry, read, list(range(min(numbers, until + 1))))
+
+
 CALLS: list[Act] = [
     small_calls,
     small_calls,
@@ -141,4 +161,5 @@ CALLS: list[Act] = [
     wide_call,
     late_call,
     cancelled_call,
+    read_stream,
 ]

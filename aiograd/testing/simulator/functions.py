@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
 
 from aiograd.rpc.calls import rpc_async, rpc_sync
 from aiograd.testing.simulator.ledger import CallId, ledger
+from aiograd.testing.simulator.loop import OWNER
+
+if TYPE_CHECKING:
+    from aiograd.testing.simulator.world import Node
 
 
 class Boom(Exception):
     """What functions raise on purpose."""
 
 
-def _enter(id: CallId) -> None:
+def enter(id: CallId) -> None:
     book = ledger()
     book.ran[id] = book.ran.get(id, 0) + 1
     book.world.trace("run", id)
+
+
+def here() -> Node:
+    """The node that runs this function."""
+    owner = OWNER.get()
+    assert owner is not None
+    return owner  # type: ignore[return-value]
 
 
 def _leave(id: CallId) -> None:
@@ -26,7 +38,7 @@ def _leave(id: CallId) -> None:
 
 async def work(id: CallId, value: Any, seconds: float) -> Any:
     """Take some time."""
-    _enter(id)
+    enter(id)
     try:
         await asyncio.sleep(seconds)
     finally:
@@ -36,18 +48,35 @@ async def work(id: CallId, value: Any, seconds: float) -> Any:
 
 def plain(id: CallId, value: int) -> int:
     """Run in a thread."""
-    _enter(id)
+    enter(id)
     return value + 1
 
 
+async def count(id: CallId, numbers: int, seconds: float) -> AsyncIterator[int]:
+    """A stream."""
+    enter(id)
+    try:
+        for number in range(numbers):
+            if seconds:
+                await asyncio.sleep(seconds)
+            yield number
+    finally:
+        _leave(id)
+
+
+def count_in_thread(id: CallId, numbers: int) -> Iterator[int]:
+    enter(id)
+    yield from range(numbers)
+
+
 async def fail(id: CallId, text: str) -> None:
-    _enter(id)
+    enter(id)
     raise Boom(text)
 
 
 async def chain(id: CallId, path: list[str], value: int) -> int:
     """Go from worker to worker, and come back with a number larger by the length of the way."""
-    _enter(id)
+    enter(id)
     try:
         if not path:
             return value
@@ -59,7 +88,7 @@ async def chain(id: CallId, path: list[str], value: int) -> int:
 
 def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
     """The same with blocking calls."""
-    _enter(id)
+    enter(id)
     if not path:
         return value
     return int(rpc_sync(path[0], chain_in_threads, ((*id, 0), path[1:], value + 1)))
@@ -67,7 +96,7 @@ def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
 
 async def fan_out(id: CallId, names: list[str], value: int) -> int:
     """Ask several workers at once."""
-    _enter(id)
+    enter(id)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ask(name, (*id, i), value)) for i, name in enumerate(names)]
     return sum(task.result() for task in tasks)

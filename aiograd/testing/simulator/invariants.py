@@ -2,7 +2,10 @@
 
 I1  every awaited call ends by its deadline + 0.25 s               (ledger)
 I2  a result is the oracle's, or the error is typed and justified  (ledger)
+I3  gradients are exact, or the pass failed and none can be read   (gradients)
 I4  a call runs at most once, exactly once if it gave a result     (ledger)
+I5  a value lives while it has a holder, and not much longer       (ledger, here)
+I6  no context is left
 I7  at rest nothing is left: calls, tasks, bytes, timers
 I8  who was only away for a while lost nothing                     (ledger)
 I9  after the faults every living pair can talk again
@@ -11,6 +14,7 @@ I9  after the faults every living pair can talk again
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Final
 
 from aiograd.rpc.calls import rpc_async
@@ -25,7 +29,11 @@ RECOVER: Final = 10.0  # seconds for a fresh call
 
 async def check_quiet(world: World, book: Ledger) -> None:
     """I7: nothing is left of what the programs did."""
-    await asyncio.sleep(SETTLE)
+    await asyncio.sleep(SETTLE + 2 * world.options.lease)
+    gc.collect()
+    kept = [node.name for node, value in book.values if node.alive and value() is not None]
+    if kept:
+        book.violated("I5", f"values that nobody holds are still kept on {kept}")
     looks = []
     for _ in range(LOOKS):  # a heartbeat may be on its way at one of them
         looks.append({node: node.counters() for node in world.living})
@@ -71,14 +79,5 @@ async def check_closed(world: World, book: Ledger) -> None:
         left = world.loop.pending(node)
         if left:
             book.violated("I7", f"{node.name} was closed but still has {left!r:.300}")
-    tasks = [task for task in asyncio.all_tasks(world.loop) if task is not asyncio.current_task()]
-    alive = [task for task in tasks if (node := _node_of(task)) is not None and node.alive]
-    if alive:
-        book.violated("I7", f"tasks are left after closing: {alive!r:.300}")
-
-
-def _node_of(task: asyncio.Task[object]) -> Node | None:
-    from aiograd.testing.simulator.loop import OWNER
-
-    owner = task.get_context().get(OWNER) if hasattr(task, "get_context") else None
-    return owner if isinstance(owner, Node) else None
+        if tasks := world.loop.tasks_of(node):
+            book.violated("I7", f"{node.name} was closed but still has {tasks!r:.300}")

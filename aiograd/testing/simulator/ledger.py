@@ -22,6 +22,7 @@ from aiograd.errors import (
     Overloaded,
     RRefError,
     RRefExpired,
+    RRefReleased,
     UnknownContext,
     WorkerLost,
 )
@@ -60,11 +61,13 @@ class Ledger:
     entries: dict[CallId, Entry] = field(default_factory=dict)
     ran: dict[CallId, int] = field(default_factory=dict)
     stopped: dict[CallId, float] = field(default_factory=dict)  # when its coroutine ended
+    values: list[tuple[Node, Any]] = field(default_factory=list)  # owner, weak reference
     violations: list[str] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def violated(self, invariant: str, text: str) -> None:
         self.world.trace("VIOLATION", invariant, text)
+        self.world.trace.freeze()
         self.violations.append(f"{invariant}: {text}")
 
     # ── calls ───────────────────────────────────────────────────────────────────────────────────
@@ -128,7 +131,13 @@ class Ledger:
                 self.violated("I2", f"nothing was slow, but {what}")
         elif isinstance(error, Overloaded):
             entry.never = True
-        elif isinstance(error, RRefExpired | RRefError | BackwardFailed | UnknownContext):
+        elif isinstance(error, RRefExpired | RRefReleased):
+            if not self.harm.lossy:
+                self.violated("I5", f"nobody was lost, but {what}")
+        elif isinstance(error, BackwardFailed | UnknownContext):
+            if not self.harm.lossy and not (self.harm.any and isinstance(error, TimeoutError)):
+                self.violated("I3", f"nobody was lost, but {what}")
+        elif isinstance(error, RRefError):
             if not self.harm.any:
                 self.violated("I2", f"nothing happened, but {what}")
         else:
@@ -153,7 +162,16 @@ def ledger() -> Ledger:
     return owner.world.ledger  # type: ignore[attr-defined,no-any-return]
 
 
+class Anything:
+    """Equal to whatever comes."""
+
+
+ANY: Final = Anything()
+
+
 def equal(value: Any, expected: Any) -> bool:
+    if expected is ANY:
+        return True
     if isinstance(expected, np.ndarray):
         return isinstance(value, np.ndarray) and bool(np.array_equal(value, expected))
     return bool(value == expected)

@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import heapq
 import random
+import weakref
 from collections import deque
 from typing import Any, Final, Protocol
 
@@ -57,6 +58,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._still = 0  # callbacks since time passed last
         self.steps = 0  # callbacks run so far
         self.blocked: list[tuple[Any, contextvars.Context, Any, Any]] = []  # threads and locks
+        self.owners: weakref.WeakKeyDictionary[asyncio.Task[Any], Owner | None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.over = False  # the simulation has ended: what is still called does nothing
         self.troubles: list[str] = []  # what asyncio would only log
         self.set_exception_handler(self._trouble)
@@ -170,6 +174,23 @@ class SimLoop(asyncio.BaseEventLoop):
         elif owner.held:
             self._wake_at(owner)
 
+    # ── whose tasks ─────────────────────────────────────────────────────────────────────────────
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        task = super().create_task(coro, name=name, context=context)
+        self.owners[task] = OWNER.get() if context is None else context.get(OWNER)
+        return task
+
+    def tasks_of(self, owner: Owner | None) -> list[asyncio.Task[Any]]:
+        """What a node has not finished."""
+        return [task for task, who in self.owners.items() if who is owner and not task.done()]
+
     # ── after the end ───────────────────────────────────────────────────────────────────────────
 
     def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
@@ -178,7 +199,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._ready.clear()
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         timer = super().call_at(when, callback, *args, context=context)
@@ -204,7 +225,9 @@ class SimLoop(asyncio.BaseEventLoop):
             error = context.get("exception")
             self.troubles.append(f"{context.get('message')}: {error!r}")
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> Any:
         raise SimulationError(f"threads of an executor cannot be simulated ({func!r})")
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:

@@ -407,7 +407,7 @@ class SimTransport(asyncio.Transport):
 
     def _fill(self, count: int) -> int:
         if isinstance(self._protocol, asyncio.BufferedProtocol):
-            room = self._protocol.get_buffer(count)
+            room: Any = self._protocol.get_buffer(count)
             count = min(count, len(room))
             room[:count] = self._arrived[:count]
             del self._arrived[:count]

@@ -11,6 +11,12 @@ from aiograd.rpc.options import Options
 from aiograd.testing.simulator.network import Manner
 from aiograd.testing.simulator.schedule import Fault
 
+THEMES: Final = (
+    ["calls"],
+    ["references"],
+    ["gradients"],
+    ["calls", "references", "gradients"],
+)
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
 MESSAGES: Final = (
     "call",
@@ -36,6 +42,7 @@ class Plan:
     faults: list[Fault]
     actors: int
     acts: int
+    themes: list[str]  # what the actors do
     collections: list[float] = field(default_factory=list)  # when garbage is collected
 
     def with_faults(self, faults: list[Fault]) -> Plan:
@@ -46,15 +53,19 @@ def make_plan(seed: int) -> Plan:
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
     profile = rng.choice(list(PROFILES))
+    options, manner = _options(rng), _manner(rng)
+    if manner.latency > 0.001:  # a few round trips must not be late
+        options = replace(options, timeout=20.0)
     return Plan(
         seed=seed,
         names=names,
-        options=_options(rng),
-        manner=_manner(rng),
+        options=options,
+        manner=manner,
         profile=profile,
         faults=PROFILES[profile](rng, names),
         actors=rng.randint(2, 5),
         acts=rng.randint(3, 8),
+        themes=rng.choice(THEMES),
         collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
     )
 
@@ -72,7 +83,7 @@ def _options(rng: random.Random) -> Options:
 
 def _manner(rng: random.Random) -> Manner:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
-    window = rng.choice((4 << 10, 64 << 10, 1 << 20))
+    window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
     return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
 
 
@@ -100,7 +111,7 @@ def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
             faults.append(Fault(at, "slow", name, seconds=seconds, amount=cost))
     for _ in range(rng.randint(0, 3)):
         a, b = _two(rng, names)
-        seconds, amount = rng.uniform(0.1, 3.0), rng.uniform(0.01, 1.0)
+        seconds, amount = rng.uniform(0.1, 3.0), rng.uniform(0.01, 0.4)
         faults.append(Fault(rng.uniform(0.0, SPAN), "clog", a, b, seconds, amount))
     return faults
 
@@ -159,7 +170,7 @@ def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
         for other in names:
             if other != name:
                 at = start + index * 0.3
-                faults.append(Fault(at, "clog", name, other, seconds, rng.uniform(0.05, 1.0)))
+                faults.append(Fault(at, "clog", name, other, seconds, rng.uniform(0.05, 0.4)))
     return faults
 
 

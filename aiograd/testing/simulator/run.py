@@ -14,13 +14,20 @@ from typing import Any, Final
 
 from aiograd.rpc.verdict import SEND, Verdict
 from aiograd.testing.simulator import invariants
-from aiograd.testing.simulator.actors import CALLS, Actor
+from aiograd.testing.simulator.actors import CALLS, Act, Actor
+from aiograd.testing.simulator.gradients import GRADIENTS
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
+from aiograd.testing.simulator.references import REFERENCES
 from aiograd.testing.simulator.schedule import Player
 from aiograd.testing.simulator.world import Node, World
 
+ACTS: Final[dict[str, list[Act]]] = {
+    "calls": CALLS,
+    "references": REFERENCES,
+    "gradients": GRADIENTS,
+}
 LIMIT: Final = 240.0  # simulated seconds after which a program that has not ended hangs
 
 
@@ -106,10 +113,14 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     for number in range(plan.actors):
         node = world.nodes[plan.names[number % len(plan.names)]]
         actor = Actor(book, node, number, plan.names)
-        tasks[node.spawn(actor.run(CALLS, plan.acts))] = node
+        acts = [act for theme in plan.themes for act in ACTS[theme]]
+        tasks[node.spawn(actor.run(acts, plan.acts))] = node
     await player.play()
     await _all_ended(world, tasks, book)
+    player.stop()
     book.finish()
+    for node in world.living:
+        node.shelf.clear()
     await invariants.check_quiet(world, book)
     await invariants.check_alive(world, book)
     await world.stop()

@@ -144,6 +144,10 @@ class Harm:
         else:
             self.nodes.add(fault.a)
 
+    @property
+    def lossy(self) -> bool:
+        return bool(self.nodes or self.pairs)
+
     def may_lose(self, name: str) -> bool:
         """Whether somebody may have lost this worker."""
         return name in self.nodes or any(name in pair for pair in self.pairs)
@@ -171,6 +175,10 @@ class Player:
     def happen(self, fault: Fault) -> None:
         self.harm.note(fault)
         apply(self.world, fault)
+
+    def stop(self) -> None:
+        """From now on nothing goes wrong any more."""
+        self._triggered.clear()
 
     def message(self, name: str, kind: str) -> None:
         """A message of this kind is about to leave a node."""

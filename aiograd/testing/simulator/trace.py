@@ -18,6 +18,7 @@ class Trace:
         self._loop = loop
         self._hash = hashlib.blake2b(digest_size=16)
         self._all = all_of_it
+        self._frozen = False
         self.events: deque[tuple[float, str, tuple[Any, ...]]] = deque(
             maxlen=None if all_of_it else LAST
         )
@@ -25,8 +26,12 @@ class Trace:
     def __call__(self, kind: str, *facts: Any) -> None:
         now = self._loop.time()
         self._hash.update(f"{now!r} {kind} {facts!r}\n".encode())
-        if self._all or kind not in QUIET:
+        if self._all or (kind not in QUIET and not self._frozen):
             self.events.append((now, kind, facts))
+
+    def freeze(self) -> None:
+        """Something is wrong: the events that led to it are those to be read."""
+        self._frozen = True
 
     @property
     def digest(self) -> str:

@@ -8,6 +8,7 @@ The world also plays the part of the cluster layer: it tells the living who is t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
 from collections import deque
@@ -185,6 +186,7 @@ class World:
         self.dead.append(node)
         node.buried.extend(node.held)
         node.held.clear()
+        node.buried.extend(self.loop.tasks_of(node))
         current.closed(node.agent)
         self.wire.listeners.pop(node.address, None)
         for end in self.wire.of(node):
@@ -239,8 +241,12 @@ class World:
         self.loop.over = True
         for node in (*self.dead, *self.nodes.values()):
             node.runtime.threads.crash()
-        for task in asyncio.all_tasks(self.loop):
+        for task in list(self.loop.owners):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if not task.done():
+                with contextlib.suppress(BaseException):
+                    coroutine: Any = task.get_coro()
+                    coroutine.close()
 
 
 def _tell_restart(other: Node, old: PeerInfo, new: PeerInfo) -> None:

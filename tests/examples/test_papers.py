@@ -1,0 +1,55 @@
+"""What the README and the pages show is true: code runs, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAPERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)\)")
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_first_minute_runs(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "first_minute.py"
+    script.write_text(blocks(ROOT / name)[0])
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(784, 10)" in done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
+def test_python_on_a_page_is_python(path: Path) -> None:
+    for block in blocks(path):
+        body = "".join(f"    {line}\n" for line in block.splitlines())
+        if path.name != "coming_from_torch.md":  # two columns side by side
+            compile(f"async def page():\n    pass\n{body}", path.name, "exec")
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
+        place = path.parent / target
+        made = {"notebooks": ROOT / "examples" / "notebooks"}  # copied when the pages are built
+        if target.startswith("notebooks/"):
+            place = made["notebooks"] / target.removeprefix("notebooks/")
+        found = place.exists() or any(place.with_suffix(end).exists() for end in (".md", ".py"))
+        assert found, f"{path.name} links to {target}"
+
+
+def test_every_example_is_told_of() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text()
+    for path in (ROOT / "examples").glob("[0-9]*.py"):
+        assert f"`{path.name}`" in page

@@ -20,13 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import JointOpNode, LightNode, Node, OpNode, Part, freed, modified
+from aiograd.autograd.graph import JointOpNode, Node, OpNode, Part, freed, modified
 from aiograd.autograd.recording import recording
-from aiograd.autograd.rules import NOTHING, SHAPE, VALUE, Rule, keywords, needs, needs_variadic
+from aiograd.autograd.rules import (
+    NOTHING,
+    SHAPE,
+    VALUE,
+    Meta,
+    Rule,
+    keywords,
+    needs,
+    needs_variadic,
+)
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
-_ndarray = np.ndarray
 _new = object.__new__
 
 #: Every operation of the library by name; calls to other workers name them.
@@ -34,25 +42,6 @@ OPS: dict[str, Callable[..., Any]] = {}
 
 
 Arrange = Callable[..., tuple[Sequence[Any], dict[str, Any]]]
-
-
-class Meta:
-    """The shape and dtype of an array that a rule does not need itself."""
-
-    __slots__ = ("dtype", "shape")
-
-    def __init__(self, array: Any) -> None:
-        array = array if hasattr(array, "dtype") else np.asarray(array)
-        self.shape: tuple[int, ...] = array.shape
-        self.dtype = array.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
 
 
 class Op:
@@ -374,58 +363,6 @@ class Op:
                 if not create_graph:
                     args[position] = arg.data
         return [ys, *args]
-
-
-def binary(op: Op) -> Callable[[Tensor, Any], Any]:
-    """The operation as an operator method: the same as calling it, with the common case unrolled.
-
-    `a + b` on small arrays costs about as much as numpy itself, so every step here counts.
-    """
-    forward, new, dense = op.forward, object.__new__, _ndarray
-
-    def operator(a: Tensor, b: Any) -> Any:
-        if b.__class__ is Tensor:
-            y = forward(a.data, b.data)
-            second = b._node
-            if second is None and b._leaf:
-                second = b.accumulator()
-        elif isinstance(b, Tensor):
-            return op(a, b)
-        elif b is None or isinstance(b, str):
-            return NotImplemented
-        else:
-            y = forward(a.data, b)
-            second = None
-        first = a._node
-        if first is None and a._leaf:
-            first = a.accumulator()
-        if (
-            y.__class__ is not dense
-            or op.saves
-            or (first is None and second is None)
-            or not recording.get()
-        ):
-            if y is NotImplemented:
-                return y
-            if (first is None and second is None) or not recording.get():
-                return wrap(y)
-            raw = (a.data, b.data if isinstance(b, Tensor) else b)
-            return op.record((a, b), raw, y, {}, (first, second))
-        node = new(LightNode)
-        node.op = op
-        node.parents = (first, second)
-        node.hooks = None
-        node.shape = y.shape
-        node.dtype = y.dtype
-        tensor = new(Tensor)
-        tensor.data = y
-        tensor._node = node
-        tensor._leaf = False
-        tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
-        return tensor
-
-    operator.__name__ = op.name
-    return operator
 
 
 def gathered(arg: Any) -> Any:

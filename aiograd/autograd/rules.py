@@ -11,11 +11,32 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 Rule = Callable[..., Any]
 
 NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
 
 _SHAPELIKE = {"shape", "ndim", "dtype", "size"}
+
+
+class Meta:
+    """The shape and dtype of an array that a rule does not need itself."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, array: Any) -> None:
+        array = array if hasattr(array, "dtype") else np.asarray(array)
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype = array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
 
 
 def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:

@@ -18,11 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from aiograd.autograd.op import OPS, Op, binary, gathered, op
-from aiograd.autograd.recording import recording
+from aiograd.autograd.op import OPS, Op, gathered, op
+from aiograd.autograd.ops.operators import as_method, attach_operators
 from aiograd.autograd.rules import Rule
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.errors import GradError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,18 +30,6 @@ ALIASES: dict[str, str] = {}  # further names of operations → their own
 
 SMALL = 16384  # elements that are filled faster than numpy finds its way through a view
 
-_OPERATORS = {
-    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
-    "floor_divide": "floordiv", "remainder": "mod", "matmul": "matmul",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
-}  # fmt: skip
-_COMPARISONS = {
-    "equal": "__eq__", "not_equal": "__ne__", "less": "__lt__", "less_equal": "__le__",
-    "greater": "__gt__", "greater_equal": "__ge__",
-}  # fmt: skip
-_UNARY = {
-    "negative": "__neg__", "positive": "__pos__", "absolute": "__abs__", "invert": "__invert__",
-}  # fmt: skip
 _NOT_METHODS = {"sort", "partition"}  # ndarray's own change the array itself
 
 
@@ -100,77 +87,9 @@ def _register(made: Any, function: Any) -> None:
     if function is not None:
         NUMPY[function] = made
     if isinstance(made, Op) and isinstance(function, np.ufunc):
-        _operators(name, made)
+        attach_operators(name, made)
     if hasattr(np.ndarray, name) and name not in _NOT_METHODS and name not in Tensor.__dict__:
         setattr(Tensor, name, as_method(made))
-
-
-# ── operators and methods ───────────────────────────────────────────────────────────────────────
-
-
-def _operators(name: str, made: Op) -> None:
-    if name in _OPERATORS:
-        short = _OPERATORS[name]
-        setattr(Tensor, f"__{short}__", binary(made))
-        setattr(Tensor, f"__r{short}__", _reflected(made))
-        setattr(Tensor, f"__i{short}__", _in_place(made))
-    elif name in _COMPARISONS:
-        setattr(Tensor, _COMPARISONS[name], _comparison(made))
-    elif name in _UNARY:
-        setattr(Tensor, _UNARY[name], lambda self: made.apply((self,), {}))
-
-
-def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation as a method: its first array is `self`."""
-
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return made(self, *args, **kwargs)
-
-    method.__name__ = method.__qualname__ = made.__name__
-    method.__doc__ = made.__doc__
-    return method
-
-
-def _reflected(made: Op) -> Callable[[Tensor, Any], Any]:
-    def operator(self: Tensor, other: Any) -> Any:
-        if other is None or isinstance(other, str):
-            return NotImplemented
-        return made.apply((other, self), {})
-
-    return operator
-
-
-def _comparison(made: Op) -> Callable[[Tensor, Any], Any]:
-    def operator(self: Tensor, other: Any) -> Any:
-        if other is None or isinstance(other, str):
-            return NotImplemented
-        return made.apply((self, other), {})
-
-    return operator
-
-
-def _in_place(made: Op) -> Callable[[Tensor, Any], Tensor]:
-    def operator(self: Tensor, other: Any) -> Any:
-        if other is None or isinstance(other, str):
-            return NotImplemented
-        tracked = self.requires_grad or (isinstance(other, Tensor) and other.requires_grad)
-        if tracked and recording.get():
-            if self._leaf:
-                raise GradError(
-                    f"a leaf that requires grad cannot be changed in place ({made.name}); "
-                    "write `x = x + …`, or wrap the change in `with ag.no_grad():`",
-                    "inplace",
-                )
-            return made(self, other)  # a new tensor; the name on the left is bound to it
-        value = other.data if isinstance(other, Tensor) else other
-        if self.data.__class__ is np.ndarray:
-            made.forward(self.data, value, out=self.data)
-        else:
-            self.data = made.forward(self.data, value)
-        self._written()
-        return self
-
-    return operator
 
 
 # ── arguments as users write them ───────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiograd.errors import NotAllowed, SerializationError, WorkerClosed, WorkerLost
 from aiograd.rpc import current
-from aiograd.rpc.baggage import pack
+from aiograd.rpc.baggage import in_front, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, check_name
@@ -46,7 +46,7 @@ from aiograd.rpc.travel import Baggage, Departure, Keeper, Travellers
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.flat import encode_call
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
-from aiograd.wire.messages import CALL, FLAT, OP, REQUEST, STREAM
+from aiograd.wire.messages import CALL, EXTRA, FLAT, OP, REQUEST, STREAM
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
 

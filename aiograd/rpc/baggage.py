@@ -34,14 +34,25 @@ def pack(
             if baggage is not None:
                 extra = {**(extra or {}), "baggage": baggage}
         if extra:
-            first = pickle.dumps(extra, 5)
             flags |= EXTRA
-            data = b"".join((_LENGTH.pack(len(first)), first, payload.data))
-            payload = Payload(data, payload.buffers, payload.travelled)
+            payload = Payload(in_front(extra, payload.data), payload.buffers, payload.travelled)
     except BaseException:
         departure.cancel()
         raise
     return flags, payload
+
+
+def in_front(extra: dict[str, Any], data: bytes) -> bytes:
+    """Put what rides along in front of a payload."""
+    first = pickle.dumps(extra, 5)
+    return b"".join((_LENGTH.pack(len(first)), first, data))
+
+
+def split(data: Any) -> tuple[dict[str, Any], Any]:
+    """Take what rides along from a payload."""
+    (length,) = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + length
+    return pickle.loads(data[_LENGTH.size : start]), data[start:]
 
 
 def unpack(
@@ -54,10 +65,7 @@ def unpack(
         return agent.codec.decode(data, buffers), {}
     extra: dict[str, Any] = {}
     if flags & EXTRA:
-        (length,) = _LENGTH.unpack_from(data)
-        start = _LENGTH.size + length
-        extra = pickle.loads(data[_LENGTH.size : start])
-        data = data[start:]
+        extra, data = split(data)
         if expect is not None:
             expect(extra)
         if "baggage" in extra and agent.baggage is not None:

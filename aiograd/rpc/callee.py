@@ -26,14 +26,14 @@ from aiograd.errors import (
     SerializationError,
 )
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import pack, unpack
+from aiograd.rpc.baggage import pack, split, unpack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
 from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, encode_value
 from aiograd.wire.frames import SMALL, Transfer
-from aiograd.wire.messages import CALL, EMPTY, FAULT, FLAT, POST, REPLY, STREAM
+from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, POST, REPLY, STREAM
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ class Callee:
             and target.error is None
             and type(body) is not Transfer
         ):
-            self._run_at_once(id, budget, target, body)
+            if flags & EXTRA:
+                self._keep_at_once(id, budget, target, body)
+            else:
+                self._run_at_once(id, budget, target, body)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
@@ -119,6 +122,22 @@ class Callee:
         """Something large has left: start calls that were held back."""
         while self._held and self._outbox.waiting <= self._limit:
             self.arrived(*self._held.popleft())
+
+    def _keep_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+        """The same, for a result that stays here."""
+        agent = self._agent
+        incoming = Incoming(self, id, target, CALL)
+        incoming.context = context = agent.context.copy()
+        if budget != math.inf and target.kind != "op":
+            context.run(DEADLINE.set, agent.loop.time() + budget)
+        try:
+            extra, data = split(body)
+            self._expect(incoming, extra)
+            args, kwargs = decode_call(data)
+            value = context.run(target.func, *args, **(kwargs or {}))
+        except BaseException as error:
+            return self._fail(incoming, error)
+        self._result(incoming, value)
 
     def _run_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""

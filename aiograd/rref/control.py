@@ -25,13 +25,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.protocol import Protocol
-from aiograd.rref.records import Held, Owned, Party, RefId
+from aiograd.rref.records import (
+    Held,
+    Owned,
+    Party,
+    RefId,
+    pack_fork,
+    pack_ids,
+    unpack_forks,
+    unpack_ids,
+)
 from aiograd.rref.using import Batch
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 T = TypeVar("T")
+Ended = Callable[[Any, Any], None]  # gets an answer, or an error
+
+_PATIENCE = 0.2  # seconds; an answer takes far less, and lost messages are rare
 
 
 class Control:
@@ -46,6 +58,9 @@ class Control:
         # Not of the call in which a reference happened to be dropped: its deadline is not ours.
         self._context = agent.context.copy()
         self._timers: set[asyncio.TimerHandle] = set()  # of leases
+        # Messages sent once and not answered so far.
+        self._open: dict[asyncio.Future[Any], tuple[Party, Ended, str, tuple[Any, ...]]] = {}
+        self._look: asyncio.TimerHandle | None = None  # of the next look at them
         self._audit: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # done when nothing is left
         agent.services["rref.fork"] = self._on_fork
@@ -114,9 +129,10 @@ class Control:
 
     def soon(self) -> None:
         """There may be something to tell; say it at the end of this tick."""
-        if not self._waking:
+        if not self._waking and self.protocol.using.talkative:
             self._waking = True
             self.agent.loop.call_soon(self.flush, context=self._context)
+        self.changed()
 
     def flush(self) -> None:
         """Tell everybody what they should know."""
@@ -134,11 +150,49 @@ class Control:
             if batch.forks:
                 self._tell_forks(batch)
             if batch.accepts:
-                self._tell(batch.to, _nothing, "rref.accept", batch.accepts)
+                self._tell(batch.to, _nothing, "rref.accept", pack_ids(batch.accepts))
         self.changed()
 
-    def _tell(self, to: Party, ended: Callable[[Any, Any], None], service: str, *args: Any) -> None:
-        """Send, again and again until answered; `ended` gets the answer or the error."""
+    def _tell(self, to: Party, ended: Ended, service: str, *args: Any) -> None:
+        """Send, again and again until answered; `ended` gets the answer or the error.
+
+        Nearly always the first attempt is answered, so it is an ordinary request; a look at what
+        is open, now and then, finds those that need patience.
+        """
+        try:
+            future = self.agent.request(self.reach(to), service, *args, timeout=math.inf)
+        except AiogradError as error:
+            ended(None, error)
+            return
+        self._open[future] = (to, ended, service, args)
+        future.add_done_callback(self._told, context=self._context)
+        if self._look is None:
+            self._look = self.agent.loop.call_later(_PATIENCE, self._look_around, frozenset())
+
+    def _told(self, future: asyncio.Future[Any]) -> None:
+        if (message := self._open.pop(future, None)) is None:
+            return  # it is being repeated
+        to, ended, service, args = message
+        error = WorkerClosed() if future.cancelled() else future.exception()
+        if error is None:
+            ended(future.result(), None)
+        elif isinstance(error, WorkerLost) and to.incarnation not in self.protocol.gone:
+            self._repeat(to, ended, service, args)
+        else:
+            ended(None, error)
+
+    def _look_around(self, before: frozenset[asyncio.Future[Any]]) -> None:
+        """Repeat what has been open for a whole round."""
+        self._look = None
+        for future in before & self._open.keys():
+            message = self._open.pop(future)
+            future.cancel()
+            self._repeat(*message)
+        if self._open:
+            again = frozenset(self._open)
+            self._look = self.agent.loop.call_later(_PATIENCE, self._look_around, again)
+
+    def _repeat(self, to: Party, ended: Ended, service: str, args: tuple[Any, ...]) -> None:
         try:
             name = self.reach(to)
             future = self.agent.request(name, service, *args, timeout=math.inf, retry=True)
@@ -154,8 +208,8 @@ class Control:
                 using.released(held)
             self.changed()
 
-        releases = [(held.id, held.fork, held.never_created) for held in batch.releases]
-        self._tell(batch.to, ended, "rref.release", releases)
+        releases = [pack_fork(held.id, held.fork, held.never_created) for held in batch.releases]
+        self._tell(batch.to, ended, "rref.release", b"".join(releases))
 
     def _tell_forks(self, batch: Batch) -> None:
         owner, using = batch.to, self.protocol.using
@@ -163,34 +217,32 @@ class Control:
 
         def ended(answer: Any, error: Any) -> None:
             using.close(owner, number)
-            for held, counts in zip(batch.forks, answer or [False] * len(batch.forks), strict=True):
+            for held, counts in zip(batch.forks, answer or bytes(len(batch.forks)), strict=True):
                 using.answered(held, None if counts else owner_lost(error) or _refused(owner))
             self.soon()
 
-        forks = [(held.id, held.fork, held.claim) for held in batch.forks]
-        self._tell(owner, ended, "rref.fork", number, low, forks)
+        forks = [pack_fork(held.id, held.fork, held.claim) for held in batch.forks]
+        self._tell(owner, ended, "rref.fork", number, low, b"".join(forks))
 
     # ── being told ──────────────────────────────────────────────────────────────────────────
 
-    def _on_fork(
-        self, sender: PeerInfo, number: int, low: int, forks: list[tuple[RefId, RefId, int]]
-    ) -> list[bool]:
-        return self.protocol.requested(self.heard(sender), number, low, forks)
+    def _on_fork(self, sender: PeerInfo, number: int, low: int, forks: bytes) -> bytes:
+        counts = self.protocol.requested(self.heard(sender), number, low, unpack_forks(forks))
+        return bytes(counts)
 
-    def _on_accept(self, sender: PeerInfo, forks: list[RefId]) -> None:
+    def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
         self.heard(sender)
-        self.protocol.accepted(forks)
+        self.protocol.accepted(unpack_ids(forks))
         self.soon()
+
+    def _on_release(self, sender: PeerInfo, releases: bytes) -> None:
+        self.heard(sender)
+        self.protocol.released(unpack_forks(releases))
         self.changed()
 
-    def _on_release(self, sender: PeerInfo, releases: list[tuple[RefId, RefId, bool]]) -> None:
+    def _on_audit(self, sender: PeerInfo, forks: bytes) -> bytes:
         self.heard(sender)
-        self.protocol.released(releases)
-        self.changed()
-
-    def _on_audit(self, sender: PeerInfo, forks: list[RefId]) -> list[int]:
-        self.heard(sender)
-        return self.protocol.look_for(forks)
+        return bytes(self.protocol.look_for(unpack_ids(forks)))
 
     # ── death ───────────────────────────────────────────────────────────────────────────────
 
@@ -201,7 +253,6 @@ class Control:
             self._timers.discard(timer)
             self.protocol.lease_over(self.party(peer), number)
             self.soon()
-            self.changed()
 
         timer = self.agent.loop.call_later(self.agent.options.lease, over)
         self._timers.add(timer)
@@ -227,7 +278,7 @@ class Control:
             try:
                 name = self.reach(self._parties[holder])
                 future = self.agent.request(
-                    name, "rref.audit", forks, timeout=self.agent.options.lease
+                    name, "rref.audit", pack_ids(forks), timeout=self.agent.options.lease
                 )
             except AiogradError:
                 continue  # gone: its lease will tell
@@ -240,7 +291,6 @@ class Control:
         if error is None:
             self.protocol.audited(forks, answer, hurry)
             self.soon()
-            self.changed()
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -280,14 +330,15 @@ class Control:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        if self._audit is not None:
-            self._audit.cancel()
+        for look in (self._audit, self._look):
+            if look is not None:
+                look.cancel()
         using = self.protocol.using
         for held in list(using.held.values()):
             using.released(held)
 
 
-def _hand_over(ended: Callable[[Any, Any], None], future: asyncio.Future[Any]) -> None:
+def _hand_over(ended: Ended, future: asyncio.Future[Any]) -> None:
     if future.cancelled():
         ended(None, WorkerClosed())
     else:

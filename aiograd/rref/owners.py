@@ -34,7 +34,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
-from aiograd.rref.records import NOWHERE, Held, Owned, Place, RefId, Use, again, check_id
+from aiograd.rref.records import NOWHERE, Held, Owned, Place, Use, again, pack_fork, unpack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -81,10 +81,10 @@ class RRefs:
         made: Owned | Held
         if owner is protocol.me:
             made = protocol.create_here(line)
-            token = (made.id, made.id, *line)
+            token = (pack_fork(made.id, made.id, 0), *line)
         else:
             made = protocol.create(owner, line)
-            token = (made.id, made.fork, *line)
+            token = (pack_fork(made.id, made.fork, 0), *line)
         ended = functools.partial(self._creation_ended, made)
         future = Creation(agent.loop, ended, subject)
         try:
@@ -125,18 +125,17 @@ class RRefs:
     # As the agent's keeper: the owner's side of `remote`.
 
     def expect(self, sender: PeerInfo, token: Any) -> None:
-        ref_id, fork, file, line = token
+        data, file, line = token
+        ref_id, fork, _ = unpack_fork(data)
         self.control.heard(sender)
-        self.protocol.owning.expect(
-            sender.incarnation, check_id(ref_id), check_id(fork), (file, line)
-        )
+        self.protocol.owning.expect(sender.incarnation, ref_id, fork, (file, line))
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self.protocol.owning.settle(token[0], value)
+        self.protocol.owning.settle(unpack_fork(token[0])[0], value)
         self.control.changed()
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
-        self.protocol.owning.settle(token[0], None, self._outcome(error))
+        self.protocol.owning.settle(unpack_fork(token[0])[0], None, self._outcome(error))
         self.control.changed()
 
     def _outcome(self, error: BaseException) -> Exception:
@@ -224,9 +223,7 @@ class RRefs:
             self.agent.request(
                 name,
                 service,
-                held.id,
-                held.fork,
-                held.known,
+                pack_fork(held.id, held.fork, held.known),
                 *args,
                 timeout=timeout,
                 carry=carry,
@@ -289,38 +286,27 @@ class RRefs:
 
     # ── being used ──────────────────────────────────────────────────────────────────────────
 
-    def _found(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Owned:
-        return self.protocol.look_up(
-            self.control.heard(sender), check_id(ref_id), check_id(fork), known
-        )
+    def found(self, sender: PeerInfo, fork: bytes) -> Owned:
+        """What a user may use by this fork, ready or not."""
+        return self.protocol.look_up(self.control.heard(sender), *unpack_fork(fork))
 
-    def _on_fetch(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
-        owned = self._found(sender, ref_id, fork, known)
+    def _on_fetch(self, sender: PeerInfo, fork: bytes) -> Any:
+        owned = self.found(sender, fork)
         return owned.result() if owned.ready else self._later(owned, Owned.result)
 
-    def _on_type(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
-        owned = self._found(sender, ref_id, fork, known)
-        return self._later(owned, lambda owned: type(owned.result()))
+    def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
+        return self._later(self.found(sender, fork), lambda owned: type(owned.result()))
 
-    def _on_created(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> Any:
-        owned = self._found(sender, ref_id, fork, known)
-        return self._later(owned, _raise_its_error)
+    def _on_created(self, sender: PeerInfo, fork: bytes) -> Any:
+        return self._later(self.found(sender, fork), _raise_its_error)
 
-    def _on_has(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int, name: str) -> Any:
-        owned = self._found(sender, ref_id, fork, known)
-        return self._later(owned, lambda owned: hasattr(owned.result(), name))
+    def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
+        return self._later(self.found(sender, fork), lambda owned: hasattr(owned.result(), name))
 
     async def _on_backward(
-        self,
-        sender: PeerInfo,
-        ref_id: RefId,
-        fork: RefId,
-        known: int,
-        context_id: int,
-        retain_graph: bool,
+        self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool
     ) -> None:
-        owned = self._found(sender, ref_id, fork, known)
-        value = await self._later(owned, Owned.result)
+        value = await self.later(self.found(sender, fork))
         await self.backward(value, context_id, retain_graph)
 
     async def backward(self, value: Any, context_id: int | None, retain_graph: bool) -> None:

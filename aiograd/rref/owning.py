@@ -161,7 +161,7 @@ class Owning:
 
     # ── letting go ──────────────────────────────────────────────────────────────────────────
 
-    def release(self, releases: Iterable[tuple[RefId, RefId, bool]]) -> None:
+    def release(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
         """Take forks back. The flag says that the creation was never answered."""
         for ref_id, fork, never_created in releases:
             owned = self.owners.get(ref_id)

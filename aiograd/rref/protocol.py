@@ -59,7 +59,7 @@ class Protocol:
         self._shared: dict[RefId, RefId] = {}  # watched fork of our own value → reference
         self._counter = itertools.count()
         self._stamp = me.stamp
-        self._gone: dict[bytes, int] = {}  # incarnation out of reach → number of the loss
+        self.gone: dict[bytes, int] = {}  # incarnation out of reach → number of the loss
         self._losses = itertools.count(1)
 
     def new_id(self) -> RefId:
@@ -141,7 +141,7 @@ class Protocol:
                 "released, or its worker was shut down",
                 ref.owner.name,
             )
-        if ref.owner.incarnation in self._gone:
+        if ref.owner.incarnation in self.gone:
             raise OwnerLost(ref.owner.name)
         if ref.error is not None:
             raise again(ref.error)
@@ -165,7 +165,7 @@ class Protocol:
         for fork in forks:
             self.watch.discard(fork)
 
-    def released(self, releases: Iterable[tuple[RefId, RefId, bool]]) -> None:
+    def released(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
         releases = list(releases)
         self.owning.release(releases)
         for _, fork, _ in releases:
@@ -208,23 +208,23 @@ class Protocol:
 
     def lost(self, incarnation: bytes) -> int:
         """Somebody is out of reach. Returns the number to give to `lease_over` after the lease."""
-        number = self._gone[incarnation] = next(self._losses)
+        number = self.gone[incarnation] = next(self._losses)
         return number
 
     def heard(self, incarnation: bytes) -> None:
         """Somebody is there (again)."""
-        if self._gone:
-            self._gone.pop(incarnation, None)
+        if self.gone:
+            self.gone.pop(incarnation, None)
 
     def lease_over(self, gone: Party, number: int) -> None:
         """Take back what a dead worker held, unless it was heard of since that loss."""
-        if self._gone.get(gone.incarnation) == number:
+        if self.gone.get(gone.incarnation) == number:
             self._give_up(self.watch.held_by(gone.incarnation))
             self.owning.reclaim(gone)
 
     def end_of(self, gone: Party) -> None:
         """Do not wait for the lease of somebody who is out of reach: this worker shuts down."""
-        if (number := self._gone.get(gone.incarnation)) is not None:
+        if (number := self.gone.get(gone.incarnation)) is not None:
             self.lease_over(gone, number)
 
     # ── counting ────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.rpc import calls
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, block_on
-from aiograd.rref.records import Held, Owned, check_id
+from aiograd.rref.records import Held, Owned, pack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.travel import Arrival, Departure
@@ -45,17 +45,15 @@ class SubjectTraveller:
     def depart(self, subject: Subject, departure: Departure) -> Any:
         ref = self._refs.usable(subject.rref)
         if isinstance(ref, Held):
-            return (ref.id, ref.fork, ref.known)
+            return pack_fork(ref.id, ref.fork, ref.known)
         return self._refs.depart(subject.rref, departure)  # to oneself
 
     def arrive(self, data: Any, arrival: Arrival) -> Owned:
         refs = self._refs
-        sender = refs.control.heard(arrival.sender)
-        if len(data) == 3:
-            ref_id, fork, known = data
-            owned = refs.protocol.look_up(sender, check_id(ref_id), check_id(fork), known)
+        if isinstance(data, bytes):
+            owned = refs.found(arrival.sender, data)
         else:
-            found = refs.protocol.arrive(data, sender)
+            found = refs.protocol.arrive(data, refs.control.heard(arrival.sender))
             assert isinstance(found, Owned)
             owned = found
         if not owned.ready:

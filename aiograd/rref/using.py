@@ -138,6 +138,11 @@ class Using:
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def talkative(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._outbox)
+
     def take(self) -> list[Batch]:
         """Return what has collected, one batch per worker."""
         batches = list(self._outbox.values())

@@ -366,7 +366,7 @@ async def test_what_a_dead_worker_held_is_not_our_leak(workers: Any) -> None:
         rref = RRef("x")
         await rpc_async("worker1", keep_it, args=(rref,))
         await w.agents[1].close()
-        await w.until(lambda: bool(w[0].protocol._gone))
+        await w.until(lambda: bool(w[0].protocol.gone))
         await w[0].settle(asyncio.get_running_loop().time() + 2.0)
         assert w[0].counters()["owner_rrefs"] == 0
 

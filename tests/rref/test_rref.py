@@ -25,6 +25,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.calls import rpc_async, rpc_sync, run_sync
 from aiograd.rref import RRef, remote
+from aiograd.rref.records import unpack_forks
 
 
 def add(a: Any, b: Any = 1, *, twice: bool = False) -> Any:
@@ -688,7 +689,7 @@ async def test_a_thousand_dropped_references_are_one_message(workers: Any) -> No
         sizes: list[int] = []
         service = w.agents[1].services["rref.release"]
         w.agents[1].services["rref.release"] = lambda sender, releases: (
-            sizes.append(len(releases)),
+            sizes.append(len(list(unpack_forks(releases)))),
             service(sender, releases),
         )[1]
         del rrefs

@@ -11,25 +11,14 @@ import marshal
 import os
 import pickle
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 from aiograd.cluster.children import Child, Log, forward, python, worker_environment
-from aiograd.cluster.nursery import Nursery, can_fork
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
 
-__all__ = ["Host", "LoopHost", "ProcessHost", "start_hosts"]
-
-
-def start_hosts(plans: Sequence[Plan], processes: bool) -> Sequence[Host]:
-    """Start workers, all at once: by a nursery if there are several, alone, or in this loop."""
-    if not processes:
-        return [LoopHost(plan) for plan in plans]
-    if len(plans) > 1 and can_fork():
-        return Nursery(plans).hosts
-    return [ProcessHost(plan) for plan in plans]
+__all__ = ["Host", "LoopHost", "ProcessHost"]
 
 
 class Host(Protocol):

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiograd.cluster.handle import Handle, as_html
-from aiograd.cluster.hosts import Host, start_hosts
+from aiograd.cluster.hosts import Host, LoopHost, ProcessHost
+from aiograd.cluster.nursery import Nursery, can_fork
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
@@ -73,6 +74,7 @@ class LocalCluster:
         self._folder: str | None = None
         self._sockets = itertools.count()
         self._hosts: dict[str, Host] = {}  # every worker of the cluster, also one that died
+        self._nursery: Nursery | None = None  # makes workers, if there are several
         self._leaving: set[Host] = set()  # those that were asked to end
         self._next_rank = len(self._names) + 1  # after the driver's; ranks are never given twice
         self._counter = len(self._names)  # for the names of later workers
@@ -199,16 +201,26 @@ class LocalCluster:
         plans = [self._plan(name, rank) for name, rank in workers]
         hosts: dict[str, Host] = {}
         try:
-            for host in start_hosts(plans, self._processes):
+            for host in self._start(plans):
                 hosts[host.plan.name] = self._hosts[host.plan.name] = host
-                host.ended.add_done_callback(functools.partial(self._ended, host))
             await self._wait_until_joined(hosts)
+            for host in hosts.values():
+                host.ended.add_done_callback(functools.partial(self._ended, host))
         except BaseException:
-            self._leaving.update(hosts.values())
             for host in hosts.values():
                 host.kill()
             await to_the_end(_all_ended(hosts.values()))
             raise
+
+    def _start(self, plans: Sequence[Plan]) -> Sequence[Host]:
+        """Start workers: in this loop, from the nursery, or one alone in a process of its own."""
+        if not self._processes:
+            return [LoopHost(plan) for plan in plans]
+        if self._nursery is None or not self._nursery.open:
+            if len(plans) < 2 or not can_fork():
+                return [ProcessHost(plan) for plan in plans]
+            self._nursery = Nursery()
+        return self._nursery.make(plans)
 
     def _ended(self, host: Host, ended: asyncio.Future[int]) -> None:
         expected = self._closed is not None or host in self._leaving
@@ -328,6 +340,8 @@ class LocalCluster:
                 _log.warning("%s did not end by itself and is killed", name)
                 host.kill()
         await _all_ended(self._hosts.values())
+        if self._nursery is not None:
+            await self._nursery.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

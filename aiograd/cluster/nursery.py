@@ -5,9 +5,10 @@ it has threads, loops or connections that would not survive a fork, and then mak
 
     driver ──exec──▶ nursery ──fork──▶ worker0, worker1, …
 
-The driver makes the pipes of all workers. What a worker must know, and with it the secret, goes
-through the worker's own input, which stays open as its lifeline. The nursery only reports who
-started and who ended, and ends after the last of them. Its other end is `process.nurse`.
+It stays, so that later workers start in a moment, too. The driver makes the pipes of each worker
+and sends them along. What a worker must know, and with it the secret, goes through the worker's own
+input, which stays open as its lifeline. The nursery only reports who started and who ended, and
+ends after the last of them. Its other end is `nurse.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import marshal
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -35,75 +37,124 @@ from aiograd.cluster.plan import Plan
 
 __all__ = ["ForkedHost", "Nursery", "can_fork"]
 
+LAST_WORDS = 1.0  # seconds to end in, once its workers have
+
 BOOT = (
     "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-    "from aiograd.cluster.process import nurse; nurse()"
+    "from aiograd.cluster.nurse import nurse; nurse()"
 )
 
 
 def can_fork() -> bool:
     """Whether a nursery is safe here: array libraries with threads of their own are not forked."""
     environment = worker_environment(os.environ)
-    return sys.platform == "linux" and all(environment[name] == "1" for name in ONE_THREAD)
+    if sys.platform != "linux" or any(environment[name] != "1" for name in ONE_THREAD):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False  # an old kernel, or one that hides it
+    return True
 
 
 class Nursery:
-    """The driver's end of a nursery, with one host per worker."""
+    """The driver's end of a nursery: starts it, asks it for workers, hears what becomes of them."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self.hosts = [ForkedHost(plan, self) for plan in plans]
-        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._codes: dict[int, int] = {}  # of those that have ended
-        pipes = [each for host in self.hosts for each in host.pipes]
-        ours, theirs = os.pipe()
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hosts: list[ForkedHost] = []  # by number, also those that have ended
+        self._environment = worker_environment(os.environ)
+        # Packets: one message each, with the pipes of a worker as their freight.
+        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         try:
             self._child = Child(
                 "nursery",
-                python("-c", BOOT, "aiograd-nursery", *map(str, (theirs, *pipes))),
-                worker_environment(os.environ),
+                python("-c", BOOT, "aiograd-nursery", str(theirs.fileno())),
+                self._environment,
                 self._heard,
                 told=marshal.dumps(sys.path),
-                pass_fds=(theirs, *pipes),
+                pass_fds=(theirs.fileno(),),
             )
+        except BaseException:
+            self._control.close()
+            raise
         finally:
-            for each in (theirs, *pipes):
-                os.close(each)
-        self._reports = Output(os.fdopen(ours, "rb", buffering=0), self._report)
-        for host in self.hosts:
-            host.tell(pickle.dumps(host.plan))
+            theirs.close()
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control, self._read)
         self._child.exited.add_done_callback(self._over)
+
+    @property
+    def open(self) -> bool:
+        """Whether it can make more workers."""
+        return self._control.fileno() >= 0 and not self._child.exited.done()
+
+    def make(self, plans: Sequence[Plan]) -> list[ForkedHost]:
+        """Ask for workers; they start in the surroundings that this process has now."""
+        environment: dict[str, str] | None = worker_environment(os.environ)
+        if environment == self._environment:
+            environment = None  # the nursery's own
+        surroundings = marshal.dumps((sys.path, os.getcwd(), environment))
+        made = []
+        for plan in plans:
+            host = ForkedHost(plan, self)
+            number = len(self._hosts)
+            self._hosts.append(host)
+            socket.send_fds(self._control, [str(number).encode()], host.pipes)
+            for each in host.pipes:
+                os.close(each)
+            host.tell(surroundings + pickle.dumps(plan))
+            made.append(host)
+        return made
 
     def give_up(self) -> None:
         """End the nursery if nobody wants what it has yet to make."""
-        if all(host.doomed for host in self.hosts) and not self.started.done():
+        left = [host for host in self._hosts if not host.ended.done()]
+        if all(host.doomed for host in left) and any(host.pid is None for host in left):
             self._child.signal()
+
+    async def close(self) -> None:
+        """Let it end; it does so after its workers."""
+        self._hang_up()
+        if not self._child.exited.done():
+            await asyncio.wait([self._child.exited], timeout=LAST_WORDS)
+            self._child.signal()
+            await self._child.wait()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
     def _heard(self, stream: str, line: str) -> None:
         # It has something to say only when it fails, and then that is why no worker starts.
-        for host in self.hosts:
-            host.log.add(line)
+        for host in self._hosts:
+            if host.pid is None:
+                host.log.add(line)
         forward("nursery", stream, line)
 
-    def _report(self, line: str) -> None:
-        what, host, number = line.split()
-        if what == "start":
-            self.hosts[int(host)].started(int(number))
-            if all(host.pid is not None for host in self.hosts):
-                self.started.set_result(None)
-        else:
-            self._codes[int(host)] = int(number)
-            if len(self._codes) < len(self.hosts):
-                self.hosts[int(host)].finished(int(number))
+    def _read(self) -> None:
+        try:
+            while message := self._control.recv(64):
+                what, host, number = message.split()
+                if what == b"start":
+                    self._hosts[int(host)].started(int(number))
+                else:
+                    self._hosts[int(host)].finished(int(number))
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # it was killed; its exit is noticed
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
 
     def _over(self, exited: asyncio.Future[int]) -> None:
-        self._reports.finish()
-        for number, host in enumerate(self.hosts):
-            if number in self._codes:
-                host.finished(self._codes[number])  # the last one, whose end is the nursery's, too
-            else:
-                host.orphaned(exited.result())
-        if not self.started.done():
-            self.started.cancel()
+        if self._control.fileno() >= 0:
+            self._read()
+            self._hang_up()
+        for host in self._hosts:
+            host.orphaned(exited.result())
 
 
 class ForkedHost:

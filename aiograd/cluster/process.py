@@ -1,4 +1,4 @@
-"""A worker process, and the nursery that makes several: the other ends of `hosts` and `nursery`.
+"""A worker process: what runs at the other end of a host.
 
 It reads its plan from standard input, joins, serves until it is dismissed, and ends. The pipe that
 brought the plan stays open as long as its parent lives; a thread waits for its end, so that the
@@ -11,16 +11,13 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
-import gc
 import os
 import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-import numpy as np
+from typing import Any
 
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
@@ -28,52 +25,6 @@ from aiograd.cluster.worker import Worker
 __all__ = ["main", "new_event_loop"]
 
 LAST_WORDS = 2.0  # seconds to end in order once the parent is gone
-
-
-def nurse() -> None:
-    """Fork one worker per three pipes named on the command line; report on the first one.
-
-    The other end is `nursery.py`. Does not return.
-    """
-    report, *pipes = map(int, sys.argv[2:])
-    gc.collect()
-    gc.freeze()  # what the workers share, they should not touch
-    children: dict[int, int] = {}
-    for number in range(len(pipes) // 3):
-        own = pipes[3 * number : 3 * number + 3]
-        pid = os.fork()
-        if pid == 0:
-            _leave_nursery(own, [report, *pipes[3 * number :]])
-        children[pid] = number
-        _say(report, f"start {number} {pid}")
-        for each in own:
-            os.close(each)
-    while children:
-        pid, status = os.wait()
-        _say(report, f"exit {children.pop(pid)} {os.waitstatus_to_exitcode(status)}")
-    os._exit(0)
-
-
-def _leave_nursery(own: list[int], inherited: list[int]) -> NoReturn:
-    """Become a worker: a session, standard streams and random numbers of its own."""
-    try:
-        os.setsid()
-        for standard, each in enumerate(own):
-            os.dup2(each, standard)
-        for each in inherited:
-            os.close(each)
-        if "numpy.random" in sys.modules:
-            np.random.seed()  # all would draw the same numbers otherwise
-        main()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(1)
-
-
-def _say(report: int, what: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the driver is gone; the workers notice themselves
-        os.write(report, f"{what}\n".encode())
 
 
 def main() -> None:

@@ -205,7 +205,8 @@ async def test_a_worker_that_dies_before_it_joins_is_reported(cluster, boot, n_w
         "    print(f'{plan.name} gives up', flush=True)\n"
         "    os._exit(3)\n"
         "process.serve = serve\n"
-        "process.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
+        "import aiograd.cluster.nurse as nurse\n"
+        "nurse.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
     )
     with pytest.raises(RpcError, match=r"worker\d gives up") as caught:
         await cluster(n_workers, processes=True)
@@ -227,11 +228,42 @@ async def test_a_start_that_is_cancelled_leaves_no_process(cluster, boot, n_work
 async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
     async with cluster(2, processes=True, options=Options(grace=0.5)) as c:
         pids = [c.pid(worker.name) for worker in c]
-        nursery = int(read(f"/proc/{pids[0]}/stat").rpartition(b")")[2].split()[1])
+        nursery = parent_of(pids[0])
         assert nursery != os.getpid()
         os.kill(nursery, signal.SIGKILL)
         await asyncio.gather(*(c._hosts[worker.name].ended for worker in c))
         assert not any(alive(each) for each in pids)
+
+
+async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):
+    async with cluster(2, processes=True) as c:
+        monkeypatch.setenv("AIOGRAD_TEST_VARIABLE", "later")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        for name in ("worker0", "worker2"):
+            await (c.scale(3) if name == "worker2" else c.restart(name))
+            folder, path, variable = await c[name].call(surroundings)
+            assert (folder, path, variable) == (str(tmp_path), sys.path, "later")
+        assert (await c["worker1"].call(surroundings))[2] is None
+
+
+def surroundings() -> tuple[str, list[str], str | None]:
+    return os.getcwd(), sys.path, os.environ.get("AIOGRAD_TEST_VARIABLE")
+
+
+async def test_a_worker_can_be_restarted_after_its_nursery_was_killed(cluster, caplog):
+    async with cluster(2, processes=True) as c:
+        process = c.pid("worker0")
+        os.kill(parent_of(process), signal.SIGKILL)
+        await gone(process)
+        await c.restart("worker0")
+        await c.restart("worker1")
+        assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
+    assert "ended unexpectedly" in caplog.text
+
+
+def parent_of(process: int) -> int:
+    return int(read(f"/proc/{process}/stat").rpartition(b")")[2].split()[1])
 
 
 async def test_forked_workers_draw_different_random_numbers(cluster):
@@ -267,8 +299,7 @@ async def test_where_array_libraries_have_threads_workers_are_not_forked(cluster
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     async with cluster(2, processes=True) as c:
         for worker in c:
-            parent = read(f"/proc/{c.pid(worker.name)}/stat").rpartition(b")")[2].split()[1]
-            assert int(parent) == os.getpid()
+            assert parent_of(c.pid(worker.name)) == os.getpid()
 
 
 async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog):

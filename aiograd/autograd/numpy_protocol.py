@@ -18,6 +18,7 @@ from aiograd.autograd.recording import recording
 from aiograd.autograd.tensor import Tensor, wrap
 
 _REDUCTIONS = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+_WRITERS = {np.copyto, np.put, np.put_along_axis, np.putmask, np.place, np.fill_diagonal}
 _RUNNING = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
@@ -25,6 +26,8 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
     """Carry out a ufunc, or `ufunc.reduce` and the like."""
     if all(target is None for target in kwargs.get("out", ())):
         kwargs.pop("out", None)
+    if method == "at":
+        return _write(ufunc.at, inputs, kwargs)
     if method == "__call__" and ufunc in NUMPY:
         return NUMPY[ufunc](*inputs, **kwargs)
     if method == "reduce" and ufunc in _REDUCTIONS:
@@ -40,11 +43,27 @@ def array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: A
     operation = NUMPY.get(function)
     if operation is not None:
         return operation(*args, **kwargs)
+    if function in _WRITERS:
+        return _write(function, args, kwargs)
     if function in NOT_DIFFERENTIABLE:
         return _wrapped(function(*_plain(args), **_plain(kwargs)))
     module = getattr(function, "__module__", "numpy") or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{function.__name__}"
     return _on_arrays(function, name, args, kwargs)
+
+
+def _write(function: Any, args: Any, kwargs: Any) -> None:
+    """Carry out a function that changes its first argument."""
+    target, *values = args
+    if not isinstance(target, Tensor):
+        if recording.get() and any(t.requires_grad for t in _tensors((values, kwargs))):
+            raise TypeError(f"np.{function.__name__}() cannot record a write into an ndarray")
+        function(target, *_plain(values), **_plain(kwargs))
+        return
+    written = next((t for t in _tensors((values, kwargs)) if t.requires_grad), None)
+    target._before_write(written)
+    function(target.data, *_plain(values), **_plain(kwargs))
+    target._written()
 
 
 def _on_arrays(function: Any, name: str, args: Any, kwargs: Any) -> Any:

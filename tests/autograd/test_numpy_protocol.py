@@ -160,3 +160,46 @@ def test_indexing_with_tensors_and_everything_numpy_takes():
     assert x[:, [0, 0]].shape == (2, 2)
     x[rows].sum().backward()
     assert x.grad.tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_where_alone_gives_positions():
+    rows, columns = np.where(leaf() > 4)
+    assert rows.tolist() == [1, 1]
+    assert columns.tolist() == [1, 2]
+
+
+def test_functions_that_write_count_as_writes():
+    w, x = ag.zeros(2, 3), leaf()
+    total = (w * x).sum()
+    np.copyto(w, np.ones((2, 3)))
+    with pytest.raises(GradError) as caught:
+        total.backward()
+    assert caught.value.reason == "modified"
+    np.add.at(w, ([0, 0], [1, 1]), 1.0)
+    np.fill_diagonal(w, 7.0)
+    assert w.tolist() == [[7, 3, 1], [1, 7, 1]]
+    for write in (
+        lambda: np.copyto(x, 0.0), lambda: np.copyto(w, x), lambda: np.add.at(x, [0], 1.0),
+    ):  # fmt: skip
+        with pytest.raises(GradError) as caught:
+            write()
+        assert caught.value.reason == "inplace"
+    with pytest.raises(TypeError, match="copyto"):
+        np.copyto(np.zeros((2, 3)), x)
+
+
+def test_an_index_that_is_changed_afterwards_does_no_harm():
+    x = leaf()
+    for rows in (np.array([1, 1]), ag.tensor([1, 1])):
+        x.grad = None
+        y = x[rows].sum()
+        rows[...] = 0
+        y.backward()
+        assert x.grad.tolist() == [[0, 0, 0], [2, 2, 2]]
+
+
+def test_full_singular_vectors_have_no_gradient():
+    with pytest.raises(TypeError, match="full_matrices"):
+        np.linalg.svd(leaf())
+    assert np.linalg.svd(leaf().detach())[2].shape == (3, 3)
+    assert np.linalg.svd(leaf(), full_matrices=False).S.requires_grad

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.op import op
 from aiograd.autograd.ops.table import (
     alias,
     as_tensor,
@@ -19,7 +20,7 @@ from aiograd.autograd.ops.table import (
     numpy_op,
     zeros_for,
 )
-from aiograd.autograd.tensor import Tensor
+from aiograd.autograd.tensor import Tensor, wrap
 
 LOG2, LOG10 = float(np.log(2.0)), float(np.log(10.0))
 
@@ -145,13 +146,24 @@ imag = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zero
 
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
 
-where = numpy_op(
-    np.where,
+_chosen = op(
+    "where",
+    lambda condition, a, b: np.where(condition, a, b),
     None,
     lambda g, y, condition, a, b: np.where(condition, g, 0),
     lambda g, y, condition, a, b: np.where(condition, 0, g),
-    arrange=lambda condition, x, y: ((condition, x, y), {}),
 )
+
+
+@composite(np.where)
+def where(condition: Any, *choices: Any) -> Any:
+    """Take elements of the first choice where the condition holds, else of the second.
+
+    Without choices: the positions where the condition holds, one array per axis.
+    """
+    if choices:
+        return _chosen(condition, *choices)
+    return tuple(wrap(found) for found in np.nonzero(as_tensor(condition).data))
 
 
 def _clip_arguments(

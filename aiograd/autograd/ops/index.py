@@ -42,6 +42,17 @@ scattered: Op = op(
 )
 
 
+def _kept(index: Any) -> Any:
+    """The index as it is now: whoever owns its arrays may change them before backward."""
+    if isinstance(index, Tensor):
+        return index.data.copy()
+    if isinstance(index, np.ndarray):
+        return index.copy()
+    if isinstance(index, tuple):
+        return tuple([_kept(part) for part in index])
+    return index
+
+
 def _pick(a: Any, index: Any) -> Any:
     return np.asarray(a[index])
 
@@ -50,13 +61,14 @@ getitem: Op = new_op(
     "getitem",
     _pick,
     lambda g, y, a, index=None: scattered.of(g, index=index, shape=a.shape),
-    arrange=lambda a, index: ((a,), {"index": _plain_index(index)}),
+    arrange=lambda a, index: ((a,), {"index": _kept(index)}),
 )
 
 
 def _getitem(self: Tensor, index: Any) -> Tensor:
     """Pick elements as numpy does; Tensors may be indices."""
-    picked: Tensor = getitem.apply((self,), {"index": _plain_index(index)})
+    index = _kept(index) if self.requires_grad else _plain_index(index)
+    picked: Tensor = getitem.apply((self,), {"index": index})
     return picked
 
 

@@ -13,6 +13,8 @@ from aiograd.autograd.op import op
 from aiograd.autograd.ops.products import matmul
 from aiograd.autograd.ops.reduce import kept
 from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
+from aiograd.autograd.recording import recording
+from aiograd.autograd.tensor import wrap
 
 la = np.linalg
 
@@ -46,15 +48,10 @@ def _det(g: Any, y: Any, a: Any) -> Any:
     """Through the inverse; for singular matrices through the singular values."""
     if np.all(y != 0):
         return (g * conj(y))[..., None, None] * turned(la.inv(a))
-    u, s, vh = svd(a)
+    u, s, vh = svd(a, full_matrices=False)
     phase = la.det(matmul(u, vh))
     others = np.prod(_without_self(s), axis=-1)
-    result = (
-        matmul(u * _columns(others * 1.0), vh)
-        * conj(g * 1.0)[..., None, None]
-        * phase[..., None, None]
-    )
-    return result
+    return matmul(u * _columns(others), vh) * (g * conj(phase))[..., None, None]
 
 
 def _without_self(s: Any) -> Any:
@@ -187,12 +184,18 @@ _svd_op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
 
 
 @composite(la.svd)
-def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True) -> Any:
-    """Give the reduced singular value decomposition (the full one has no unique gradient)."""
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """Give the singular value decomposition.
+
+    Only the reduced one has a unique gradient: pass `full_matrices=False` to differentiate.
+    """
+    a = as_tensor(a)
     if not compute_uv:
         return _svd_op(a)[1]
-    if full_matrices and as_tensor(a).shape[-1] != as_tensor(a).shape[-2]:
-        raise TypeError("svd() has a gradient rule for full_matrices=False only")
+    if full_matrices and a.shape[-1] != a.shape[-2]:
+        if a.requires_grad and recording.get():
+            raise TypeError("svd() has a gradient rule for full_matrices=False only")
+        return Svd(*[wrap(part) for part in la.svd(a.data)])
     return Svd(*_svd_op(a))
 
 

@@ -23,12 +23,11 @@ from typing import Any, TypeVar
 from aiograd.cluster.handle import Handle, as_html
 from aiograd.cluster.hosts import Host, LoopHost, ProcessHost
 from aiograd.cluster.nursery import Nursery, can_fork
-from aiograd.cluster.plan import Plan
+from aiograd.cluster.plan import DRIVER, Plan, check_count, worker_names
 from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import current
-from aiograd.rpc.directory import check_name
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 
@@ -37,7 +36,6 @@ __all__ = ["LocalCluster"]
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
 
-DRIVER = "driver"
 SHOWN = 20  # lines of a failed worker's output in the error
 LAST_WORDS = 0.5  # seconds a worker has to end by itself before it is killed
 SPIN = 50e-6  # seconds a loop polls after traffic, where every worker has a core of its own
@@ -67,7 +65,7 @@ class LocalCluster:
         self._options = options or Options()
         if processes and self._options.transport == "memory":
             raise ValueError("processes cannot share memory connections: use processes=False")
-        self._names = _worker_names(n_workers, names)
+        self._names = worker_names(n_workers, names)
         self._processes = processes
         self._secret = self._options.secret or os.urandom(32)
         self._network: Network | None = None if processes else Network()
@@ -255,7 +253,7 @@ class LocalCluster:
 
     async def scale(self, n: int) -> None:
         """Start or end workers until there are `n`; the last ones go first."""
-        _check_count(n)
+        check_count(n)
         async with self._busy:
             self.driver  # noqa: B018 - raises when the cluster is closed
             new = []
@@ -358,26 +356,6 @@ class LocalCluster:
         traceback: TracebackType | None,
     ) -> None:
         await self.close(graceful=kind is None)
-
-
-def _worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
-    _check_count(n_workers)
-    if names is None:
-        return [f"worker{n}" for n in range(n_workers)]
-    if isinstance(names, str) or len(names) != n_workers:
-        raise ValueError(f"names should be {n_workers} names, not {names!r}")
-    for name in names:
-        check_name(name)
-    if len({*names, DRIVER}) <= n_workers:
-        raise RpcError(f'worker names must be unique, and "{DRIVER}" is taken: {list(names)}')
-    return list(names)
-
-
-def _check_count(n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"the number of workers should be an int, not {type(n).__name__}")
-    if n < 0:
-        raise ValueError(f"the number of workers should be 0 or more, not {n}")
 
 
 def _rank(plan: Plan) -> int:

@@ -58,6 +58,7 @@ class Members:
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         self.assembly = Assembly(agent, lambda: self.peers)
         self._farewell = Farewell()
+        self._leaving = False  # this worker has begun its farewell
         self._over = False  # the farewell has ended
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # of the farewell
         agent.services.update(
@@ -153,6 +154,8 @@ class Members:
         return self._led().next_rank()
 
     def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+        if self._leaving:
+            raise RpcError("this cluster is being closed")
         answer = self._wait_for_answer(peer.incarnation)
         self._carry(self._led().join(peer, world_size))
         return asyncio.shield(answer)
@@ -298,6 +301,7 @@ class Members:
 
     async def report(self, outstanding: int, started: int) -> bool:
         """Tell the leader of the farewell what goes on here; True when nothing goes on anywhere."""
+        self._leaving = True
         if self._leads is None:
             answer = self.agent.request(
                 self._coordinator(), "cluster.farewell", outstanding, started, timeout=math.inf

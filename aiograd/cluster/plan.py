@@ -6,17 +6,20 @@ knows everything itself. `worker.py` carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiograd.cluster.environment import read_launch
 from aiograd.cluster.rendezvous import Place, parse_place
+from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo, check_name
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 
-__all__ = ["Plan", "plan_worker"]
+__all__ = ["DRIVER", "Plan", "check_count", "plan_worker", "worker_names"]
+
+DRIVER = "driver"  # the name of the process that starts a local cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +92,25 @@ def _count(what: str, value: Any) -> int | None:
     if value < (least := 1 if what == "world_size" else 0):
         raise ValueError(f"{what} should be {least} or more, not {value}")
     return value
+
+
+def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
+    """Name the workers of a local cluster: as asked, or by number."""
+    check_count(n_workers)
+    if names is None:
+        return [f"worker{n}" for n in range(n_workers)]
+    if isinstance(names, str) or len(names) != n_workers:
+        raise ValueError(f"names should be {n_workers} names, not {names!r}")
+    for name in names:
+        check_name(name)
+    if len({*names, DRIVER}) <= n_workers:
+        raise RpcError(f'worker names must be unique, and "{DRIVER}" is taken: {list(names)}')
+    return list(names)
+
+
+def check_count(n: int) -> None:
+    """Refuse what is no number of workers."""
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"the number of workers should be an int, not {type(n).__name__}")
+    if n < 0:
+        raise ValueError(f"the number of workers should be 0 or more, not {n}")

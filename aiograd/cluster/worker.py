@@ -23,7 +23,7 @@ from aiograd.cluster.members import Members
 from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.premises import Premises
 from aiograd.dist import attach as attach_autograd
-from aiograd.errors import AiogradError, RpcError, WorkerClosed
+from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import inline
@@ -155,7 +155,9 @@ class Worker:
         try:
             await self._start()
         except BaseException:
-            await self._tear_down()
+            self._closed = asyncio.get_running_loop().create_future()
+            self._closed.set_result(None)
+            await self._tear_down([])
             raise
         return self
 
@@ -221,17 +223,19 @@ class Worker:
             return
         self._closed = closed = self._agent.loop.create_future()
         grace = self.options.grace if timeout is None else timeout
+        trouble: list[RRefError] = []
         try:
-            trouble: list[Exception] = []
             if graceful:
                 await self._part_in_peace(grace, trouble)
-            await self._tear_down(trouble)
         finally:
-            closed.set_result(None)
+            try:
+                await self._tear_down(trouble)
+            finally:
+                closed.set_result(None)
         if trouble:
             raise trouble[0]
 
-    async def _part_in_peace(self, grace: float, trouble: list[Exception]) -> None:
+    async def _part_in_peace(self, grace: float, trouble: list[RRefError]) -> None:
         agent, members = self._agent, self._members
         if agent is None or members is None:
             return
@@ -245,7 +249,7 @@ class Worker:
             _log.warning("%s: left without waiting for the others: %s", self.name, error)
 
     async def _say_farewell(
-        self, agent: Agent, members: Members, deadline: float, trouble: list[Exception]
+        self, agent: Agent, members: Members, deadline: float, trouble: list[RRefError]
     ) -> None:
         if members.leads and members.world_size is None:
             members.dismiss(members.others, together=True, timeout=deadline - agent.loop.time())
@@ -257,8 +261,8 @@ class Worker:
             if settle is not None:
                 try:
                     await settle(deadline)
-                except AiogradError as error:
-                    trouble.append(error)
+                except RRefError as error:
+                    trouble.append(error)  # what we leaked ourselves; the rest is peers' doing
         while True:
             await agent.drain(deadline)
             if not together or await members.report(agent.outstanding(), agent.started):
@@ -267,7 +271,7 @@ class Worker:
         if members.leads:
             await members.wait_alone()  # the others must not lose their leader before they go
 
-    async def _tear_down(self, trouble: list[Exception] | None = None) -> None:
+    async def _tear_down(self, trouble: list[RRefError]) -> None:
         """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
@@ -277,9 +281,9 @@ class Worker:
             self._token = None
         if self._agent is not None:
             current.closed(self._agent)
-        await to_the_end(self._close_parts([] if trouble is None else trouble))
+        await to_the_end(self._close_parts(trouble))
 
-    async def _close_parts(self, trouble: list[Exception]) -> None:
+    async def _close_parts(self, trouble: list[RRefError]) -> None:
         for part in (*reversed(self._parts), self._members, self._agent, self._premises):
             close = getattr(part, "close", None)
             if close is None:
@@ -288,7 +292,7 @@ class Worker:
                 closing = close()
                 if inspect.isawaitable(closing):
                     await closing
-            except AiogradError as error:
+            except RRefError as error:
                 trouble.append(error)
             except Exception:
                 _log.exception("%s: could not close %s", self.name, type(part).__name__)

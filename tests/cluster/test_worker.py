@@ -552,6 +552,39 @@ async def test_shutdown_waits_no_longer_than_its_grace_for_peers_that_stay(meeti
     assert "left after" in caplog.text
 
 
+async def test_a_cancelled_shutdown_still_closes_everything(meeting):
+    a, b = await meeting.static("a", "b")
+    leaving = asyncio.create_task(a.close())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert not a.running
+    with pytest.raises(WorkerLost):
+        await b.agent.call("a", who)
+
+
+async def test_nobody_joins_a_cluster_that_is_being_closed(meeting):
+    a, b = await meeting.open("a", "b")
+    going = asyncio.create_task(a.close())
+    await b.members.dismissed
+    with pytest.raises(RpcError, match="being closed"):
+        await meeting.worker("c", 2).start()
+    await asyncio.gather(going, b.close())
+
+
+async def test_a_worker_that_failed_to_start_is_not_running(meeting):
+    await meeting.open("a")
+    again = meeting.worker("a", 7)
+    with pytest.raises(RpcError, match="unique"):
+        await again.start()
+    assert not again.running
+    assert "closed" in repr(again)
+    with pytest.raises(WorkerClosed):
+        again.agent  # noqa: B018 - it raises
+    await again.close()
+
+
 async def test_shutdown_goes_on_without_those_who_are_lost(meeting):
     a, b, c = await meeting.static("a", "b", "c", options=Options(grace=20.0))
     leaving = [asyncio.create_task(worker.close()) for worker in (a, b)]

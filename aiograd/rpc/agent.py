@@ -319,7 +319,9 @@ class Agent:
         future: Future[Any] | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers."""
-        link = self.link(to)
+        link = self._routes.get(to) if type(to) is str else None
+        if link is None:
+            link = self.link(to)
         seconds, deadline = self.deadline(timeout)
         if future is None:
             future = Future(loop=self.loop)

@@ -101,6 +101,11 @@ class Owned:
         for wake in waiters:
             wake()
 
+    @property
+    def must_be_dropped(self) -> bool:
+        """Whether the table must know when user code lets go."""
+        return self.local > 0 and not self.ready
+
     def result(self) -> Any:
         """Return the value, or raise what its function raised."""
         if self.error is not None:
@@ -141,6 +146,11 @@ class Held:
         self.error: Exception | None = None
         self.on_confirmed: list[Callable[[], None]] = []  # called once, on CONFIRMED or FAILED
         self.on_released: list[Callable[[], None]] = []  # called once, when the owner let go
+
+    @property
+    def must_be_dropped(self) -> bool:
+        """Whether the owner must know when user code lets go."""
+        return not self.dropped
 
     @property
     def unanswered(self) -> bool:

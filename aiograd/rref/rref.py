@@ -45,13 +45,9 @@ class RRef:
         self._type: Future[type] | None = None  # asked for by `_get_type`
 
     def __del__(self) -> None:
+        # Runs anywhere and at any time, also while the interpreter ends and globals are gone.
         ref = getattr(self, "_ref", None)
-        if ref is None or self._released:
-            return
-        if ref.__class__ is Held:
-            if not ref.dropped:
-                self._refs.control.let_go(ref)
-        elif ref.local and not ref.ready:
+        if ref is not None and ref.must_be_dropped and not self._released:
             self._refs.control.let_go(ref)
 
     # ── who has it ──────────────────────────────────────────────────────────────────────────
@@ -207,7 +203,7 @@ class RRef:
         self._released = True
         ref, control = self._ref, self._refs.control
         if isinstance(ref, Owned):
-            if ref.local and not ref.ready:
+            if ref.must_be_dropped:
                 control.let_go(ref)
             return
         if ref.use is Use.RELEASED:

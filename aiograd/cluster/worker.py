@@ -29,6 +29,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.verdict import Faults
 from aiograd.rref import attach as attach_references
 
 __all__ = [
@@ -121,6 +122,15 @@ class Worker:
     @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, self.rank)
+
+    @property
+    def faults(self) -> Faults | None:
+        """What goes wrong on purpose with the messages this worker sends; see `testing.faults`."""
+        return self.agent.faults
+
+    @faults.setter
+    def faults(self, faults: Faults | None) -> None:
+        self.agent.faults = faults
 
     def get_worker_info(self, name_or_rank: str | int | None = None) -> WorkerInfo:
         """Look a member up; without an argument, this one."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+import aiograd as ag
 from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.testing.faults import CALLS, CONTROL, Faults
 
@@ -63,3 +66,45 @@ def test_a_string_is_not_a_list_of_kinds(wrong):
 def test_negative_counts_and_delays_are_refused(wrong):
     with pytest.raises(ValueError, match="call"):
         Faults(**wrong)
+
+
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+async def test_a_worker_s_messages_fail_are_lost_and_come_twice(cluster):
+    async with cluster(1):
+        faults = Faults(fail={"call": 1}, drop={"call": 1}, duplicate={"call": 1})
+        ag.current_worker().faults = faults
+        with pytest.raises(ag.errors.WorkerLost) as caught:
+            await ag.rpc_async("worker0", shout, ("a",))
+        assert caught.value.executed == "no"
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await ag.rpc_async("worker0", shout, ("b",), timeout=0.05)
+        assert await ag.rpc_async("worker0", shout, ("c",)) == "C"
+        assert faults.hit == {("fail", "call"): 1, ("drop", "call"): 1, ("duplicate", "call"): 1}
+
+
+async def test_a_worker_s_messages_come_late(cluster):
+    async with cluster(1):
+        ag.current_worker().faults = Faults.delays(["call"], 0.1)
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await ag.rpc_async("worker0", shout, ("a",), timeout=0.02)
+        assert await ag.rpc_async("worker0", shout, ("b",)) == "B"
+
+
+async def test_faults_can_be_given_to_another_worker(cluster):
+    async with cluster(1):
+        await ag.rpc_async("worker0", give_faults)
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await ag.rpc_async("worker0", shout, ("a",), timeout=0.05)
+
+
+async def give_faults() -> None:
+    faults = Faults(fail={}, drop=["reply"])
+    # After the answer to this very call has left.
+    asyncio.get_running_loop().call_soon(setattr, ag.current_worker(), "faults", faults)
+
+
+def test_fi_options_faults_belong_to_the_testing_tools():
+    assert ag.testing.Faults is Faults

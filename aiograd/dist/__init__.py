@@ -27,6 +27,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.abort"] = engine.endings.abort_asked
     agent.services["gradients.waits"] = engine.waits
     agent.services["context.release"] = contexts.release_asked
+    agent.services["context.known"] = contexts.known
     agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value

@@ -3,7 +3,8 @@
 A context is opened on one worker and appears on every worker that a call made inside it
 reaches. Leaving it releases it everywhere: each worker forgets its part first and then tells
 those it told, so the word follows the calls and ends by itself. A released context never comes
-back; one that only a dead worker could release ends by lease.
+back. When a worker that sent it is lost, whoever opened it is asked after a lease whether it is
+still open, because the word may have got lost with that worker.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.shell import Shell
-from aiograd.errors import NestedContext, NoContext, UnknownContext
+from aiograd.errors import (
+    AiogradError,
+    DeadlineExceeded,
+    NestedContext,
+    NoContext,
+    UnknownContext,
+)
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.directory import PeerInfo
@@ -23,6 +30,7 @@ from aiograd.rpc.directory import PeerInfo
 if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
 
+ASKING = 5.0  # seconds to answer whether a context is still open
 REMEMBERED = 65536  # released ids we refuse to bring back; a message is never that late
 
 
@@ -120,12 +128,32 @@ class Contexts:
         for context in list(self._table.values()):
             if context.id >> 48 == self.agent.rank:
                 continue  # ours: whoever opened it will leave it
-            if context.callers.pop(peer.incarnation, None) is not None and not context.callers:
-                self.shell.later(self.agent.options.lease, self._expire, context)
+            if context.callers.pop(peer.incarnation, None) is not None:
+                self.shell.later(self.agent.options.lease, self._doubt, context)
 
-    def _expire(self, context: Context) -> None:
-        if not context.callers:
+    def _doubt(self, context: Context) -> None:
+        """Who would have released a context is gone, and the other callers may wait for us."""
+        if not context.released and not self.agent.closed:
+            self.agent.spawn(self._ask_home(context))
+
+    async def _ask_home(self, context: Context) -> None:
+        """Ask whoever opened a context whether it is still open; release it if not."""
+        home = self.agent.directory.get(context.id >> 48)
+        known = False
+        if home is not None and home.incarnation not in self.gone:
+            try:
+                known = await self.shell.ask(home.name, "context.known", context.id, timeout=ASKING)
+            except DeadlineExceeded:
+                known = True  # silent, not gone: ask again
+            except AiogradError:
+                pass
+        if known:
+            self.shell.later(self.agent.options.lease, self._doubt, context)
+        else:
             self.release(context.id)
+
+    def known(self, sender: PeerInfo, context_id: int) -> bool:
+        return context_id in self._table
 
     # ── the agent's part ────────────────────────────────────────────────────────────────────────
 
@@ -133,8 +161,10 @@ class Contexts:
         return {"contexts": len(self._table), "backward_passes": self.engine.running()}
 
     async def close(self) -> None:
-        for context_id in list(self._table):
-            self.release(context_id)
+        for context in list(self._table.values()):
+            if context.id >> 48 != self.agent.rank:
+                context.told.clear()  # it is not ours to end: others may still work in it
+            self.release(context.id)
 
 
 def contexts() -> Contexts:

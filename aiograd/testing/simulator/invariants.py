@@ -29,6 +29,7 @@ RECOVER: Final = 10.0  # seconds for a fresh call
 
 async def check_quiet(world: World, book: Ledger) -> None:
     """I7: nothing is left of what the programs did."""
+    gc.collect()  # references in tracebacks of failed calls
     await asyncio.sleep(SETTLE + 2 * world.options.lease)
     gc.collect()
     kept = [node.name for node, value in book.values if node.alive and value() is not None]

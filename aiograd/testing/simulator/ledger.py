@@ -120,7 +120,8 @@ class Ledger:
         if worker == "" or (worker is None and not isinstance(error, UnknownContext)):
             self.violated("I2", f"an error that names no worker, from {what}")
         if isinstance(error, WorkerLost):
-            entry.never = error.executed == "no" and worker == entry.to
+            own = not getattr(error, "__notes__", None)  # not that of a call inside the call
+            entry.never = own and error.executed == "no" and worker == entry.to
             if not self.harm.may_lose(error.worker):
                 self.violated("I8", f"nothing happened to {error.worker}, but {what}")
         elif isinstance(error, DeadlineExceeded):

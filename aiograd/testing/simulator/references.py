@@ -17,6 +17,9 @@ from aiograd.testing.simulator.functions import Boom, enter, here
 from aiograd.testing.simulator.ledger import ANY, CallId, ledger
 
 
+PATIENCE = 60.0  # seconds; a release is repeated until the owner answers or is gone
+
+
 class Value:
     """Something that stays with its owner."""
 
@@ -97,7 +100,7 @@ async def _look(actor: Actor, rref: RRef, expected: Value) -> None:
 async def _let_go(actor: Actor, rref: RRef) -> None:
     if actor.random.random() < 0.5:
         return  # the garbage collector does it
-    entry = actor.begin("release", rref.owner_name(), actor.book.world.options.timeout)
+    entry = actor.begin("release", rref.owner_name(), PATIENCE)
     await actor.book.watch(entry, rref.release, None)
 
 

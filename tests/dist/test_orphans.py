@@ -1,0 +1,59 @@
+"""Contexts whose originator is gone end everywhere, whoever else still holds on to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiograd as ag
+from aiograd.dist.contexts import Contexts
+
+
+async def visit(path: list[str]) -> None:
+    if path:
+        await ag.rpc_async(path[0], visit, args=(path[1:],))
+
+
+async def open_and_visit(path: list[str]) -> None:
+    ctx = ag.context()
+    with ctx.active():
+        await visit(path)
+
+
+async def count_contexts() -> int:
+    return ag.debug_info()["contexts"]
+
+
+@pytest.mark.parametrize(
+    "path", [["worker1", "worker1"], ["worker1", "worker2", "worker1", "worker2"]]
+)
+async def test_workers_that_called_each_other_do_not_keep_a_dead_workers_context(workers, path):
+    async with workers(3, lease=0.1) as cluster:
+        await ag.rpc_async("worker0", open_and_visit, args=(path,))
+        assert await ag.rpc_async("worker1", count_contexts) == 1
+        await cluster.kill("worker0")
+        async with asyncio.timeout(10):
+            while await ag.rpc_async("worker1", count_contexts):
+                await asyncio.sleep(0.02)
+            while await ag.rpc_async("worker2", count_contexts):
+                await asyncio.sleep(0.02)
+
+
+async def test_an_open_context_survives_the_loss_of_one_of_its_callers(workers):
+    async with workers(2, lease=0.05) as cluster, ag.context() as ctx:
+        await visit(["worker1"])
+        await visit(["worker0", "worker1"])
+        await cluster.kill("worker0")
+        asked = asyncio.Event()
+        home = ag.current_worker().agent
+        known = home.services["context.known"]
+
+        def watch(*args):
+            asked.set()
+            return known(*args)
+
+        home.services["context.known"] = watch
+        await asked.wait()
+        assert ctx.id in home.parts[Contexts]._table
+        assert await ag.rpc_async("worker1", count_contexts) == 1

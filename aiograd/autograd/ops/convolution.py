@@ -28,7 +28,7 @@ def pair(value: Any, what: str) -> Pair:
 
 
 def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
-    """(n, c, oh, ow, kh, kw): every position of the kernel, without copying."""
+    """(n, c, kh, kw, oh, ow): every position of the kernel, without copying."""
     n, c, h, w = a.shape
     kh, kw = kernel
     oh = (h - dilation[0] * (kh - 1) - 1) // stride[0] + 1
@@ -36,21 +36,21 @@ def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     if oh <= 0 or ow <= 0:
         raise ValueError(f"a kernel of {kernel} does not fit into an image of {(h, w)}")
     sn, sc, sh, sw = a.strides
-    steps = (sn, sc, sh * stride[0], sw * stride[1], sh * dilation[0], sw * dilation[1])
-    return as_strided(a, (n, c, oh, ow, kh, kw), steps, writeable=False)
+    steps = (sn, sc, sh * dilation[0], sw * dilation[1], sh * stride[0], sw * stride[1])
+    return as_strided(a, (n, c, kh, kw, oh, ow), steps, writeable=False)
 
 
 def _add_windows(values: Any, shape: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     """Add windows up at their places in an image of `shape`: the reverse of taking them."""
     total = np.zeros(shape, values.dtype)
-    oh, ow = values.shape[2:4]
+    oh, ow = values.shape[4:]
     for i in range(kernel[0]):
         top = i * dilation[0]
         for j in range(kernel[1]):
             left = j * dilation[1]
             rows = slice(top, top + stride[0] * (oh - 1) + 1, stride[0])
             columns = slice(left, left + stride[1] * (ow - 1) + 1, stride[1])
-            total[:, :, rows, columns] += values[..., i, j]
+            total[:, :, rows, columns] += values[:, :, i, j]
     return total
 
 
@@ -74,29 +74,23 @@ _added: Op = op(
 
 
 def _columns(a: Any, kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> Any:
-    """(groups, n·oh·ow, c/groups·kh·kw): every window as a row."""
+    """(n, groups, c/groups·kh·kw, oh·ow): every window as a column."""
     view = windows.of(a, kernel=kernel, stride=stride, dilation=dilation)
-    n, c, oh, ow, kh, kw = view.shape
-    split = view.reshape(n, groups, c // groups, oh, ow, kh, kw) if groups > 1 else view[:, None]
-    order = np.transpose(split, (1, 0, 3, 4, 2, 5, 6))
-    return order.reshape(groups, n * oh * ow, (c // groups) * kh * kw)
+    n, c, kh, kw, oh, ow = view.shape
+    return view.reshape(n, groups, (c // groups) * kh * kw, oh * ow)
 
 
 def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> Any:
-    n, out = a.shape[0], w.shape[0]
-    kh, kw = w.shape[2:]
+    n, out, (kh, kw) = a.shape[0], w.shape[0], w.shape[2:]
     oh = (a.shape[2] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    rows = _columns(a, (kh, kw), stride, dilation, groups)
     kernels = w.reshape(groups, out // groups, -1)
-    y = np.matmul(rows, np.swapaxes(kernels, -1, -2))  # (groups, n·oh·ow, out/groups)
-    y = np.moveaxis(y, 0, 1).reshape(n, oh, -1, out)
-    return np.ascontiguousarray(y.transpose(0, 3, 1, 2))
+    y = np.matmul(kernels, _columns(a, (kh, kw), stride, dilation, groups))
+    return y.reshape(n, out, oh, -1)
 
 
-def _flat_gradient(g: Any, groups: int) -> Any:
+def _grouped(g: Any, groups: int) -> Any:
     n, out, oh, ow = g.shape
-    split = g.reshape(n, groups, out // groups, oh, ow)
-    return np.transpose(split, (1, 0, 3, 4, 2)).reshape(groups, n * oh * ow, out // groups)
+    return g.reshape(n, groups, out // groups, oh * ow)
 
 
 def _conv_input(
@@ -104,20 +98,18 @@ def _conv_input(
 ) -> Any:
     n, c = a.shape[:2]
     out, _, kh, kw = w.shape
-    oh, ow = g.shape[2:]
     kernels = w.reshape(groups, out // groups, -1)
-    rows = np.matmul(_flat_gradient(g, groups), kernels)  # (groups, n·oh·ow, c/groups·kh·kw)
-    split = rows.reshape(groups, n, oh, ow, c // groups, kh, kw)
-    values = np.transpose(split, (1, 0, 4, 2, 3, 5, 6)).reshape(n, c, oh, ow, kh, kw)
+    columns = np.matmul(np.swapaxes(kernels, -1, -2), _grouped(g, groups))
+    values = columns.reshape(n, c, kh, kw, *g.shape[2:])
     return _added.of(values, shape=a.shape, kernel=(kh, kw), stride=stride, dilation=dilation)
 
 
 def _conv_kernel(
     g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
 ) -> Any:
-    rows = _columns(a, w.shape[2:], stride, dilation, groups)
-    total = np.matmul(np.swapaxes(_flat_gradient(g, groups), -1, -2), rows)
-    return total.reshape(w.shape)
+    columns = _columns(a, w.shape[2:], stride, dilation, groups)
+    total = np.matmul(_grouped(g, groups), np.swapaxes(columns, -1, -2))
+    return total.sum(axis=0).reshape(w.shape)
 
 
 _conv = op("conv2d", _conv_forward, _conv_input, _conv_kernel)
@@ -179,18 +171,15 @@ def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float
     return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
 
 
-def _pick_first(flat: Any, places: Any) -> Any:
-    return np.take_along_axis(flat, places, axis=-1)[..., 0]
-
-
 @composite()
 def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
     """Keep the largest element of every window; at a tie the first one gets the gradient."""
     if np.ndim(input) == 3:
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
     view = _pooled(input, kernel_size, stride, padding, -np.inf)
-    flat = view.reshape(*view.shape[:4], -1)
-    return _pick_first(flat, np.argmax(flat.data, axis=-1)[..., None])
+    flat = view.reshape(*view.shape[:2], -1, *view.shape[4:])
+    first = np.argmax(flat.data, axis=2)[:, :, None]
+    return np.take_along_axis(flat, first, axis=2)[:, :, 0]
 
 
 @composite()
@@ -207,7 +196,7 @@ def avg_pool2d(
         return avg_pool2d(lone, kernel_size, stride, padding, count_include_pad)[0]
     view = _pooled(input, kernel_size, stride, padding, 0.0)
     if count_include_pad:
-        return view.mean(axis=(4, 5))
+        return view.mean(axis=(2, 3))
     ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
-    sizes = _pooled(ones, kernel_size, stride, padding, 0.0).sum(axis=(4, 5))
-    return view.sum(axis=(4, 5)) / sizes.data
+    sizes = _pooled(ones, kernel_size, stride, padding, 0.0).sum(axis=(2, 3))
+    return view.sum(axis=(2, 3)) / sizes.data

@@ -8,7 +8,6 @@ ordinary open cluster, which is left together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import logging
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 from aiograd.cluster.handle import Handle, as_html
 from aiograd.cluster.hosts import Host, LoopHost, ProcessHost
 from aiograd.cluster.nursery import Nursery, can_fork
-from aiograd.cluster.plan import DRIVER, Plan, check_count, worker_names
+from aiograd.cluster.plan import DRIVER, PATIENCE, Plan, check_count, worker_names
 from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
@@ -229,25 +228,20 @@ class LocalCluster:
 
     async def _wait_until_joined(self, hosts: dict[str, Host]) -> None:
         joined = asyncio.ensure_future(self.driver.members.wait_for(hosts))
-        ends: list[asyncio.Future[Any]] = [host.ended for host in hosts.values()]
+        waits: list[asyncio.Future[Any]] = [joined, *(host.ended for host in hosts.values())]
         try:
-            await asyncio.wait(
-                [joined, *ends],
-                timeout=self._options.timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await asyncio.wait(waits, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
             if joined.done():
                 return
         finally:
             joined.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await joined
+            await asyncio.wait([joined])
         for name, host in hosts.items():
             if host.ended.done():
                 raise RpcError(_failure(name, f"ended (exit code {host.ended.result()})", host))
         for name, host in hosts.items():
             if self.state(name) != "running":
-                raise RpcError(_failure(name, f"was silent for {self._options.timeout:g} s", host))
+                raise RpcError(_failure(name, f"was silent for {PATIENCE:g} s", host))
 
     # ── changing ────────────────────────────────────────────────────────────────────────────────
 

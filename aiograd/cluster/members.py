@@ -256,7 +256,8 @@ class Members:
         return None
 
     async def _catch_up(self) -> None:
-        self._adopt(*await self.agent.request(self._coordinator(), "cluster.roster"))
+        roster = self.agent.request(self._coordinator(), "cluster.roster", timeout=math.inf)
+        self._adopt(*await roster)
 
     def _on_roster(self, sender: PeerInfo) -> Any:
         return self._led().roster()

@@ -17,8 +17,11 @@ from aiograd.rpc.directory import PeerInfo, check_name
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 
-__all__ = ["DRIVER", "Plan", "check_count", "plan_worker", "worker_names"]
+__all__ = ["DRIVER", "PATIENCE", "Plan", "check_count", "plan_worker", "worker_names"]
 
+PATIENCE = (
+    60.0  # seconds to wait for others at the start: not `Options.timeout`, which is for calls
+)
 DRIVER = "driver"  # the name of the process that starts a local cluster
 
 
@@ -36,6 +39,7 @@ class Plan:
     listen: tuple[str, ...] = ()  # where to listen, if that is decided
     secret: bytes | None = None  # if it is known already; never in `options`, which are shown
     spin: float = 0.0
+    patience: float = PATIENCE
 
     @property
     def leads(self) -> bool:

@@ -28,7 +28,7 @@ from aiograd.rpc.transport import split_tcp
 __all__ = ["Premises", "private_folder"]
 
 LONGEST_PATH = 80  # characters of a folder for sockets: the kernel allows 107 in all
-PATIENCE = 0.2  # seconds between two looks whether the coordinator is there, at most
+LONGEST_PAUSE = 0.2  # seconds between two looks whether the coordinator is there, at most
 
 
 class Premises:
@@ -42,12 +42,10 @@ class Premises:
         self._folder: str | None = None
         self._sign: str | None = None  # the file that rank 0 wrote
 
-    async def open(
-        self, timeout: float, ops: Mapping[str, Any] | None = None
-    ) -> tuple[Agent, PeerInfo | None]:
+    async def open(self, ops: Mapping[str, Any]) -> tuple[Agent, PeerInfo | None]:
         """Open everything; gives the agent, and the coordinator unless it is this worker."""
         plan = self._plan
-        self._deadline = asyncio.get_running_loop().time() + timeout
+        self._deadline = asyncio.get_running_loop().time() + plan.patience
         secret, made = await self._secret()
         rank = plan.rank
         if rank is None:
@@ -168,7 +166,8 @@ class Premises:
         try:
             coordinator = await self._find_coordinator(guest)
             guest.directory.add(coordinator)
-            return int(await guest.request(coordinator, "cluster.rank"))
+            rank = guest.request(coordinator, "cluster.rank", timeout=self._plan.patience)
+            return int(await rank)
         finally:
             await guest.close()
 
@@ -208,7 +207,7 @@ class _Waits:
         if left <= 0:
             return False
         await asyncio.sleep(min(self._pause, left))
-        self._pause = min(self._pause * 1.5, PATIENCE)
+        self._pause = min(self._pause * 1.5, LONGEST_PAUSE)
         return True
 
 

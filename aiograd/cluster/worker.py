@@ -173,8 +173,7 @@ class Worker:
 
     async def _start(self) -> None:
         plan = self._plan
-        timeout = plan.options.timeout
-        agent, coordinator = await self._premises.open(timeout, OPS)
+        agent, coordinator = await self._premises.open(OPS)
         self._agent = agent
         current.closed(agent)  # started, but current only when it is a member
         agent.parts[Worker] = self
@@ -183,7 +182,7 @@ class Worker:
         self._members = Members(agent, plan.world_size, coordinator)
         for attach in LAYERS:
             self._parts.append(attach(agent))
-        await self._members.join(timeout)
+        await self._members.join(plan.patience)
         self._ticking()
 
     def make_current(self) -> None:

@@ -33,6 +33,7 @@ class Meeting:
         rank: int,
         world_size: int | None = None,
         options: Options | None = None,
+        patience: float = 10.0,
     ) -> Worker:
         plan = Plan(
             name=name,
@@ -42,6 +43,7 @@ class Meeting:
             place=Place("memory", "meet"),
             secret=b"0123456789abcdef",
             network=self._network,
+            patience=patience,
         )
         worker = Worker.planned(plan)
         self._stack.push_async_callback(worker.close, graceful=False)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -98,6 +101,23 @@ async def test_a_cluster_can_be_awaited_and_closed(cluster):
 
 async def _call_worker0() -> WorkerInfo:
     return await rpc_async("worker0", who)
+
+
+async def test_a_cluster_is_found_where_context_variables_are_lost(cluster):
+    # as in a notebook, where every cell that awaits has a context of its own
+    loop = asyncio.get_running_loop()
+    c = await loop.create_task(cluster(2)._open(), context=contextvars.Context())
+
+    def cell(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return loop.create_task(work, context=contextvars.Context())
+
+    assert await cell(_call_worker0()) == WorkerInfo("worker0", 0)
+    assert await cell(who()) == WorkerInfo("driver", 2)
+    await cell(c.restart("worker1"))
+    assert await cell(who()) == WorkerInfo("driver", 2)  # still, though another one came later
+    await cell(c.close())
+    with pytest.raises(WorkerClosed):
+        await cell(who())
 
 
 async def test_several_clusters_at_once(cluster):

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from aiograd.cluster.plan import Plan
+from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.rendezvous import Place
 from aiograd.cluster.worker import (
     Worker,
@@ -162,15 +162,18 @@ async def test_listening_beyond_this_host_needs_more_than_a_secret():
 
 
 async def test_a_missing_rank_0_is_reported_in_bounded_time(rendezvous):
-    options = Options(timeout=0.2, secret=b"0123456789abcdef")
-    worker = Worker("b", rank=1, world_size=2, rendezvous=rendezvous, options=options)
+    plan = plan_worker("b", 1, 2, rendezvous, QUICK, {})
     with pytest.raises(RpcError, match="rank 0"):
-        await worker.start()
+        await Worker.planned(replace(plan, patience=0.2)).start()
+
+
+async def test_a_short_timeout_for_calls_is_none_for_starting(meeting):
+    a, b = await meeting.static("a", "b", options=Options(timeout=1e-6))
+    assert await a.agent.call("b", who, timeout=5.0) == b.info
 
 
 async def test_a_world_that_stays_incomplete_says_who_is_missing(meeting):
-    options = Options(timeout=0.2)
-    a, b = (meeting.worker(name, rank, 4, options) for rank, name in enumerate("ab"))
+    a, b = (meeting.worker(name, rank, 4, patience=0.2) for rank, name in enumerate("ab"))
     outcomes = await asyncio.gather(a.start(), b.start(), return_exceptions=True)
     assert all(isinstance(outcome, RpcError) for outcome in outcomes)
     assert "ranks 2, 3" in str(outcomes[0])

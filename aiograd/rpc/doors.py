@@ -13,12 +13,12 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.errors import ProtocolError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.transport import Listener, tune
-from aiograd.wire.session import ACCEPTED, DUPLICATE, Handshake, Identity
+from aiograd.wire.session import ACCEPTED, DUPLICATE, LOST, Handshake, Identity
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -100,7 +100,7 @@ class Doors:
         agent = self._agent
         link = agent.link_of(self._known(identity))
         if link.state in ("lost", "closed"):
-            raise AuthError("this incarnation was already declared lost", identity.name)
+            return LOST
         if link.state == "open" or (
             link.state == "dialling" and agent.incarnation < identity.incarnation
         ):
@@ -154,6 +154,10 @@ class Doors:
                 greeting.transport.abort()
                 error = WorkerLost(peer.name, "no", f"{found.name} was started anew there")
                 continue
+            if greeting.status == LOST:
+                greeting.transport.abort()
+                error = WorkerLost(peer.name, "no", "it took this worker for lost")
+                continue
             if greeting.status == DUPLICATE:
                 greeting.transport.abort()
                 await self._await_their_dial(link)
@@ -163,6 +167,8 @@ class Doors:
         if link.state == "dialling":
             if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
                 error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
+            elif isinstance(error, ProtocolError | SecurityError) and not error.worker:
+                error = type(error)(str(error), peer.name)
             link.lose(error)
 
     async def _await_their_dial(self, link: Link) -> None:
@@ -184,6 +190,9 @@ class Doors:
         peer = self._known(identity)
         if not peer.addresses:
             peer = PeerInfo(identity.name, identity.rank, identity.incarnation, (address,))
+        if greeting.status == LOST:
+            greeting.transport.abort()
+            raise WorkerLost(peer.name, "no", "it took this worker for lost")
         link = self._agent.link_of(peer)
         if greeting.status == ACCEPTED and link.state in ("new", "dialling"):
             self._open(link, greeting)

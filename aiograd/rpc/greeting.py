@@ -13,7 +13,7 @@ from typing import Any
 from aiograd.errors import AuthError, ProtocolError
 from aiograd.wire.session import Handshake, Identity
 
-# Decides about a proven client: ACCEPTED or DUPLICATE, or raises to refuse.
+# Decides about a proven client: ACCEPTED, DUPLICATE or LOST, or raises to refuse.
 Admit = Callable[[Identity], int]
 
 

@@ -32,6 +32,7 @@ PROOF_SIZE: Final = _PROOF.size
 
 ACCEPTED: Final = 1
 DUPLICATE: Final = 2  # authentic, but another connection between the two is already being used
+LOST: Final = 3  # authentic, but this start of the client was declared lost: it must not return
 
 
 @dataclass(frozen=True, slots=True)

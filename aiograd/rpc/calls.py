@@ -220,15 +220,17 @@ class _Latch:
         future.add_done_callback(lambda _: self._lock.release())
 
     def wait(self, agent: Agent) -> Any:
-        with agent.pool.blocked():
-            try:
-                self._lock.acquire()
-            except BaseException:  # an interrupt: what we waited for is no longer wanted
-                agent.loop.call_soon_threadsafe(self._future.cancel)
-                raise
+        try:
+            agent.pool.acquire(self._lock)
+        except BaseException:  # an interrupt: what we waited for is no longer wanted
+            agent.loop.call_soon_threadsafe(self._future.cancel)
+            raise
         if self._future.cancelled() and agent.closed:
             raise WorkerClosed(f"{agent.name} was shut down", agent.name)
-        return self._future.result()
+        try:
+            return self._future.result()
+        finally:
+            del self  # an error's traceback holds this frame, which would hold the error in turn
 
 
 def _settable(error: BaseException) -> BaseException:

@@ -36,10 +36,6 @@ class Runtime:
         """What runs plain functions."""
         return Pool(loop, self, limit, name)
 
-    def event(self) -> threading.Event:
-        """What a thread waits for that blocks until the loop has done something."""
-        return threading.Event()
-
     def start_thread(self, target: Callable[[], None], name: str) -> None:
         # Daemonic: a function that never returns must not keep the interpreter from ending.
         threading.Thread(target=target, name=name, daemon=True).start()

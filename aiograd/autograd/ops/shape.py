@@ -21,10 +21,17 @@ def _numbers_or_tuple(numbers: tuple[Any, ...]) -> Any:
 
 # ── shapes ──────────────────────────────────────────────────────────────────────────────────────
 
+
+def _reshape_forward(a: Any, shape: Any, order: Any = "C") -> Any:
+    return np.reshape(a, shape, order)[...]
+
+
+# `[...]` makes a view even where numpy gives the array itself, so that versions are shared.
 reshape = numpy_op(
     np.reshape,
     lambda g, y, a, shape=None, order="C": np.reshape(g, a.shape, order),
-    forward=lambda a, shape, order="C": np.reshape(a, shape, order)[...],
+    forward=_reshape_forward,
+    signature=_reshape_forward,
 )
 ravel = numpy_op(
     np.ravel,

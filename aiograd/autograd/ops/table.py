@@ -34,18 +34,25 @@ _NOT_METHODS = {"sort", "partition"}  # ndarray's own change the array itself
 
 
 def numpy_op(
-    function: Any, *rules: Rule | None, forward: Any = None, arrays: int = 0, **options: Any
+    function: Any,
+    *rules: Rule | None,
+    forward: Any = None,
+    arrays: int = 0,
+    signature: Any = None,
+    **options: Any,
 ) -> Op:
     """Declare the operation that a numpy function of the same name stands for.
 
-    The first arguments, one per rule, are the arrays; numpy's own signature tells the rest.
+    The first arguments, one per rule, are the arrays; numpy's own signature tells the rest, or
+    that of another function where numpy has changed its mind.
     """
     own = "arrange" in options
     if not own:
         if isinstance(function, np.ufunc):
             options["arrange"] = _ufunc_arguments(function)
         else:
-            options["arrange"] = _by_signature(function, arrays or len(rules) or 1)
+            names = tuple(inspect.signature(signature or function).parameters)
+            options["arrange"] = _by_names(function.__name__, names, arrays or len(rules) or 1)
     made = op(function.__name__, forward or function, *rules, **options)
     made.__doc__ = function.__doc__
     if not own:
@@ -57,7 +64,8 @@ def numpy_op(
 def new_op(name: str, forward: Any, *rules: Rule | None, **options: Any) -> Op:
     """Declare an operation that numpy does not have."""
     if "arrange" not in options:
-        options["arrange"] = _by_signature(forward, len(rules) or 1)
+        names = tuple(inspect.signature(forward).parameters)
+        options["arrange"] = _by_names(name, names, len(rules) or 1)
     made = op(name, forward, *rules, **options)
     _register(made, None)
     return made
@@ -95,10 +103,8 @@ def _register(made: Any, function: Any) -> None:
 # ── arguments as users write them ───────────────────────────────────────────────────────────────
 
 
-def _by_signature(function: Any, arrays: int) -> Callable[..., Any]:
-    """Sort arguments into arrays and parameters by the function's own signature."""
-    names = tuple(inspect.signature(function).parameters)
-    label = function.__name__
+def _by_names(label: str, names: tuple[str, ...], arrays: int) -> Callable[..., Any]:
+    """Sort arguments into arrays and parameters by the names of all parameters."""
 
     def arrange(*args: Any, **kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
         given = len(args)

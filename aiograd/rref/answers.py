@@ -19,6 +19,7 @@ from aiograd.rref.records import Held, Owned, again
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
+    from aiograd.rpc.deadlines import Bucket
     from aiograd.rref.rref import RRef
 
 
@@ -89,6 +90,23 @@ class Answer(Future[Any]):
         super().__init__(loop=loop)
         self._rref = rref
 
+    def follow(self, held: Held) -> None:
+        """End with the creation if that fails: the owner may never hear of it, and would wait."""
+        if held.unanswered:
+            held.on_confirmed.append(functools.partial(self._created, held))
+
+    def _created(self, held: Held) -> None:
+        if held.error is not None and not self.done():
+            # In the next tick: if the owner is lost, that ends this answer too, and says more.
+            self.get_loop().call_soon(self._give_up, held.error)
+
+    def _give_up(self, error: Exception) -> None:
+        if not self.done():
+            caller = self._caller
+            self.set_exception(again(error))
+            if caller is not None:
+                caller.cancelled(self)
+
     def set_result(self, result: Any) -> None:
         super().set_result(result)
         self._rref = None
@@ -110,17 +128,26 @@ class Answer(Future[Any]):
 class Wait(Future[Any]):
     """The outcome of a value that is made here."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_owned", "_owner")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, owned: Owned, owner: str) -> None:
         super().__init__(loop=loop)
-        self._owner = owner
+        self._owned, self._owner = owned, owner
 
-    def end(self, owned: Owned) -> None:
+    def begin(self, bucket: Bucket | None) -> None:
+        """Wait for the outcome; `bucket` tells when the time is over."""
+        if self._owned.ready:
+            self.end()
+        elif not self.done():
+            self._owned.waiters[self] = self.end
+            if bucket is not None:
+                self._bucket = bucket
+                bucket[self] = None
+
+    def end(self) -> None:
         """Take the outcome, which is there now."""
-        if self._bucket is not None:
-            self._bucket.pop(self, None)
-            self._bucket = None
+        self._leave()
+        owned = self._owned
         if not self.done():
             if owned.error is not None:
                 self.set_exception(again(owned.error, owned.trace))
@@ -128,6 +155,16 @@ class Wait(Future[Any]):
                 self.set_result(owned.value)
 
     def expire(self) -> None:
-        self._bucket = None
+        self._leave()
         if not self.done():
             self.set_exception(DeadlineExceeded(self._owner, self._function, self._seconds))
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self._leave()
+        return super().cancel(msg)
+
+    def _leave(self) -> None:
+        self._owned.waiters.pop(self, None)
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+            self._bucket = None

@@ -110,10 +110,13 @@ class Control:
         except RuntimeError:
             raise WorkerClosed(f"{self.agent.name} was shut down", self.agent.name) from None
         self.agent.pool.acquire(ended)
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value  # type: ignore[no-any-return]
+        value, error = outcome.pop()
+        try:
+            if error is not None:
+                raise error
+            return value  # type: ignore[no-any-return]
+        finally:
+            del error  # its traceback holds this frame, which must not hold it in turn
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────
 

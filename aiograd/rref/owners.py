@@ -76,7 +76,7 @@ class RRefs:
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
         agent, protocol = self.agent, self.protocol
-        owner = self.control.party(agent.link(to).peer)
+        owner = self.control.party(agent.directory.find(to))
         line: Place = (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
         made: Owned | Held
         if owner is protocol.me:
@@ -145,7 +145,7 @@ class RRefs:
             name,
             0,
         )
-        if abandoned or isinstance(error, asyncio.CancelledError):
+        if abandoned:
             return RRefError(f"RRef creation on {name} timed out, or was cancelled", name)
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             return error
@@ -174,7 +174,7 @@ class RRefs:
         if threading.get_ident() == self.agent.thread:
             undo()
         else:
-            self.agent.loop.call_soon_threadsafe(undo)
+            self.agent.from_thread(undo)
 
     def arrive(self, data: Any, arrival: Arrival) -> RRef:
         ref = self.protocol.arrive(data, self.control.heard(arrival.sender))
@@ -229,6 +229,7 @@ class RRefs:
                 carry=carry,
                 future=answer,
             )
+            answer.follow(held)
         except (RRefError, OwnerLost) as error:
             answer.set_exception(error.with_traceback(None))  # it would hold this frame, and us
         return answer
@@ -237,7 +238,7 @@ class RRefs:
         """The outcome of a value of this worker. Errors are in the future."""
         agent, owned = self.agent, rref._ref
         assert isinstance(owned, Owned)
-        wait = Wait(agent.loop, agent.name)
+        wait = Wait(agent.loop, owned, agent.name)
         wait._function = what
         try:
             self.usable(rref)
@@ -245,23 +246,17 @@ class RRefs:
             wait.set_exception(error.with_traceback(None))
             return wait
         if owned.ready:
-            wait.end(owned)
+            wait.end()
             return wait
         wait._seconds, deadline = agent.deadline(timeout)
         if threading.get_ident() == agent.thread:
-            self._enter(wait, owned, deadline)
+            self._enter(wait, deadline)
         else:
-            agent.loop.call_soon_threadsafe(self._enter, wait, owned, deadline)
+            agent.from_thread(self._enter, wait, deadline)
         return wait
 
-    def _enter(self, wait: Wait, owned: Owned, deadline: float) -> None:
-        if owned.ready:
-            wait.end(owned)
-            return
-        owned.waiters.append(functools.partial(wait.end, owned))
-        if deadline != math.inf:
-            wait._bucket = self.agent.deadlines.bucket(deadline)
-            wait._bucket[wait] = None
+    def _enter(self, wait: Wait, deadline: float) -> None:
+        wait.begin(self.agent.deadlines.bucket(deadline) if deadline != math.inf else None)
 
     async def created(self, rref: RRef) -> None:
         """Wait until a value is there; raise what prevented it."""
@@ -334,7 +329,8 @@ class RRefs:
         if owned.ready:
             ready()
         else:
-            owned.waiters.append(ready)
+            owned.waiters[future] = ready
+            future.add_done_callback(lambda _: owned.waiters.pop(future, None))  # cancelled
         return future
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────

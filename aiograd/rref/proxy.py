@@ -105,6 +105,8 @@ class _Proxy:
             future=answer,
         )
         answer._function = name
+        if isinstance(rref._ref, Held):
+            answer.follow(rref._ref)
         return answer
 
 

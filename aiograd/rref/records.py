@@ -88,7 +88,7 @@ class Owned:
         self.on_answered: list[Callable[[], None]] = []  # called once: our own creation ended
         self.doubt: Exception | None = None  # why the creator here gave up waiting
         self.forks: dict[RefId, bytes] = {}  # fork → incarnation of its holder
-        self.waiters: list[Callable[[], None]] = []  # called once, when ready
+        self.waiters: dict[object, Callable[[], None]] = {}  # who waits → called when ready
 
     def settle(self, value: Any, error: Exception | None) -> None:
         """Give the outcome, once, and wake who waits for it."""
@@ -97,8 +97,8 @@ class Owned:
         self.value, self.error, self.ready = value, error, True
         if error is not None:
             self.trace = error.__traceback__
-        waiters, self.waiters = self.waiters, []
-        for wake in waiters:
+        waiters, self.waiters = self.waiters, {}
+        for wake in waiters.values():
             wake()
 
     @property

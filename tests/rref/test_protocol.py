@@ -271,7 +271,7 @@ def test_a_fetch_that_overtakes_the_creation_waits_for_it(a: Protocol, b: Protoc
     held = a.create(b.me)
     early = b.look_up(a.me, held.id, held.fork, held.known)
     woken: list[object] = []
-    early.waiters.append(lambda: woken.append(early.value))
+    early.waiters["me"] = lambda: woken.append(early.value)
     b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     assert woken == [7]

@@ -524,7 +524,7 @@ async def test_a_creation_for_oneself_can_time_out_too(workers: Any, gate: str) 
 
 
 async def test_a_fetch_covers_the_wait_for_the_creation(workers: Any, gate: str) -> None:
-    async with workers(2):
+    async with workers(2) as w:
         GATES[gate] = Gate()
         for to in ("worker0", "worker1"):
             rref = remote(to, through_gate, args=(gate, 1))
@@ -532,8 +532,16 @@ async def test_a_fetch_covers_the_wait_for_the_creation(workers: Any, gate: str)
                 await rref.to_here(timeout=0.02)
             with pytest.raises(ValueError, match="timeout"):
                 await rref.to_here(timeout=0)
+            given_up = rref.to_here()
+            await asyncio.sleep(0)
+            given_up.cancel()
+        await w.until(lambda: not any(map(waiting, w.parts)))  # nobody is waited for in vain
         GATES[gate].open.set()
         assert await rref == 1
+
+
+def waiting(refs: Any) -> bool:
+    return any(owned.waiters for owned in refs.protocol.owning.owners.values())
 
 
 async def test_to_type_query(workers: Any, gate: str) -> None:

@@ -204,12 +204,11 @@ class Sweep:
         if node.variable.data.__class__ is not _ndarray:
             grad = _in_layout_of(node.variable.data, grad)
         if grad.__class__ is _ndarray:
-            # Held by the variables of our two callers, our own, and the call that counts.
-            if grad.base is not None or not grad.flags.forc or _references(grad) > 4:
+            if grad.base is not None or not grad.flags.forc or _references(grad) > _ALONE:
                 return grad.copy()
         elif isinstance(grad, np.generic):
             return np.asarray(grad)
-        elif not isinstance(grad, Tensor) and (_references(grad) > 4 or not grad.contiguous):
+        elif not isinstance(grad, Tensor) and (_references(grad) > _ALONE or not grad.contiguous):
             return grad.copy()
         return grad
 
@@ -280,3 +279,25 @@ def _summed(grad: Any, axes: tuple[int, ...], keepdims: Any) -> Any:
     if grad.__class__ is _ndarray:
         return np.add.reduce(grad, axes, keepdims=keepdims)
     return grad.sum(axis=axes, keepdims=keepdims)
+
+
+class _Probe(Sweep):
+    """Takes the way of a leaf's gradient and counts who holds it."""
+
+    holders: int
+
+    def _settle(self, node: Any, grad: Any) -> Any:
+        self.holders = _references(grad)
+        return grad
+
+
+def _holders_of_an_own_array() -> int:
+    """What `_settle` counts if the sweep alone holds an array; versions of Python differ."""
+    leaf = Tensor(np.ones(1), requires_grad=True).accumulator()
+    probe = _Probe([leaf])
+    probe.feed(leaf, np.ones(1))
+    probe.drain()
+    return probe.holders
+
+
+_ALONE = _holders_of_an_own_array()

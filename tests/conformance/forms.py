@@ -24,11 +24,21 @@ async def call(form: str, to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
     if form == "sync":
-        return await asyncio.to_thread(ag.rpc_sync, to, func, args, kwargs)
+        value, error = await asyncio.to_thread(_blocking, to, func, args, kwargs)
+        if error is not None:
+            raise error
+        return value
     if form == "remote":
         return await ag.remote(to, func, args, kwargs).to_here()
     assert form == "async"
     return await ag.rpc_async(to, func, args, kwargs)
+
+
+def _blocking(to: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
+    try:
+        return ag.rpc_sync(to, func, args, kwargs), None
+    except Exception as error:  # carried over by us: an executor would make a new TimeoutError
+        return None, error
 
 
 async def outside(work: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -40,6 +40,7 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.options import check_timeout
 
 
 class Engine:
@@ -75,11 +76,12 @@ class Engine:
         timeout: float | None = None,
     ) -> None:
         context.check()
+        seconds = self._budget(timeout)
         entries = roots_of(roots, create_graph)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         running = self._start(context, terms, entries, ())
-        await self._finish(running, timeout)
+        await self._finish(running, seconds)
         context.failure = None
         context.commit(running.play.number)
 
@@ -108,9 +110,10 @@ class Engine:
     ) -> dict[Node, Any]:
         """Run a pass that leaves no gradients behind but those of the `capture` nodes."""
         context.check()
+        seconds = self._budget(timeout)
         terms = Terms(retain_graph, create_graph, False)
         running = self._start(context, terms, entries, capture)
-        await self._finish(running, timeout)
+        await self._finish(running, seconds)
         context.passes.pop(running.play.number, None)
         return running.play.sweep.captured
 
@@ -164,11 +167,10 @@ class Engine:
             or node.incarnation in self.contexts.gone
         )
 
-    async def _finish(self, running: Running, timeout: float | None) -> None:
+    async def _finish(self, running: Running, seconds: float) -> None:
         """Wait for the end of a pass we started; end it everywhere if it does not end well."""
         play, agent = running.play, self.agent
         assert running.done is not None
-        seconds = self._budget(timeout)
         try:
             if not running.done.done() or running.done.exception() is not None:
                 async with asyncio.timeout(None if seconds == math.inf else seconds) as limit:
@@ -191,11 +193,9 @@ class Engine:
             self.passes.pop((running.context.id, play.number), None)
 
     def _budget(self, timeout: float | None) -> float:
-        if timeout is not None:
-            if timeout <= 0:
-                raise ValueError(f"a timeout is a positive number of seconds, not {timeout!r}")
-            return min(timeout, DEADLINE.get() - self.agent.runtime.time())
         left = DEADLINE.get() - self.agent.runtime.time()
+        if timeout is not None:
+            return min(check_timeout(timeout), left)
         return left if left != math.inf else self.agent.options.timeout
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────

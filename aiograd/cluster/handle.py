@@ -43,6 +43,10 @@ class Handle:
         """Iterate over an asynchronous generator there; see `ag.rpc_stream`."""
         return self._cluster.as_driver(calls.rpc_stream, self.info, func, args, kwargs)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Elsewhere the cluster cannot be reached, but the worker can.
+        return WorkerInfo, (self.name, self.rank)
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Handle):
             return self._cluster is other._cluster and self.name == other.name

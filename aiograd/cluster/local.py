@@ -327,11 +327,12 @@ class LocalCluster:
         running = [host.ended for host in self._hosts.values() if not host.ended.done()]
         if running:
             await asyncio.wait(running, timeout=LAST_WORDS)
-        for name, host in self._hosts.items():
+        hosts = list(self._hosts.values())
+        for host in hosts:
             if not host.ended.done():
-                _log.warning("%s did not end by itself and is killed", name)
+                _log.warning("%s did not end by itself and is killed", host.plan.name)
                 host.kill()
-        await _all_ended(self._hosts.values())
+        await _all_ended(hosts)
         if self._nursery is not None:
             await self._nursery.close()
         if self._folder is not None:

@@ -19,9 +19,8 @@ from aiograd.rpc.transport import Network
 
 __all__ = ["DRIVER", "PATIENCE", "Plan", "check_count", "plan_worker", "worker_names"]
 
-PATIENCE = (
-    60.0  # seconds to wait for others at the start: not `Options.timeout`, which is for calls
-)
+# Seconds to wait for the others at the start. Not `Options.timeout`: that one is for calls.
+PATIENCE = 60.0
 DRIVER = "driver"  # the name of the process that starts a local cluster
 
 

@@ -63,6 +63,11 @@ async def test_a_handle_can_be_called_and_can_be_the_receiver(cluster):
         assert await rpc_async(c["worker0"], who) == WorkerInfo("worker0", 0)
 
 
+async def test_a_handle_arrives_elsewhere_as_the_worker_it_means(cluster):
+    async with cluster(2) as c:
+        assert await c["worker0"].call(rpc_from_there, c["worker1"]) == WorkerInfo("worker1", 1)
+
+
 async def test_workers_can_have_names_of_their_own(cluster):
     async with cluster(2, names=["left", "right:1"]) as c:
         assert await c["right:1"].call(who) == WorkerInfo("right:1", 1)

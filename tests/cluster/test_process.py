@@ -70,6 +70,16 @@ def ask(to: str) -> int:
     return rpc_sync(to, pid)
 
 
+async def test_several_clusters_of_processes_at_once(cluster):
+    first, second = await asyncio.gather(
+        cluster(1, processes=True)._open(), cluster(2, processes=True)._open()
+    )
+    pids = await asyncio.gather(*(worker.call(pid) for c in (first, second) for worker in c))
+    assert len(set(pids)) == 3
+    await asyncio.gather(first.close(), second.close())
+    assert not any(alive(each) for each in pids)
+
+
 async def test_lambdas_and_closures_need_no_main_guard(cluster):
     async with cluster(1, processes=True) as c:
         offset = 10

@@ -120,14 +120,19 @@ async def in_flight(
     )
 
 
-async def array(call: Callable[[], Any], repeats: int) -> str:
+async def array(call: Callable[[], Any], repeats: int, clock: Callable[[], Any]) -> str:
     await call()
     times = []
+    here, there = time.process_time(), await clock()
     for _ in range(repeats):
         start = time.perf_counter()
         await call()
         times.append(time.perf_counter() - start)
-    return f"median {statistics.median(times) * 1e3:8.2f} ms   best {min(times) * 1e3:8.2f} ms"
+    here, there = time.process_time() - here, await clock() - there
+    return (
+        f"median {statistics.median(times) * 1e3:8.2f} ms   best {min(times) * 1e3:8.2f} ms; "
+        f"CPU {here / repeats * 1e3:5.1f} + {there / repeats * 1e3:5.1f} ms"
+    )
 
 
 def socket_round_trip() -> float:
@@ -174,10 +179,10 @@ async def measure(peer_address: str, names: list[str], seconds: float, spin: flo
         "inline rate": lambda: in_flight(lambda: call("b", inline_noop), seconds, clock),
         "plain rate": lambda: in_flight(lambda: call("b", plain_noop), seconds, clock),
         "op rate": lambda: in_flight(lambda: call("b", add_op, (small, small)), seconds, clock),
-        "echo 1MiB": lambda: array(lambda: call("b", echo, (one,)), 50),
-        "sum 1MiB": lambda: array(lambda: call("b", total, (one,)), 50),
-        "echo 64MiB": lambda: array(lambda: call("b", echo, (big,)), 10),
-        "sum 64MiB": lambda: array(lambda: call("b", total, (big,)), 10),
+        "echo 1MiB": lambda: array(lambda: call("b", echo, (one,)), 50, clock),
+        "sum 1MiB": lambda: array(lambda: call("b", total, (one,)), 50, clock),
+        "echo 64MiB": lambda: array(lambda: call("b", echo, (big,)), 10, clock),
+        "sum 64MiB": lambda: array(lambda: call("b", total, (big,)), 10, clock),
     }
     for name, run in rows.items():
         if not names or any(part in name for part in names):

@@ -107,6 +107,7 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reserved = 0  # bytes of messages arriving now
         self._heart: asyncio.TimerHandle | None = None
+        self._awake_until, self._spinning = 0.0, False
         self._doors = Doors(self, secret, cluster)
         self.directory.add(PeerInfo(name, rank, self.incarnation, ()))
 
@@ -397,6 +398,8 @@ class Agent:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         if self.closed:
             raise WorkerClosed(f"{self.name} was shut down", self.name)
+        if type(to) is PeerInfo and to.incarnation in self._links:
+            return self._links[to.incarnation]  # met at a rendezvous, or replaced meanwhile
         peer = self.directory.find(to)
         link = self.link_of(peer)
         if type(to) is str:
@@ -502,6 +505,20 @@ class Agent:
         self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
         for link in list(self._links.values()):
             link.beat()
+
+    def stay_awake(self) -> None:
+        """There was traffic, so more will come soon: poll for a moment instead of sleeping."""
+        self._awake_until = self.runtime.time() + self.runtime.spin
+        if not self._spinning:
+            self._spinning = True
+            self.loop.call_soon(self._spin)
+
+    def _spin(self) -> None:
+        # Not while a thread works: it needs the interpreter more than we do.
+        if self.runtime.time() < self._awake_until and not self.pool.busy and not self.closed:
+            self.loop.call_soon(self._spin)
+        else:
+            self._spinning = False
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────
 

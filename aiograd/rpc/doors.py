@@ -141,19 +141,13 @@ class Doors:
         error: Exception = WorkerLost(peer.name, "no", "it has no address")
         for address in peer.addresses:
             try:
-                greeting = await self._greet(address)
+                greeting = await self._greet(address, peer.incarnation)
             except (OSError, ProtocolError, SecurityError) as trouble:
                 error = trouble
                 continue
             if link.state != "dialling":  # the peer's own dial was quicker
                 greeting.transport.abort()
                 return
-            found = greeting.peer
-            assert found is not None
-            if found.incarnation != peer.incarnation:
-                greeting.transport.abort()
-                error = WorkerLost(peer.name, "no", f"{found.name} was started anew there")
-                continue
             if greeting.status == LOST:
                 greeting.transport.abort()
                 error = WorkerLost(peer.name, "no", "it took this worker for lost")
@@ -200,7 +194,7 @@ class Doors:
             greeting.transport.abort()
         return peer
 
-    async def _greet(self, address: str) -> Greeting:
+    async def _greet(self, address: str, expected: bytes | None = None) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
         heard = False
@@ -209,7 +203,9 @@ class Doors:
             # A kernel tries for minutes to reach a host that is gone.
             async with asyncio.timeout(self._agent.options.handshake_timeout):
                 protocol = await runtime.network.connect(
-                    address, functools.partial(self._caller, done), tls=self._agent.options.tls
+                    address,
+                    functools.partial(self._caller, done, expected),
+                    tls=self._agent.options.tls,
                 )
             assert isinstance(protocol, Greeting)
             try:
@@ -220,20 +216,23 @@ class Doors:
             if greeting.error is None:
                 return greeting
             # One that dies while we knock looks like one that refuses us: knock once more to see.
-            refused = isinstance(greeting.error, ProtocolError) or (greeting.heard and heard)
+            certain = isinstance(greeting.error, ProtocolError | WorkerLost)
+            refused = certain or (greeting.heard and heard)
             if refused or attempt + 1 == _RETRIES:
                 raise greeting.error
             heard = greeting.heard
             await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _caller(self, done: asyncio.Future[Greeting]) -> Greeting:
+    def _caller(self, done: asyncio.Future[Greeting], expected: bytes | None) -> Greeting:
         def over(greeting: Greeting) -> None:
             if not done.done():
                 done.set_result(greeting)
 
         timeout = self._agent.options.handshake_timeout
-        return Greeting(self._handshake(client=True), timeout, over)
+        greeting = Greeting(self._handshake(client=True), timeout, over)
+        greeting.expected = expected
+        return greeting
 
 
 class _Visitor(Greeting):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aiograd.errors import AuthError, ProtocolError
+from aiograd.errors import AuthError, ProtocolError, WorkerLost
 from aiograd.wire.session import Handshake, Identity
 
 # Decides about a proven client: ACCEPTED, DUPLICATE or LOST, or raises to refuse.
@@ -38,6 +38,7 @@ class Greeting(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.error: Exception | None = None
         self.heard = False  # anything at all came back
+        self.expected: bytes | None = None  # whose incarnation should answer
 
     @property
     def peer(self) -> Identity | None:
@@ -70,6 +71,7 @@ class Greeting(asyncio.BufferedProtocol):
         self._filled = 0
         try:
             answer = self._handshake.receive(message)
+            self._check_expected()
             if answer:
                 self.transport.write(answer)
             if self._handshake.mismatch is not None:
@@ -78,6 +80,14 @@ class Greeting(asyncio.BufferedProtocol):
                 self._finish()
         except Exception as error:
             self._fail(error)
+
+    def _check_expected(self) -> None:
+        """Turn back before proving anything to somebody else than was meant."""
+        them = self._handshake.peer
+        if self.expected is None or them is None or self._handshake.mismatch is not None:
+            return
+        if them.incarnation != self.expected:
+            raise WorkerLost(them.name, "no", f"{them.name} was started anew there")
 
     def _finish(self) -> None:
         if self._admit is not None:

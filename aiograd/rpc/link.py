@@ -288,6 +288,8 @@ class Link:
             outbox.corked = False
             if not outbox.scheduled:
                 outbox.flush()
+            if self.agent.runtime.spin:
+                self.agent.stay_awake()
 
     def _receive_between(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: Any

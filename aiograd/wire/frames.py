@@ -28,6 +28,7 @@ SMALL: Final = 64 * 1024  # a body up to this size travels in one frame
 CHUNK_SIZE: Final = 1024 * 1024  # a ping waits for at most this many bytes of somebody else's array
 MAX_SEGMENTS: Final = 8000  # so that an announcement fits into a small frame
 _BUFFER: Final = 4 * SMALL
+_GLANCE: Final = 2048  # read at once while a large message is expected: what is more is copied
 _LENGTH: Final = struct.Struct("<Q")
 _EMPTY: Final = memoryview(b"")
 
@@ -102,6 +103,8 @@ class FrameReader:
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
+        if self._transfers:  # take little more than the next header, the rest goes to its place
+            return self._view[self._end : self._end + _GLANCE]
         return self._view[self._end :] if self._end else self._view
 
     def advance(self, count: int) -> list[Frame]:

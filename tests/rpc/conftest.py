@@ -46,6 +46,9 @@ async def running_agents(
             await agent.close()
 
 
+running_agents.secret = SECRET  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def agents() -> Callable[..., Any]:
     return running_agents

@@ -1,0 +1,52 @@
+"""One timer for many deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiograd.rpc.deadlines import STEP, Deadlines
+
+
+class Thing:
+    def __init__(self, loop):
+        self.loop, self.at = loop, None
+        self.reached = loop.create_future()
+
+    def expire(self):
+        self.at = self.loop.time()
+        self.reached.set_result(None)
+
+
+async def test_deadlines_are_reached_in_order_and_never_early():
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    now = loop.time()
+    delays = [0.2, 0.01, 0.1, 0.05]
+    things = [Thing(loop) for _ in delays]
+    for delay, thing in zip(delays, things, strict=True):
+        deadlines.bucket(now + delay)[thing] = None
+    await asyncio.gather(*(thing.reached for thing in things))
+    for delay, thing in zip(delays, things, strict=True):
+        assert now + delay <= thing.at + 0.002
+        assert thing.at <= now + delay + 5 * STEP
+    assert not deadlines._buckets
+    deadlines.close()
+
+
+async def test_what_is_taken_out_is_not_told():
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    one, two = Thing(loop), Thing(loop)
+    bucket = deadlines.bucket(loop.time() + 0.01)
+    bucket[one] = None
+    del bucket[one]
+    deadlines.bucket(loop.time() + 0.05)[two] = None
+    await two.reached
+    assert one.at is None
+    deadlines.close()
+
+
+async def test_nothing_is_armed_without_deadlines():
+    deadlines = Deadlines(asyncio.get_running_loop())
+    assert deadlines._timer is None
+    deadlines.close()

@@ -1,0 +1,387 @@
+"""Links: order, loss, silence, flow control, and messages that go astray on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
+from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.options import Options
+from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.wire.frames import header
+from aiograd.wire.messages import CHUNK
+
+
+def add(x, y=0):
+    return x + y
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+# ── order ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_posts_stay_in_order_behind_large_messages(agents):
+    async with agents(2) as (a, b):
+        got: list[Any] = []
+        b.services["note"] = lambda sender, x, *rest: got.append(x)
+        big = np.ones(3 << 20, np.uint8)
+        call = rpc_async("worker1", len, (big,))
+        a.post("worker1", "note", 0)
+        a.post("worker1", "note", 1, big)
+        a.post("worker1", "note", 2)
+        small = rpc_async("worker1", add, (1, 2))
+        a.post("worker1", "note", 3)
+        assert await small == 3
+        assert got[:3] == [0, 1, 2]  # the call waited for the posts before it
+        assert await call == 3 << 20
+        await until(lambda: len(got) == 4)
+        assert got == [0, 1, 2, 3]
+
+
+async def test_a_small_call_overtakes_a_large_one(agents, tmp_path):
+    async with agents(2, address=f"unix:{tmp_path}/{{}}".format):
+        order: list[str] = []
+        big = np.ones(64 << 20, np.uint8)
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        large = rpc_async("worker1", len, (big,))
+        large.add_done_callback(lambda _: order.append("large"))
+        small = rpc_async("worker1", add, (1, 2))
+        small.add_done_callback(lambda _: order.append("small"))
+        await asyncio.gather(large, small)
+        assert order == ["small", "large"]
+
+
+async def test_many_large_calls_share_the_link(agents, tmp_path):
+    async with agents(2, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
+        arrays = [np.full(1 << 18, i, np.float64) for i in range(10)]
+        results = await asyncio.gather(*(rpc_async("worker1", add, (x, 1)) for x in arrays))
+        for i, result in enumerate(results):
+            assert (result == i + 1).all()
+        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
+        assert a._reserved == b._reserved == 0
+
+
+# ── loss ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["memory:{}", "unix:{tmp}/{}", "tcp:127.0.0.1:0"])
+def address(request, tmp_path):
+    return request.param.replace("{tmp}", str(tmp_path)).format
+
+
+async def test_exc_dead_peer(agents, address):
+    async with agents(2, address=address) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        future = rpc_async("worker1", forever)
+        await until(lambda: b.counters()["running_calls"])
+        start = time.monotonic()
+        b.link("worker0").connection.transport.abort()
+        with pytest.raises(WorkerLost) as caught:
+            await future
+        assert time.monotonic() - start < 0.5
+        assert (caught.value.worker, caught.value.executed) == ("worker1", "unknown")
+        with pytest.raises(WorkerLost) as caught:
+            await rpc_async("worker1", add, (1, 2))
+        assert caught.value.executed == "no"
+        assert not any(a.counters().values())
+
+
+async def test_nobody_at_the_address_is_a_lost_worker(agents, address):
+    async with agents(2, address=address) as (a, b):
+        lost: list[str] = []
+        a.lost.append(lambda peer, error: lost.append(peer.name))
+        await b.close()
+        with pytest.raises(WorkerLost) as caught:
+            await rpc_async("worker1", add, (1, 2))
+        assert caught.value.executed == "no"
+        assert lost == ["worker1"]
+
+
+async def test_work_for_a_lost_caller_is_cancelled(agents):
+    async with agents(2) as (a, b):
+        rpc_async("worker1", forever).add_done_callback(lambda f: f.exception())
+        await until(lambda: b.counters()["running_calls"])
+        a.link("worker1").connection.transport.abort()
+        await until(lambda: not b.counters()["running_calls"])
+
+
+async def test_a_call_never_handed_to_the_socket_did_not_run(agents):
+    async with agents(2) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        link = a.link("worker1")
+        link.outbox.pause()
+        held = rpc_async("worker1", add, (1, 2))
+        large = rpc_async("worker1", add, (np.zeros(1 << 20), 2))
+        await asyncio.sleep(0)
+        b.link("worker0").connection.transport.abort()
+        for future in (held, large):
+            with pytest.raises(WorkerLost) as caught:
+                await future
+            assert caught.value.executed == "no"
+
+
+async def test_bytes_that_are_no_frames_end_only_that_link(agents):
+    async with agents(3) as (a, b, c):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert await c.call("worker1", add, (1, 2)) == 3
+        a.link("worker1").connection.transport.write(b"garbage that is longer than a header")
+        await until(lambda: b.link("worker0").error is not None)
+        assert await c.call("worker1", add, (1, 2)) == 3
+
+
+async def test_chunks_of_nothing_end_the_link(agents):
+    async with agents(2) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        a.link("worker1").connection.transport.write(header(CHUNK, 0, 5, 0, 0.0, 77) + b"12345")
+        await until(lambda: b.link("worker0").error is not None)
+
+
+# ── silence ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Mute:
+    """Drops everything a worker sends, so that it seems to be stopped."""
+
+    def __init__(self, agent):
+        for link in agent._links.values():
+            link.outbox.pause()
+            link.outbox.resume = lambda: None
+
+
+QUICK = Options(heartbeat=0.02, silence=0.1)
+
+
+async def test_a_silent_peer_is_suspect_and_recovers(agents):
+    async with agents(2, options=QUICK) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        link = b.link("worker0")
+        link.outbox.pause()
+        await until(lambda: a.suspects() == ["worker1"])
+        future = rpc_async("worker1", add, (1, 2))
+        link.outbox.resume()
+        assert await future == 3
+        await until(lambda: a.suspects() == [])
+
+
+async def test_a_quiet_link_is_kept_alive_by_pings(agents):
+    async with agents(2, options=QUICK) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        reads = a.link("worker1").connection.read
+        await until(lambda: a.link("worker1").connection.read > reads + 10)
+        assert a.suspects() == b.suspects() == []
+
+
+async def test_a_silent_peer_is_not_waited_for_without_a_deadline(agents, monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.caller.UNRESPONSIVE", 0.3)
+    async with agents(2, options=QUICK) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        Mute(b)
+        endless = rpc_async("worker1", add, (1, 2), timeout=math.inf)
+        limited = rpc_async("worker1", add, (1, 2), timeout=0.6)
+        with pytest.raises(WorkerUnresponsive):
+            await endless
+        assert not limited.done()
+        with pytest.raises(DeadlineExceeded):
+            await limited
+        assert a.link("worker1").state == "open"  # suspect, not dead
+
+
+async def test_a_blocked_loop_suspects_nobody(agents):
+    async with agents(2, options=QUICK) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        time.sleep(0.5)  # a cell that blocks  # noqa: ASYNC251
+        await asyncio.sleep(0.03)
+        assert a.suspects() == b.suspects() == []
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+# ── flow control ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_large_results_wait_for_a_slow_reader(agents, tmp_path):
+    options = Options(outbound_buffer=1 << 20)
+    async with agents(2, options=options, address=f"unix:{tmp_path}/{{}}".format) as (a, _):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        a.link("worker1").connection.transport.pause_reading()
+        calls = [rpc_async("worker1", make_large, (i,)) for i in range(3)]
+        await until(lambda: len(MADE) == 3)
+        calls += [rpc_async("worker1", make_large, (i,)) for i in range(3, 20)]
+        await asyncio.sleep(0.1)
+        assert len(MADE) == 3  # the rest is held back while results wait
+        a.link("worker1").connection.transport.resume_reading()
+        for result in await asyncio.gather(*calls):
+            assert result.size == 1 << 20
+        assert len(MADE) == 20
+        MADE.clear()
+
+
+MADE: list[int] = []
+
+
+async def make_large(i):
+    MADE.append(i)
+    return np.zeros(1 << 20)
+
+
+# ── faults on purpose ───────────────────────────────────────────────────────────────────────────
+
+
+class Plan:
+    def __init__(self, **verdicts):
+        self.verdicts, self.seen = verdicts, []
+
+    def on_send(self, kind, to):
+        self.seen.append((kind, to))
+        found = self.verdicts.get(kind, SEND)
+        return found.pop(0) if isinstance(found, list) else found
+
+
+RUNS: list[int] = []
+
+
+def run_once(x):
+    RUNS.append(x)
+    return x
+
+
+async def test_a_duplicate_does_not_run_twice(agents):
+    async with agents(2) as (a, b):
+        RUNS.clear()
+        a.faults, b.faults = Plan(call=DUPLICATE), Plan(reply=DUPLICATE)
+        for i in range(20):
+            assert await rpc_async("worker1", run_once, (i,)) == i
+        assert await rpc_async("worker1", len, (np.zeros(1 << 20, np.uint8),)) == 1 << 20
+        assert list(range(20)) == RUNS
+
+
+async def test_a_failed_send_says_that_nothing_ran(agents):
+    async with agents(2) as (a, _):
+        a.faults = Plan(call=[FAIL, SEND])
+        with pytest.raises(WorkerLost) as caught:
+            await rpc_async("worker1", add, (1, 2))
+        assert caught.value.executed == "no"
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+async def test_a_dropped_call_or_reply_ends_at_the_deadline(agents):
+    async with agents(2) as (a, b):
+        a.faults = Plan(call=[DROP, SEND])
+        with pytest.raises(DeadlineExceeded):
+            await rpc_async("worker1", add, (1, 2), timeout=0.05)
+        a.faults, b.faults = None, Plan(reply=[DROP, SEND])
+        with pytest.raises(DeadlineExceeded):
+            await rpc_async("worker1", add, (1, 2), timeout=0.05)
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+async def test_a_delayed_call_is_overtaken_but_runs(agents):
+    async with agents(2) as (a, _):
+        a.faults = Plan(call=[Verdict("delay", 0.1), SEND, SEND])
+        late = rpc_async("worker1", add, (1, 2))
+        assert await rpc_async("worker1", add, (3, 4)) == 7
+        assert not late.done()
+        assert await late == 3
+
+
+async def test_requests_can_insist(agents):
+    async with agents(2) as (a, b):
+        b.services["echo"] = lambda sender, x: x
+        a.faults = Plan(echo=[DROP, FAIL, SEND, SEND, SEND])
+        assert await a.request("worker1", "echo", 5, retry=True) == 5
+        a.faults = Plan(echo=DROP)
+        with pytest.raises(DeadlineExceeded):
+            await a.request("worker1", "echo", 5, retry=True, timeout=0.3)
+        a.faults = None
+        await b.close()
+        with pytest.raises(WorkerLost):
+            await a.request("worker1", "echo", 5, retry=True)
+        assert not any(a.counters().values())
+
+
+async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agents):
+    class Thing:
+        pass
+
+    class Traveller:
+        tag = "thing"
+
+        def depart(self, value, departure):
+            departed.append(departure.kind)
+            departure.undo.append(lambda: undone.append(departure.kind))
+            return None
+
+        def arrive(self, data, arrival):
+            return Thing()
+
+    departed: list[str] = []
+    undone: list[str] = []
+    async with agents(2) as (a, b):
+        for agent in (a, b):
+            agent.travellers.add(Thing, Traveller())
+        await rpc_async("worker1", add, ([Thing()], []))
+        assert undone == []
+        departed.clear()
+        a.faults = Plan(call=FAIL)
+        with pytest.raises(WorkerLost):
+            await rpc_async("worker1", add, ([Thing()], []))
+        assert undone == ["call"]
+        a.faults = None
+        with pytest.raises(TypeError):
+            rpc_async("worker1", add, (Thing(), iter_forever()))
+        assert undone == departed  # looking for the culprit departs again, and is undone too
+        await b.close()
+        with pytest.raises(WorkerLost):
+            await rpc_async("worker1", add, (Thing(),))
+        assert undone == departed
+
+
+def iter_forever():
+    yield
+
+
+async def test_functions_wait_for_what_their_arguments_wait_for(agents):
+    class Later:
+        pass
+
+    class Traveller:
+        tag = "later"
+
+        def depart(self, value, departure):
+            return None
+
+        def arrive(self, data, arrival):
+            gate = asyncio.get_running_loop().create_future()
+            arrival.waits.append(gate)
+            gates.append(gate)
+            return "arrived"
+
+    gates: list[Any] = []
+    async with agents(2) as (a, b):
+        for agent in (a, b):
+            agent.travellers.add(Later, Traveller())
+        RUNS.clear()
+        call = rpc_async("worker1", run_once, (Later(),))
+        await until(lambda: gates)
+        assert RUNS == []
+        gates[0].set_result(None)
+        assert await call == "arrived"
+        call = rpc_async("worker1", run_once, (Later(),))
+        await until(lambda: len(gates) == 2)
+        gates[1].set_exception(ValueError("lost on the way"))
+        with pytest.raises(ValueError, match="lost on the way"):
+            await call
+        assert len(RUNS) == 1

@@ -1,0 +1,79 @@
+"""Threads: few, but never too few."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from aiograd.rpc.pool import Pool
+from aiograd.rpc.runtime import Runtime
+
+
+@pytest.fixture
+async def pool():
+    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    yield pool
+    pool.close()
+
+
+async def test_one_thread_does_quick_work(pool):
+    names = {await pool.run(threading.get_ident) for _ in range(50)}
+    assert len(names) == 1
+    assert pool.size == 1
+
+
+async def test_results_and_errors_come_back(pool):
+    assert await pool.run(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(divmod, 7, 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await pool.run(next, iter(()))
+    assert not pool.busy
+
+
+async def test_work_that_blocks_gets_more_threads_up_to_the_limit(pool):
+    go = threading.Event()
+    running = [pool.run(go.wait) for _ in range(10)]
+    while pool.size < 4:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert pool.size == 4
+    go.set()
+    await asyncio.gather(*running)
+
+
+async def test_threads_blocked_in_nested_calls_do_not_count(pool):
+    go = threading.Event()
+
+    def nested():
+        with pool.blocked():
+            go.wait()
+
+    running = [pool.run(nested) for _ in range(20)]
+    assert await pool.run(lambda: "not starved") == "not starved"
+    go.set()
+    await asyncio.gather(*running)
+
+
+async def test_many_jobs_in_one_go(pool):
+    assert await asyncio.gather(*(pool.run(abs, -i) for i in range(2000))) == list(range(2000))
+
+
+async def test_a_closed_pool_has_no_threads():
+    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    await pool.run(abs, 1)
+    pool.close()
+    while pool.size:
+        await asyncio.sleep(0.001)
+
+
+async def test_idle_threads_end(monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.pool._IDLE", 0.01)
+    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    await pool.run(abs, 1)
+    while pool.size:
+        await asyncio.sleep(0.001)
+    assert await pool.run(abs, -1) == 1
+    pool.close()

@@ -1,0 +1,27 @@
+"""Polling for a moment after traffic, and not a moment longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiograd.rpc.calls import rpc_async
+
+
+def add(x, y):
+    return x + y
+
+
+async def test_a_loop_polls_after_traffic_and_then_sleeps(agents):
+    async with agents(2) as (a, b):
+        a.runtime.spin = 0.01  # shared by both
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert a._spinning
+        async with asyncio.timeout(2):
+            while a._spinning or b._spinning:
+                await asyncio.sleep(0.002)
+
+
+async def test_without_spin_nothing_polls(agents):
+    async with agents(2) as (a, _):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert not a._spinning

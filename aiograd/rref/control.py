@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,15 +34,13 @@ from aiograd.rref.records import (
     unpack_forks,
     unpack_ids,
 )
+from aiograd.rref.telling import Telling, hand_over
 from aiograd.rref.using import Batch
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 T = TypeVar("T")
-Ended = Callable[[Any, Any], None]  # gets an answer, or an error
-
-_PATIENCE = 0.2  # seconds; an answer takes far less, and lost messages are rare
 
 
 class Control:
@@ -57,10 +54,8 @@ class Control:
         self._waking = False  # a flush is on its way
         # Not of the call in which a reference happened to be dropped: its deadline is not ours.
         self._context = agent.context.copy()
+        self.telling = Telling(agent, self.protocol.gone, self._context)
         self._timers: set[asyncio.TimerHandle] = set()  # of leases
-        # Messages sent once and not answered so far.
-        self._open: dict[asyncio.Future[Any], tuple[Party, Ended, str, tuple[Any, ...]]] = {}
-        self._look: asyncio.TimerHandle | None = None  # of the next look at them
         self._audit: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # done when nothing is left
         agent.services["rref.fork"] = self._on_fork
@@ -84,11 +79,7 @@ class Control:
         return self.party(peer)
 
     def reach(self, party: Party) -> str:
-        """How to address a worker, if this very start of it is still a member; else OwnerLost."""
-        peer = self.agent.directory.get(party.name)
-        if peer is None or peer.incarnation != party.incarnation:
-            raise OwnerLost(party.name, "no", "another worker has its name now" if peer else "")
-        return party.name
+        return self.telling.reach(party)
 
     def on_loop(self, work: Callable[..., T], *args: Any) -> T:
         """Do something with the protocol, whose state belongs to the loop, from any thread."""
@@ -153,56 +144,8 @@ class Control:
             if batch.forks:
                 self._tell_forks(batch)
             if batch.accepts:
-                self._tell(batch.to, _nothing, "rref.accept", pack_ids(batch.accepts))
+                self.telling.tell(batch.to, _nothing, "rref.accept", pack_ids(batch.accepts))
         self.changed()
-
-    def _tell(self, to: Party, ended: Ended, service: str, *args: Any) -> None:
-        """Send, again and again until answered; `ended` gets the answer or the error.
-
-        Nearly always the first attempt is answered, so it is an ordinary request; a look at what
-        is open, now and then, finds those that need patience.
-        """
-        try:
-            future = self.agent.request(self.reach(to), service, *args, timeout=math.inf)
-        except AiogradError as error:
-            ended(None, error)
-            return
-        self._open[future] = (to, ended, service, args)
-        future.add_done_callback(self._told, context=self._context)
-        if self._look is None:
-            self._look = self.agent.loop.call_later(_PATIENCE, self._look_around, frozenset())
-
-    def _told(self, future: asyncio.Future[Any]) -> None:
-        if (message := self._open.pop(future, None)) is None:
-            return  # it is being repeated
-        to, ended, service, args = message
-        error = WorkerClosed() if future.cancelled() else future.exception()
-        if error is None:
-            ended(future.result(), None)
-        elif isinstance(error, WorkerLost) and to.incarnation not in self.protocol.gone:
-            self._repeat(to, ended, service, args)
-        else:
-            ended(None, error)
-
-    def _look_around(self, before: frozenset[asyncio.Future[Any]]) -> None:
-        """Repeat what has been open for a whole round."""
-        self._look = None
-        for future in before & self._open.keys():
-            message = self._open.pop(future)
-            future.cancel()
-            self._repeat(*message)
-        if self._open:
-            again = frozenset(self._open)
-            self._look = self.agent.loop.call_later(_PATIENCE, self._look_around, again)
-
-    def _repeat(self, to: Party, ended: Ended, service: str, args: tuple[Any, ...]) -> None:
-        try:
-            name = self.reach(to)
-            future = self.agent.request(name, service, *args, timeout=math.inf, retry=True)
-        except AiogradError as error:
-            ended(None, error)
-        else:
-            future.add_done_callback(functools.partial(_hand_over, ended), context=self._context)
 
     def _tell_releases(self, batch: Batch) -> None:
         def ended(answer: Any, error: Any) -> None:
@@ -212,7 +155,7 @@ class Control:
             self.changed()
 
         releases = [pack_fork(held.id, held.fork, held.never_created) for held in batch.releases]
-        self._tell(batch.to, ended, "rref.release", b"".join(releases))
+        self.telling.tell(batch.to, ended, "rref.release", b"".join(releases))
 
     def _tell_forks(self, batch: Batch) -> None:
         owner, using = batch.to, self.protocol.using
@@ -225,7 +168,7 @@ class Control:
             self.soon()
 
         forks = [pack_fork(held.id, held.fork, held.claim) for held in batch.forks]
-        self._tell(owner, ended, "rref.fork", number, low, b"".join(forks))
+        self.telling.tell(owner, ended, "rref.fork", number, low, b"".join(forks))
 
     # ── being told ──────────────────────────────────────────────────────────────────────────
 
@@ -257,7 +200,7 @@ class Control:
             self.protocol.lease_over(self.party(peer), number)
             self.soon()
 
-        timer = self.agent.loop.call_later(self.agent.options.lease, over)
+        timer = self.agent.loop.call_later(self.agent.options.lease, over, context=self._context)
         self._timers.add(timer)
 
     # ── forks not heard of ──────────────────────────────────────────────────────────────────
@@ -266,7 +209,10 @@ class Control:
         """Something was sent away: ask about it if nothing is heard of it."""
         if self._audit is None:
             # Two questions half a lease apart, after one of patience: gone within two leases.
-            self._audit = self.agent.loop.call_later(self.agent.options.lease / 2, self._ask)
+            # In a context of its own: the call that sent it has a deadline, the question has not.
+            self._audit = self.agent.loop.call_later(
+                self.agent.options.lease / 2, self._ask, context=self._context
+            )
 
     def _ask(self) -> None:
         self._audit = None
@@ -280,13 +226,15 @@ class Control:
         for holder, forks in self.protocol.watch.round(hurry).items():
             try:
                 name = self.reach(self._parties[holder])
+                if self.agent.link(name).caller.waiting:
+                    continue  # calls are held back here, perhaps those with the forks in question
                 future = self.agent.request(
                     name, "rref.audit", pack_ids(forks), timeout=self.agent.options.lease
                 )
             except AiogradError:
                 continue  # gone: its lease will tell
             done = functools.partial(self._audited, forks, hurry)
-            future.add_done_callback(functools.partial(_hand_over, done), context=self._context)
+            future.add_done_callback(functools.partial(hand_over, done), context=self._context)
             futures.append(future)
         return futures
 
@@ -333,20 +281,12 @@ class Control:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        for look in (self._audit, self._look):
-            if look is not None:
-                look.cancel()
+        self.telling.close()
+        if self._audit is not None:
+            self._audit.cancel()
         using = self.protocol.using
         for held in list(using.held.values()):
             using.released(held)
-
-
-def _hand_over(ended: Ended, future: asyncio.Future[Any]) -> None:
-    if future.cancelled():
-        ended(None, WorkerClosed())
-    else:
-        error = future.exception()
-        ended(None if error else future.result(), error)
 
 
 def owner_lost(error: Any) -> Any:

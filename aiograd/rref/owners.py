@@ -1,11 +1,8 @@
 """References as a part of the agent: `attach(agent)` plugs them in.
 
 `RRefs` makes references, sends them along with calls (as a traveller), keeps the results of
-`remote` (as the agent's keeper) and answers those who use them. Who still uses what is decided in
-`protocol` and told to others by `control`.
-
-    rref.fetch     the value            rref.type      its type        rref.created   is it there?
-    rref.has       an attribute?        rref.backward  start a backward pass from it
+`remote` (as the agent's keeper) and asks owners. Who still uses what is decided in `protocol` and
+told to others by `control`; owners answer in `serving`.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +32,7 @@ from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
 from aiograd.rref.records import NOWHERE, Held, Owned, Place, Use, again, pack_fork, unpack_fork
+from aiograd.rref.serving import BackwardHook, Serving
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
     from aiograd.rref.rref import RRef
 
 _log = logging.getLogger("aiograd")
-
-BackwardHook = Callable[[Any, int | None, bool], Awaitable[None] | None]
-"""hook(value, context id, retain_graph), on the owner's loop."""
 
 
 class RRefs:
@@ -54,12 +49,19 @@ class RRefs:
         self.agent = agent
         self.control = Control(agent)
         self.protocol = self.control.protocol
-        self.backward_hook: BackwardHook | None = None  # set by the autograd layer
+        self.serving = Serving(agent, self.control)
         self.closed = False
         self._wrap = wrap
         agent.keeper = self
-        for name in ("fetch", "type", "created", "has", "backward"):
-            agent.services[f"rref.{name}"] = getattr(self, f"_on_{name}")
+
+    @property
+    def backward_hook(self) -> BackwardHook | None:
+        """Starts a backward pass from a value; set by the autograd layer."""
+        return self.serving.backward_hook
+
+    @backward_hook.setter
+    def backward_hook(self, hook: BackwardHook | None) -> None:
+        self.serving.backward_hook = hook
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
 
@@ -279,60 +281,6 @@ class RRefs:
         waiting.append(wake(told))
         await told
 
-    # ── being used ──────────────────────────────────────────────────────────────────────────
-
-    def found(self, sender: PeerInfo, fork: bytes) -> Owned:
-        """What a user may use by this fork, ready or not."""
-        return self.protocol.look_up(self.control.heard(sender), *unpack_fork(fork))
-
-    def _on_fetch(self, sender: PeerInfo, fork: bytes) -> Any:
-        owned = self.found(sender, fork)
-        return owned.result() if owned.ready else self._later(owned, Owned.result)
-
-    def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
-        return self._later(self.found(sender, fork), lambda owned: type(owned.result()))
-
-    def _on_created(self, sender: PeerInfo, fork: bytes) -> Any:
-        return self._later(self.found(sender, fork), _raise_its_error)
-
-    def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
-        return self._later(self.found(sender, fork), lambda owned: hasattr(owned.result(), name))
-
-    async def _on_backward(
-        self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool
-    ) -> None:
-        value = await self.later(self.found(sender, fork))
-        await self.backward(value, context_id, retain_graph)
-
-    async def backward(self, value: Any, context_id: int | None, retain_graph: bool) -> None:
-        """Start a backward pass from a value of this worker."""
-        if self.backward_hook is None:
-            raise RRefError("no autograd is attached to this worker", self.agent.name)
-        if (pending := self.backward_hook(value, context_id, retain_graph)) is not None:
-            await pending
-
-    def later(self, owned: Owned) -> asyncio.Future[Any]:
-        """A future of the value, on the loop and without a deadline of its own."""
-        return self._later(owned, Owned.result)
-
-    def _later(self, owned: Owned, look: Callable[[Owned], Any]) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self.agent.loop.create_future()
-
-        def ready() -> None:
-            if future.done():
-                return
-            try:
-                future.set_result(look(owned))
-            except Exception as error:
-                future.set_exception(error)
-
-        if owned.ready:
-            ready()
-        else:
-            owned.waiters[future] = ready
-            future.add_done_callback(lambda _: owned.waiters.pop(future, None))  # cancelled
-        return future
-
     # ── ending ──────────────────────────────────────────────────────────────────────────────
 
     async def settle(self, deadline: float) -> None:
@@ -371,10 +319,6 @@ def _first(error: Exception) -> Exception:
     """What the creation future ends with: the cause, where the error is what it means for uses."""
     cause = error.__cause__
     return again(cause if isinstance(cause, Exception) else error)
-
-
-def _raise_its_error(owned: Owned) -> None:
-    owned.result()
 
 
 def current_rrefs() -> RRefs:

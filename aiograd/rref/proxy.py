@@ -51,13 +51,13 @@ class SubjectTraveller:
     def arrive(self, data: Any, arrival: Arrival) -> Owned:
         refs = self._refs
         if isinstance(data, bytes):
-            owned = refs.found(arrival.sender, data)
+            owned = refs.serving.found(arrival.sender, data)
         else:
             found = refs.protocol.arrive(data, refs.control.heard(arrival.sender))
             assert isinstance(found, Owned)
             owned = found
         if not owned.ready:
-            arrival.waits.append(refs.later(owned))
+            arrival.waits.append(refs.serving.later(owned))
         return owned
 
 

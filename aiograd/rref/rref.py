@@ -185,7 +185,7 @@ class RRef:
         context_id = None if ctx_or_id is None else int(getattr(ctx_or_id, "id", ctx_or_id))
         if isinstance(self._ref, Owned):
             value = await self._refs.wait(self, None, "RRef.backward")
-            await self._refs.backward(value, context_id, retain_graph)
+            await self._refs.serving.backward(value, context_id, retain_graph)
             return
         if context_id is None:
             raise RRefError(

@@ -2,7 +2,7 @@
 
 Each exception of the chain is encoded on its own, so that one that cannot travel or cannot be
 rebuilt spoils only itself: it arrives as `RemoteError`. The receiver adds a note with the function,
-the worker and the remote traceback.
+the worker and the remote traceback. Between partners `plain_faults` takes over.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiograd.errors import RemoteError
+from aiograd.rpc import plain_faults
+from aiograd.rpc.plain_faults import text_of as _text
+from aiograd.rpc.plain_faults import type_name as _type_name
+from aiograd.wire.data import DataCodec
 
 if TYPE_CHECKING:
     from aiograd.wire.payload import Codec
 
 _TEXT = 64 * 1024  # of a traceback; beyond that nobody reads
 _CHAIN = 16  # exceptions of a chain or group that are followed
+_OURS = "aiograd.rpc."  # modules whose frames tell a reader nothing about the failed function
 
 # Not an Exception, or meaningful only to the machinery that would catch it at the caller.
 _NEVER = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
@@ -36,8 +41,10 @@ class Fault(NamedTuple):
     members: tuple[Fault, ...] | None  # of an exception group, whose `pickled` is its class
 
 
-def describe(codec: Codec, error: BaseException, departure: Any) -> Fault:
+def describe(codec: Codec | DataCodec, error: BaseException, departure: Any) -> Any:
     """Take an exception apart. Never raises, whatever its methods do."""
+    if isinstance(codec, DataCodec):
+        return plain_faults.describe(codec, error)
     return _describe(codec, error, departure, set())
 
 
@@ -81,14 +88,20 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
         return None
 
 
-def rebuild(codec: Codec, fault: Fault, worker: str) -> Exception:
-    """Put an exception together again; RemoteError where that fails. Never raises."""
+def rebuild(codec: Codec | DataCodec, fault: Any, worker: str) -> Exception:
+    """Put an exception together again; RemoteError where that fails."""
+    if isinstance(codec, DataCodec):
+        return plain_faults.rebuild(fault, worker)
+    return _rebuild(codec, fault, worker)
+
+
+def _rebuild(codec: Codec, fault: Fault, worker: str) -> Exception:
     error = _rebuilt(codec, fault, worker)
     try:
         if fault.cause is not None:
-            error.__cause__ = rebuild(codec, fault.cause, worker)
+            error.__cause__ = _rebuild(codec, fault.cause, worker)
         elif fault.context is not None:
-            error.__context__ = rebuild(codec, fault.context, worker)
+            error.__context__ = _rebuild(codec, fault.context, worker)
         error.__suppress_context__ = fault.suppress
         missing = [n for n in fault.notes if n not in getattr(error, "__notes__", ())]
         for note in missing:
@@ -105,7 +118,7 @@ def _rebuilt(codec: Codec, fault: Fault, worker: str) -> Exception:
         value = codec.decode(fault.pickled)
         if fault.members is not None:
             cls, message = value
-            value = _group(cls, message, [rebuild(codec, each, worker) for each in fault.members])
+            value = _group(cls, message, [_rebuild(codec, each, worker) for each in fault.members])
     except Exception as trouble:
         error = _remote(fault, worker)
         error.add_note(f"it could not be rebuilt here: {_type_name(trouble)}: {_text(trouble)}")
@@ -143,21 +156,11 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
 
 def traceback_text(error: BaseException) -> str:
     """The remote traceback, without our own frames at its top. Never raises."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        frames = frames.tb_next
     try:
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception:
         text = f"{_type_name(error)} (its traceback could not be shown)"
     return text if len(text) <= _TEXT else text[: _TEXT // 2] + "\n…\n" + text[-_TEXT // 2 :]
-
-
-def _type_name(error: BaseException) -> str:
-    cls = type(error)
-    module = "" if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}."
-    return f"{module}{cls.__qualname__}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as trouble:
-        return f"<its text could not be made: {type(trouble).__name__}>"

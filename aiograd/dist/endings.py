@@ -44,8 +44,8 @@ class Endings:
         if running.done is not None:
             self.agent.spawn(self.end(running, failure_of(worker, op, error)))
         else:
-            fault = self.shell.describe(error)
             try:
+                fault = self.shell.describe(error, play.originator)
                 self.agent.post(
                     play.originator,
                     "gradients.failed",
@@ -69,7 +69,7 @@ class Endings:
     ) -> None:
         running = self._engine.passes.get((context_id, number))
         if running is not None and running.done is not None:
-            error = self.shell.rebuild(fault, worker)
+            error = self.shell.rebuild(fault, sender, worker)
             self.agent.spawn(self.end(running, failure_of(worker, op, error)))
 
     async def end(self, running: Running, failure: BackwardFailed) -> None:
@@ -95,7 +95,6 @@ class Endings:
     async def _tell_abort(self, running: Running, failure: BackwardFailed) -> None:
         play = running.play
         peers = (play.informed | play.heard) - {self.agent.name}
-        fault = self.shell.describe(failure)
         waiting = []
         for peer in sorted(peers):
             with contextlib.suppress(Exception):
@@ -105,7 +104,7 @@ class Endings:
                         "gradients.abort",
                         running.context.id,
                         play.number,
-                        fault,
+                        self.shell.describe(failure, peer),
                         timeout=ABORT_WAIT,
                     )
                 )
@@ -116,7 +115,7 @@ class Endings:
         if context is None:
             return
         running = self._engine.passes.get((context_id, number))
-        failure = self.shell.rebuild(fault, sender.name)
+        failure = self.shell.rebuild(fault, sender, sender.name)
         if not isinstance(failure, BackwardFailed):
             failure = BackwardFailed(sender.name, "", str(failure))
         if running is None:

@@ -61,11 +61,14 @@ class Shell:
         variables: Variables = self.agent.context.copy()
         return variables.run(action)
 
-    def describe(self, error: BaseException) -> Any:
-        return faults.describe(self.agent.codec, error, Departure(self.agent.info, "error"))
+    def describe(self, error: BaseException, to: str) -> Any:
+        """An error as a worker of that name can read it."""
+        peer = self.agent.directory.find(to)
+        return faults.describe(self.agent.codec_for(peer), error, Departure(peer, "error"))
 
-    def rebuild(self, fault: Any, worker: str) -> Exception:
-        return faults.rebuild(self.agent.codec, fault, worker)
+    def rebuild(self, fault: Any, sender: PeerInfo, worker: str) -> Exception:
+        """What `sender` described as the error of some worker."""
+        return faults.rebuild(self.agent.codec_for(sender), fault, worker)
 
 
 class _Job:

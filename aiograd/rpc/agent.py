@@ -17,10 +17,17 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import NotAllowed, SerializationError, WorkerClosed, WorkerLost
+from aiograd.errors import (
+    NotAllowed,
+    ProtocolError,
+    SerializationError,
+    WorkerClosed,
+    WorkerLost,
+)
 from aiograd.rpc import current
 from aiograd.rpc.baggage import in_front, pack
 from aiograd.rpc.current import DEADLINE
@@ -35,6 +42,7 @@ from aiograd.rpc.functions import (
     Target,
     find_exposed,
     function_name,
+    is_exposed,
 )
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
@@ -44,6 +52,7 @@ from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.streams import Stream
 from aiograd.rpc.travel import Baggage, Departure, Keeper, Travellers
 from aiograd.rpc.verdict import Faults
+from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.messages import CALL, EXTRA, FLAT, OP, REQUEST, STREAM
@@ -93,8 +102,14 @@ class Agent:
 
         # Our own.
         self.codec = Codec(self.travellers)
+        self.data_codec = DataCodec(self.travellers)  # for peers that may not run code here
+        self.restricted = self.options.mode == "restricted"
         self.shipper = Shipper(self.codec)
-        self.inside = self._target_inside()  # stands for functions that come inside their call
+        why = "only exposed functions may be called here"
+        self.refused = Target.broken("a function", NotAllowed(why, self.name))
+        # Stands for functions that come inside their call.
+        trusts = self.options.mode == "trusted"
+        self.inside = Target(None, "a function") if trusts else self.refused
         self.deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context = contextvars.Context()  # in which called functions run
@@ -109,7 +124,7 @@ class Agent:
         self._heart: asyncio.TimerHandle | None = None
         self._awake_until, self._spinning = 0.0, False
         self._doors = Doors(self, secret, cluster)
-        self.directory.add(PeerInfo(name, rank, self.incarnation, ()))
+        self.directory.add(PeerInfo(name, rank, self.incarnation, (), self.restricted))
 
     # ── living ──────────────────────────────────────────────────────────────────────────────────
 
@@ -127,7 +142,15 @@ class Agent:
     @property
     def info(self) -> PeerInfo:
         """This worker as others should know it."""
-        return PeerInfo(self.name, self.rank, self.incarnation, self._doors.addresses)
+        addresses = self._doors.addresses
+        return PeerInfo(self.name, self.rank, self.incarnation, addresses, self.restricted)
+
+    def restricts(self, peer: PeerInfo) -> bool:
+        """Whether only plain data crosses the connection to a peer: if either side wants it so."""
+        return self.restricted or peer.restricted
+
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
+        return self.data_codec if self.restricted or peer.restricted else self.codec
 
     @property
     def identity(self) -> Identity:
@@ -139,6 +162,7 @@ class Agent:
             self._doors.cluster,
             options.max_message,
             options.max_inflight,
+            restricted=self.restricted,
         )
 
     async def connect(self, address: str) -> PeerInfo:
@@ -225,7 +249,8 @@ class Agent:
             args = _as_tuple(args)
         if kwargs is not None and type(kwargs) is not dict:
             kwargs = _as_dict(kwargs)
-        shipment = self.shipper.of(func, link.peer)
+        ship = self.shipper.named if link.restricted else self.shipper.of
+        shipment = ship(func, link.peer)
         seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
         if future is None:
@@ -237,7 +262,7 @@ class Agent:
         future._code, future._instruction = frame.f_code, frame.f_lasti
         if not shipment.quiet:
             self.started += 1
-        if held is None and shipment.data is not None:
+        if held is None and shipment.data is not None and not link.restricted:
             data = encode_call(args, kwargs)
             if data is not None and keep is not None:
                 data = in_front({"keep": keep}, data)
@@ -296,7 +321,8 @@ class Agent:
 
         `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
         link = self.link(to)
-        shipment = self.shipper.of(func, link.peer)
+        ship = self.shipper.named if link.restricted else self.shipper.of
+        shipment = ship(func, link.peer)
         patience = None
         if timeout is None and DEADLINE.get() == math.inf:
             patience, timeout = self.options.timeout, math.inf
@@ -333,7 +359,7 @@ class Agent:
             return future
         held = self.baggage.current() if carry and self.baggage is not None else None
         shipment = self._service(service)
-        if held is None and (data := encode_call(args, None)) is not None:
+        if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
             self._begin(link, future, REQUEST, FLAT, deadline, shipment, Payload(data), False)
             return future
         departure = Departure(link.peer, service, held)
@@ -415,7 +441,7 @@ class Agent:
             if self._heart is None:
                 self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
         elif link.peer.addresses != peer.addresses:
-            link.peer = peer
+            link.peer = replace(peer, restricted=link.peer.restricted)
         return link
 
     def dial(self, link: Link) -> None:
@@ -425,20 +451,21 @@ class Agent:
 
     # ── being called ────────────────────────────────────────────────────────────────────────────
 
-    def resolve(self, flags: int, data: bytes) -> Target:
+    def resolve(self, flags: int, data: bytes, peer: PeerInfo) -> Target:
         """What a peer's DEFINE means here."""
-        if flags & SERVICE:
-            return Target(None, data.decode(), data.decode())
-        if flags & OP:
-            name = data.decode()
-            op = self.ops.get(name)
-            if op is None:
-                return Target.broken(name, NotAllowed(f"there is no op {name!r} here", self.name))
-            return Target(op, name, "op")
-        if flags & EXPOSED:
-            return self._resolve_exposed(data.decode())
-        if self.options.mode != "trusted":
-            return self.inside
+        trusts = self.options.mode == "trusted" and not peer.restricted
+        if flags & (SERVICE | OP | EXPOSED):
+            try:
+                name = data.decode()
+            except UnicodeDecodeError:
+                raise ProtocolError("a function's name is not UTF-8", peer.name) from None
+            if flags & SERVICE:
+                return Target(None, name, name)
+            if flags & OP:
+                return self._resolve_op(name, trusts)
+            return self._resolve_exposed(name, trusts)
+        if not trusts:
+            return self.refused
         try:
             func = pickle.loads(data)
         except Exception as error:
@@ -449,20 +476,25 @@ class Agent:
             return Target.broken("a function", error)
         return Target(func, function_name(func))
 
-    def _resolve_exposed(self, name: str) -> Target:
-        if self.options.mode == "trusted":
+    def _resolve_op(self, name: str, trusts: bool) -> Target:
+        op = self.ops.get(name)
+        if op is None or not (trusts or is_exposed(op)):
+            why = (
+                f"there is no op {name[:80]!r} here"
+                if op is None
+                else f"{name} is not exposed here"
+            )
+            return Target.broken(name, NotAllowed(why, self.name))
+        return Target(op, name, "op")
+
+    def _resolve_exposed(self, name: str, trusts: bool) -> Target:
+        if trusts:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name.partition(":")[0])
         func = find_exposed(name)
         if func is None:
             return Target.broken(name, NotAllowed(f"{name} is not exposed here", self.name))
         return Target(func, function_name(func))
-
-    def _target_inside(self) -> Target:
-        if self.options.mode == "trusted":
-            return Target(None, "a function")
-        why = "only exposed functions may be called here"
-        return Target.broken("a function", NotAllowed(why, self.name))
 
     # ── what links tell us ──────────────────────────────────────────────────────────────────────
 

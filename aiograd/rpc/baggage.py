@@ -3,6 +3,7 @@
     payload encoded ─▶ baggage.depart        baggage.arrive ─▶ payload decoded ─▶ baggage.landed
 
 What rides along is a small dict in front of the payload, present only if there is something in it.
+Both are encoded as the peer may have it: pickled, or as plain data.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any
 
+from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import EXTRA, TRAVELLED
@@ -18,6 +20,8 @@ from aiograd.wire.payload import Payload, encode_named
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
+    from aiograd.wire.data import DataCodec
+    from aiograd.wire.payload import Codec
 
 _LENGTH = struct.Struct("<I")
 
@@ -26,8 +30,10 @@ def pack(
     agent: Agent, value: Any, departure: Departure, name: str, extra: dict[str, Any] | None = None
 ) -> tuple[int, Payload]:
     """Encode a message with its baggage; flags and payload. Undoes the departure if that fails."""
+    codec = agent.codec_for(departure.to)
+    departure.plain = codec.plain
     try:
-        payload = encode_named(agent.codec, value, departure, name)
+        payload = encode_named(codec, value, departure, name)
         flags = TRAVELLED if payload.travelled else 0
         if departure.held is not None and agent.baggage is not None:
             baggage = agent.baggage.depart(departure.held, departure)
@@ -35,42 +41,53 @@ def pack(
                 extra = {**(extra or {}), "baggage": baggage}
         if extra:
             flags |= EXTRA
-            payload = Payload(in_front(extra, payload.data), payload.buffers, payload.travelled)
+            data = in_front(extra, payload.data, codec)
+            payload = Payload(data, payload.buffers, payload.travelled)
     except BaseException:
         departure.cancel()
         raise
     return flags, payload
 
 
-def in_front(extra: dict[str, Any], data: bytes) -> bytes:
-    """Put what rides along in front of a payload."""
-    first = pickle.dumps(extra, 5)
+def in_front(extra: dict[str, Any], data: bytes, codec: Codec | DataCodec | None = None) -> bytes:
+    """Put what rides along in front of a payload, pickled unless the codec is for plain data."""
+    if codec is None or not codec.plain:
+        first = pickle.dumps(extra, 5)
+    else:
+        first = codec.encode(extra, None).data
     return b"".join((_LENGTH.pack(len(first)), first, data))
 
 
-def split(data: Any) -> tuple[dict[str, Any], Any]:
+def split(data: Any, codec: Codec | DataCodec | None = None) -> tuple[dict[str, Any], Any]:
     """Take what rides along from a payload."""
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
-    return pickle.loads(data[_LENGTH.size : start]), data[start:]
+    first, rest = data[_LENGTH.size : start], data[start:]
+    if codec is None or not codec.plain:
+        return pickle.loads(first), rest
+    extra = codec.decode(first)
+    if type(extra) is not dict:
+        raise ProtocolError("what rides along is not a dict")
+    return extra, rest
 
 
 def unpack(
-    agent: Agent, flags: int, body: Any, arrival: Arrival | None, expect: Any = None
+    agent: Agent, flags: int, body: Any, arrival: Arrival, expect: Any = None
 ) -> tuple[Any, dict[str, Any]]:
     """Decode a message; its value, and what rode along, which `expect` is told before decoding."""
     segments: Any = body.segments if isinstance(body, Transfer) else (body,)
     data, buffers = segments[0], segments[1:]
-    if arrival is None or not flags & (EXTRA | TRAVELLED):
-        return agent.codec.decode(data, buffers), {}
+    codec = agent.codec_for(arrival.sender)
+    if not flags & (EXTRA | TRAVELLED):
+        return codec.decode(data, buffers, False, arrival), {}
     extra: dict[str, Any] = {}
     if flags & EXTRA:
-        extra, data = split(data)
+        extra, data = split(data, codec)
         if expect is not None:
             expect(extra)
         if "baggage" in extra and agent.baggage is not None:
             arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
-    value = agent.codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
+    value = codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
     if agent.baggage is not None:
         agent.baggage.landed(arrival)
     return value, extra

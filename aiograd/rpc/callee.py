@@ -226,7 +226,7 @@ class Callee:
         incoming.held = arrival.held
         if incoming.kind != CALL:
             incoming.args = value
-        elif len(value) == 3:  # the function came inside the call
+        elif incoming.target is agent.inside:  # the function came inside the call
             incoming.func, incoming.args, incoming.kwargs = value
             incoming.target = Target(incoming.func, function_name(incoming.func))
         else:
@@ -334,7 +334,7 @@ class Callee:
             return self._answer(incoming, value)
         if value is None:
             return link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
-        data = encode_value(value)
+        data = None if link.restricted else encode_value(value)
         if data is not None:
             return link.send(REPLY, FLAT, incoming.id, 0.0, 0, Payload(data), "reply")
         self._answer(incoming, value)
@@ -377,8 +377,9 @@ class Callee:
         if incoming.kind == CALL:
             _log.warning("%s: %s() called by %s failed\n%s", self._agent.name, name, sender, text)
         departure = Departure(self._link.peer, "reply")
-        fault = faults.describe(self._agent.codec, error, departure)
-        payload = self._agent.codec.encode((fault, name, text), departure)
+        codec = self._agent.codec_for(self._link.peer)
+        fault = faults.describe(codec, error, departure)
+        payload = codec.encode((fault, name, "" if codec.plain else text), departure)
         self._link.send(FAULT, 0, incoming.id, 0.0, 0, payload, "reply")
 
     def fail(self, incoming: Incoming, error: BaseException) -> None:

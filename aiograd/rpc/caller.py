@@ -253,8 +253,10 @@ class Caller:
             return
         error: Exception
         try:
-            fault, function, text = self._unpack(0, body, None)
-            error = faults.rebuild(self.agent.codec, fault, self._link.peer.name)
+            arrival = Arrival(self._link.peer, "reply")
+            fault, function, text = self._unpack(0, body, arrival)
+            codec = self.agent.codec_for(self._link.peer)
+            error = faults.rebuild(codec, fault, self._link.peer.name)
             error = faults.annotate(error, function, self._link.peer.name, text)
         except Exception as trouble:
             error = ProtocolError(f"a fault that cannot be read: {trouble!r}", self._link.peer.name)
@@ -274,7 +276,7 @@ class Caller:
         else:
             future._stream.item(value, arrival.waits, None)
 
-    def _unpack(self, flags: int, body: Any, arrival: Arrival | None) -> Any:
+    def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
         if isinstance(body, Transfer) and body.refused:
             raise Overloaded(self.agent.name, "no memory here for the result")
         if flags & FLAT:

@@ -42,6 +42,7 @@ class PeerInfo:
     rank: int
     incarnation: bytes
     addresses: tuple[str, ...] = ()
+    restricted: bool = False  # speaks plain data only
 
     @property
     def info(self) -> WorkerInfo:

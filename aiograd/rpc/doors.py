@@ -11,9 +11,10 @@ import asyncio
 import collections
 import functools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import ProtocolError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
@@ -98,7 +99,10 @@ class Doors:
     def admit(self, identity: Identity) -> int:
         """What becomes of a proven client's connection."""
         agent = self._agent
-        link = agent.link_of(self._known(identity))
+        peer = self._known(identity)
+        if peer.restricted != identity.restricted:
+            raise AuthError("another mode than the one it joined with", identity.name)
+        link = agent.link_of(peer)
         if link.state in ("lost", "closed"):
             return LOST
         if link.state == "open" or (
@@ -111,7 +115,7 @@ class Doors:
         peer = self._agent.directory.get(identity.name)
         if peer is not None and peer.incarnation == identity.incarnation:
             return peer
-        return PeerInfo(identity.name, identity.rank, identity.incarnation)
+        return PeerInfo(identity.name, identity.rank, identity.incarnation, (), identity.restricted)
 
     def greeted(self, greeting: Greeting) -> None:
         """The handshake of a connection that came in is over."""
@@ -148,6 +152,10 @@ class Doors:
             if link.state != "dialling":  # the peer's own dial was quicker
                 greeting.transport.abort()
                 return
+            if greeting.peer is None or greeting.peer.restricted != peer.restricted:
+                greeting.transport.abort()
+                error = AuthError("another mode than the one it joined with", peer.name)
+                continue
             if greeting.status == LOST:
                 greeting.transport.abort()
                 error = WorkerLost(peer.name, "no", "it took this worker for lost")
@@ -183,7 +191,7 @@ class Doors:
         assert identity is not None
         peer = self._known(identity)
         if not peer.addresses:
-            peer = PeerInfo(identity.name, identity.rank, identity.incarnation, (address,))
+            peer = replace(peer, addresses=(address,))
         if greeting.status == LOST:
             greeting.transport.abort()
             raise WorkerLost(peer.name, "no", "it took this worker for lost")

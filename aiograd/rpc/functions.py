@@ -59,6 +59,7 @@ class Shipper:
         self._codec = codec
         self._known: dict[int, tuple[weakref.ref[Any], Shipment, _Watch | None]] = {}
         self._contents: OrderedDict[bytes, Shipment] = OrderedDict()  # what was ever pickled
+        self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}  # what goes by name only
 
     def of(self, func: Any, to: PeerInfo) -> Shipment:
         """How `func` is sent right now. TypeError if it cannot be called."""
@@ -70,6 +71,27 @@ class Shipper:
         if not callable(func):
             raise TypeError(f"a function is called, not {type(func).__name__} ({func!r:.80})")
         return self._describe(func, to)
+
+    def named(self, func: Any, to: PeerInfo) -> Shipment:
+        """How `func` is sent to a peer that takes names only; it refuses what is not exposed."""
+        if not callable(func):
+            return self.of(func, to)
+        op_name = getattr(func, "op_name", None)
+        if isinstance(op_name, str) and not isinstance(func, type):
+            return self.of(func, to)
+        known = self._named.get(id(func))
+        if known is not None and known[0]() is func:
+            return known[1]
+        name = function_name(func)
+        if is_exposed(func):
+            shipment = Shipment(name, exposed_name(func).encode(), EXPOSED)
+        else:
+            shipment = Shipment(name, name.encode(), quiet=is_quiet(func))
+        with contextlib.suppress(TypeError):
+            if len(self._named) > TABLE:
+                self._named.clear()
+            self._named[id(func)] = (weakref.ref(func), shipment)
+        return shipment
 
     def _remember(self, func: Any, shipment: Shipment, watch: _Watch | None) -> Shipment:
         key, known = id(func), self._known
@@ -105,8 +127,8 @@ class Shipper:
         return shipment if watch is None else self._remember(func, shipment, watch)
 
     def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
-        if getattr(func, "__aiograd_exposed__", False) is True:
-            return Shipment(name, f"{func.__module__}:{func.__qualname__}".encode(), EXPOSED)
+        if is_exposed(func):
+            return Shipment(name, exposed_name(func).encode(), EXPOSED)
         payload = encode_named(self._codec, func, Departure(to, "call"), "func")
         return self._by_content(func, name, payload.data)
 
@@ -257,10 +279,30 @@ def function_name(func: Any) -> str:
     return type(func).__name__
 
 
+def is_exposed(func: Any) -> bool:
+    """Whether it carries the mark itself: neither its class nor a `__getattr__` can lend it one."""
+    marks = getattr(func, "__dict__", None)
+    return isinstance(marks, dict) and marks.get("__aiograd_exposed__") is True
+
+
+def exposed_name(func: Any) -> str:
+    return f"{func.__module__}:{func.__qualname__}"
+
+
 def find_exposed(name: str) -> Any:
-    """The exposed function of that name, from modules that are already here; None if none is."""
+    """The exposed function of that name, from modules that are already here; None if none is.
+
+    Looks into the dictionaries of modules and classes only, so that finding runs no code, and
+    gives a function under its own name only.
+    """
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if getattr(found, "__aiograd_exposed__", False) is True else None
+        if not isinstance(found, types.ModuleType | type) or part.startswith("_"):
+            return None
+        found = vars(found).get(part)
+        if isinstance(found, types.ModuleType):
+            return None
+    if isinstance(found, staticmethod):
+        found = found.__func__
+    return found if is_exposed(found) and exposed_name(found) == name else None

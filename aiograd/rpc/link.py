@@ -33,6 +33,7 @@ from aiograd.wire.messages import (
     CREDIT,
     DEFINE,
     FAULT,
+    FLAT,
     FORGET,
     GOODBYE,
     ITEM,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 _log = logging.getLogger("aiograd")
+Handler = Callable[..., None]  # of one kind of message: flags, id, budget, target, body
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -105,13 +107,15 @@ class Link:
         self.callee = Callee(self)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
-        self._targets: dict[int, Target] = {0: agent.inside}  # functions the peer may name
+        self.restricted = agent.restricts(peer)  # plain data only, functions by name only
+        # Functions the peer may name.
+        self._targets: dict[int, Target] = {0: agent.refused if self.restricted else agent.inside}
         self._once = Once()
         self._inbox = Inbox()
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = self._last_written = 0
         self._goodbye = False
-        self._handlers: dict[int, Callable[[int, int, float, int, Any], None]] = {
+        self._handlers: dict[int, Handler] = {
             CALL: self._on_call,
             REQUEST: functools.partial(self._on_numbered, REQUEST),
             POST: functools.partial(self._on_numbered, POST),
@@ -125,6 +129,9 @@ class Link:
             PING: lambda flags, id, budget, target, body: None,
             GOODBYE: self._on_goodbye,
         }
+        if self.restricted:
+            for kind in (*NUMBERED, *ANSWERS):
+                self._handlers[kind] = functools.partial(self._plain, self._handlers[kind])
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
@@ -330,10 +337,16 @@ class Link:
         if self._once.fresh(id):
             self.callee.arrived(kind, flags, id, budget, self._target(target), body)
 
+    def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
+        """Over a restricted link: pass a message on if it is not a pickle."""
+        if flags & FLAT:
+            raise ProtocolError(f"{self.peer.name} sent a pickle where only plain data may travel")
+        handler(flags, *rest)
+
     def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if len(self._targets) > TABLE + 1:
             raise ProtocolError(f"{self.peer.name} defined too many functions")
-        self._targets[target] = self.agent.resolve(flags, bytes(body))
+        self._targets[target] = self.agent.resolve(flags, bytes(body), self.peer)
 
     def _on_forget(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if target:

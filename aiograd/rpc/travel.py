@@ -21,10 +21,11 @@ __all__ = ["Arrival", "Baggage", "Departure", "Keeper", "Traveller", "Travellers
 class Departure:
     """One message about to leave. `undo` is run, last first, if it never does."""
 
-    __slots__ = ("held", "kind", "scratch", "to", "undo")
+    __slots__ = ("held", "kind", "plain", "scratch", "to", "undo")
 
     def __init__(self, to: PeerInfo, kind: str, held: Any = None) -> None:
         self.to = to
+        self.plain = False  # only plain data can travel there: no classes, no functions
         self.kind = kind  # "call", "op", "remote", "reply", or the service's name
         self.held = held
         self.scratch: dict[Any, Any] = {}

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aiograd.wire.payload import Codec
+    from aiograd.wire.payload import Encoder
 
 _DEPTH = 32  # a path longer than this helps nobody
 
 
 def find_culprit(
-    codec: Codec, value: Any, departure: Any, name: str, error: Exception
+    codec: Encoder, value: Any, departure: Any, name: str, error: Exception
 ) -> tuple[str, str]:
     """The path of the innermost part that fails, and what it says."""
     seen: set[int] = set()
@@ -36,7 +36,7 @@ def find_culprit(
     return name, _describe(value, error)
 
 
-def _failure(codec: Codec, value: Any, departure: Any) -> Exception | None:
+def _failure(codec: Encoder, value: Any, departure: Any) -> Exception | None:
     try:
         codec.encode(value, departure)
     except Exception as error:

@@ -39,6 +39,8 @@ _INT, _FLOAT, _COMPLEX, _COUNT = (struct.Struct(f) for f in ("<q", "<d", "<dd", 
 class DataCodec:
     """Encodes and decodes plain data; the same face as `payload.Codec`."""
 
+    plain: Final = True  # nothing it reads can be code
+
     def __init__(self, travellers: Travellers) -> None:
         self.travellers = travellers
 

@@ -77,6 +77,15 @@ class Travellers:
         return self._by_tag[tag]
 
 
+class Encoder(Protocol):
+    """What `Codec` and the codec for plain data have in common."""
+
+    @property
+    def plain(self) -> bool: ...
+
+    def encode(self, value: Any, departure: Any) -> Payload: ...
+
+
 # What is being decoded in this context; set only while a payload with travellers is loaded.
 _arriving: ContextVar[tuple[Travellers, Any]] = ContextVar("aiograd_arriving")
 
@@ -92,6 +101,8 @@ copyreg.add_extension(__name__, "_arrive", 0x61670002)
 
 class Codec:
     """Encodes and decodes payloads for one worker. Re-entrant: a reducer may encode another one."""
+
+    plain: Final = False  # what it reads may run code
 
     def __init__(self, travellers: Travellers) -> None:
         self.travellers = travellers
@@ -222,7 +233,7 @@ def _refuse(pickler: _Pickler, value: Any) -> Any:
 # ── who was it ──────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_named(codec: Codec, value: Any, departure: Any, name: str) -> Payload:
+def encode_named(codec: Encoder, value: Any, departure: Any, name: str) -> Payload:
     """Encode, and say where the trouble sits if that fails.
 
     SerializationError passes as it is; so does what a traveller raises on purpose (any of our own
@@ -230,6 +241,11 @@ def encode_named(codec: Codec, value: Any, departure: Any, name: str) -> Payload
     """
     try:
         return codec.encode(value, departure)
+    except SerializationError as error:
+        if not codec.plain:
+            raise
+        path, _ = find_culprit(codec, value, departure, name, error)
+        raise SerializationError(path, error.what) from None
     except AiogradError:
         raise
     except RecursionError as error:

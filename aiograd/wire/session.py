@@ -7,8 +7,8 @@
                                          ◀──  PROOF_S  status, HMAC("server" ‖ status ‖ transcript)
 
 Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
-replay, the role labels stop reflection, and the transcript covers version, names and limits, so
-that nobody can change them on the way. A refusal is a closed connection and nothing else.
+replay, the role labels stop reflection, and the transcript covers version, names, limits and mode,
+so that nobody can change them on the way. A refusal is a closed connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
 """
@@ -31,6 +31,7 @@ HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
 
 ACCEPTED: Final = 1
+_RESTRICTED: Final = 1  # a mark in HELLO
 DUPLICATE: Final = 2  # authentic, but another connection between the two is already being used
 LOST: Final = 3  # authentic, but this start of the client was declared lost: it must not return
 
@@ -46,6 +47,7 @@ class Identity:
     max_message: int = 1 << 30
     max_inflight: int = 1024
     version: int = VERSION
+    restricted: bool = False  # no pickle over this connection, in either direction
 
     def hello(self, nonce: bytes) -> bytes:
         name = self.name.encode()
@@ -57,7 +59,7 @@ class Identity:
             len(name),
             name,
             self.rank,
-            0,
+            _RESTRICTED if self.restricted else 0,
             self.incarnation,
             self.max_message,
             self.max_inflight,
@@ -65,7 +67,7 @@ class Identity:
 
     @classmethod
     def from_hello(cls, data: bytes) -> Identity:
-        magic, version, _, cluster, length, name, rank, _, incarnation, message, inflight = (
+        magic, version, _, cluster, length, name, rank, marks, incarnation, message, inflight = (
             _HELLO.unpack(data)
         )
         if magic != _MAGIC or length > len(name):
@@ -74,7 +76,8 @@ class Identity:
             text = name[:length].decode()
         except UnicodeDecodeError:
             raise ProtocolError("the other side has no readable name") from None
-        return cls(text, rank, incarnation, cluster, message, inflight, version)
+        restricted = bool(marks & _RESTRICTED)
+        return cls(text, rank, incarnation, cluster, message, inflight, version, restricted)
 
 
 def derive_key(secret: bytes, cluster: bytes) -> bytes:

@@ -49,6 +49,7 @@ from aiograd.rpc.insist import insist
 from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.spans import RECORDER, recorded_call
 from aiograd.rpc.streams import Stream
 from aiograd.rpc.travel import Baggage, Departure, Keeper, Travellers
 from aiograd.rpc.verdict import Faults
@@ -242,6 +243,10 @@ class Agent:
         """Call `func` on another worker. What is known before sending is raised here.
 
         `future` is a fresh one of the caller's own kind to answer with."""
+        recorder = RECORDER.get()
+        if recorder is not None:
+            rest = {"timeout": timeout, "keep": keep, "frame": frame, "future": future}
+            return recorded_call(self, recorder, to, func, args, kwargs, **rest)
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)

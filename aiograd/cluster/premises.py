@@ -25,7 +25,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.transport import split_tcp
 
-__all__ = ["Premises", "private_folder"]
+__all__ = ["Premises", "is_listening", "private_folder"]
 
 LONGEST_PATH = 80  # characters of a folder for sockets: the kernel allows 107 in all
 LONGEST_PAUSE = 0.2  # seconds between two looks whether the coordinator is there, at most
@@ -220,6 +220,16 @@ def private_folder() -> str:
     return folder
 
 
+def is_listening(path: str) -> bool:
+    """Whether somebody accepts connections at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def _clear(path: str) -> None:
     """Remove a socket that nobody listens on any more; one that is in use is an error.
 
@@ -230,11 +240,7 @@ def _clear(path: str) -> None:
             return
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            return
-    raise RpcError(f"cannot listen at unix:{path}: another worker does (address in use)")
+    if is_listening(path):
+        raise RpcError(f"cannot listen at unix:{path}: another worker does (address in use)")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -13,13 +13,16 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiograd.cluster.plan import Plan
+from aiograd.cluster.premises import is_listening
 from aiograd.cluster.worker import Worker
 
 __all__ = ["main", "new_event_loop"]
@@ -39,10 +42,8 @@ def main() -> None:
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
     serving = loop.create_task(serve(plan))
-    watch = threading.Thread(
-        target=_watch, args=(lifeline, loop, serving.cancel), name="aiograd-lifeline", daemon=True
-    )
-    watch.start()
+    watch = partial(_watch, lifeline, plan, partial(loop.call_soon_threadsafe, serving.cancel))
+    threading.Thread(target=watch, name="aiograd-lifeline", daemon=True).start()
     code = 0
     try:
         loop.run_until_complete(serving)
@@ -71,13 +72,23 @@ def _take_lifeline() -> int:
     return lifeline
 
 
-def _watch(lifeline: int, loop: asyncio.AbstractEventLoop, stop: Callable[[], Any]) -> None:
+def _watch(lifeline: int, plan: Plan, stop: Callable[[], Any]) -> None:
     while os.read(lifeline, 1024):
         pass
+    if plan.coordinator is not None:
+        for address in plan.coordinator.addresses:
+            _remove_folder_of(address)
     with contextlib.suppress(RuntimeError):  # the loop is closed: it is ending anyway
-        loop.call_soon_threadsafe(stop)
+        stop()
     time.sleep(LAST_WORDS)
     os._exit(1)
+
+
+def _remove_folder_of(address: str) -> None:
+    """Remove the sockets of a parent that was killed, and could not do so itself."""
+    path = address.removeprefix("unix:")
+    if path != address and not is_listening(path):
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
 
 def _end(code: int) -> None:

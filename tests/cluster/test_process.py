@@ -376,7 +376,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", ["idle", "blocked"])
-async def test_workers_end_when_their_driver_is_killed(how):
+async def test_workers_end_when_their_driver_is_killed(how, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     driver = script(DRIVER.format(how=how))
     pids = [int(each) for each in (await line_of(driver)).split()]
     start = time.monotonic()
@@ -385,6 +386,7 @@ async def test_workers_end_when_their_driver_is_killed(how):
         await gone(each)
     assert time.monotonic() - start < 6.0
     await finish(driver)
+    assert os.listdir(tmp_path) == []
 
 
 async def test_an_interrupt_reaches_the_driver_only_and_ends_everything(tmp_path):

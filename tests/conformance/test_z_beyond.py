@@ -133,7 +133,7 @@ async def test_z_same_ctx_concurrent_backward(workers):
 
 async def test_z_backward_bound_by_rpc_timeout_has_a_time_of_its_own(workers):
     t = leaf()
-    async with workers(2, timeout=0.2), ag.context() as ctx:
+    async with workers(2, timeout=0.5), ag.context() as ctx:
         y = await ag.rpc_async("worker1", held, args=(t,))
         with pytest.raises(BackwardFailed) as caught:
             await ctx.backward(y.sum(), retain_graph=True, timeout=0.05)

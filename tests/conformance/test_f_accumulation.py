@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 
 import numpy as np
 import pytest
@@ -291,6 +293,25 @@ async def test_obs_debug_info(workers):
             while (await cluster["worker1"].call(ag.debug_info))["contexts"]:
                 await asyncio.sleep(0)
         assert ag.debug_info()["contexts"] == 0
+
+
+def own_leaf() -> ag.Tensor:
+    return ag.ones(3, 3, requires_grad=True)
+
+
+async def test_obs_profile_bwd_each_worker_tells_its_share_of_a_pass(workers):
+    async with workers(2), ag.context() as ctx:
+        y = await ag.rpc_async("worker1", own_leaf)
+        began = time.perf_counter()
+        await ctx.backward(y.sum())
+        whole = time.perf_counter() - began
+        picture = await ctx.graph()
+        labels = [node.label for node in picture.nodes]
+        assert labels.count("Send") == labels.count("Recv") == 1
+        shares = dict(re.findall(r"(driver|worker1) ([0-9.]+) ms", picture.title))
+        assert shares.keys() == {"driver", "worker1"}
+        assert 0 < ctx.seconds < whole
+        assert float(shares["worker1"]) / 1e3 < whole + 1e-4  # shown to a tenth of a millisecond
 
 
 def test_faulty_options_bwd():

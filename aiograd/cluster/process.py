@@ -87,8 +87,13 @@ def _watch(lifeline: int, plan: Plan, stop: Callable[[], Any]) -> None:
 def _remove_folder_of(address: str) -> None:
     """Remove the sockets of a parent that was killed, and could not do so itself."""
     path = address.removeprefix("unix:")
-    if path != address and not is_listening(path):
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    if path == address:
+        return
+    for _ in range(20):
+        if not is_listening(path):
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+            return
+        time.sleep(0.02)  # a dying process closes one thing after the other
 
 
 def _end(code: int) -> None:

@@ -172,8 +172,9 @@ class Owning:
             owned.forks.pop(fork, None)
             if never_created and not owned.making and not owned.ready:
                 self._give_up(fork)  # its creation is still on its way, or lost
-                if not owned.forks:
-                    owned.settle(None, RRefError("RRef creation was given up", self.me.name))
+                owned.given_up = True
+            if owned.given_up and not owned.forks and not owned.making:
+                owned.settle(None, RRefError("RRef creation was given up", self.me.name))
             self._free(owned)
 
     def reclaim(self, gone: Party) -> None:

@@ -65,6 +65,7 @@ class Owned:
         "doubt",
         "error",
         "forks",
+        "given_up",
         "id",
         "line",
         "local",
@@ -84,6 +85,7 @@ class Owned:
         self.trace: TracebackType | None = None  # of the error, as it came
         self.ready = False  # value or error is there
         self.making = False  # its function is here and has not ended
+        self.given_up = False  # its creator has given it back before the creation came
         self.local = 0  # references here that were given back before the creation came
         self.on_answered: list[Callable[[], None]] = []  # called once: our own creation ended
         self.doubt: Exception | None = None  # why the creator here gave up waiting

@@ -136,6 +136,7 @@ async def read_stream(actor: Actor) -> None:
     until = actor.random.choice((0, 3, 100, 100))
     options = actor.book.world.options
     entry = actor.begin("count", to, options.timeout * (numbers + 2))
+    entry.patient = True
     func: Any = functions.count
     args: tuple[Any, ...] = (entry.id, numbers, actor.random.choice((0.0, 0.0, 0.001, 0.05)))
     if actor.random.random() < 0.3:

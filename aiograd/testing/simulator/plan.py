@@ -28,6 +28,7 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
+REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,16 @@ def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
     return faults
 
 
+def _mail(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Single messages are lost or doubled: those that the library repeats, or runs only once."""
+    faults = []
+    for _ in range(rng.randint(2, 12)):
+        kind = rng.choice(("drop", "fail", "duplicate", "duplicate"))
+        message = rng.choice(MESSAGES if kind == "duplicate" else REPEATED)
+        faults.append(Fault(float(rng.randint(1, 8)), kind, rng.choice(names), on=message))
+    return faults
+
+
 def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
     """Clog one after the other, and let them go in another order."""
     faults = []
@@ -177,7 +188,7 @@ def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
 def _everything(rng: random.Random, names: list[str]) -> list[Fault]:
     return [
         fault
-        for profile in (_lazy, _wire, _deaths, _timely)
+        for profile in (_lazy, _wire, _deaths, _timely, _mail)
         for fault in profile(rng, names)
         if rng.random() < 0.5
     ]
@@ -190,5 +201,6 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "deaths": _deaths,
     "timely": _timely,
     "swizzle": _swizzle,
+    "mail": _mail,
     "everything": _everything,
 }

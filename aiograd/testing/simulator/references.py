@@ -16,7 +16,6 @@ from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.functions import Boom, enter, here
 from aiograd.testing.simulator.ledger import ANY, CallId, ledger
 
-
 PATIENCE = 60.0  # seconds; a release is repeated until the owner answers or is gone
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiograd.rpc.verdict import SEND, Verdict
+from aiograd.rpc.verdict import Verdict
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.actors import CALLS, Act, Actor
 from aiograd.testing.simulator.gradients import GRADIENTS
@@ -102,8 +102,7 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
 
 async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     def on_send(node: Node, kind: str, to: str) -> Verdict:
-        player.message(node.name, kind)
-        return SEND
+        return player.message(node.name, kind)
 
     world.on_send = on_send
     await world.start(plan.names)

@@ -6,6 +6,7 @@ fewer of them.
     cut, cut_one_way           bytes do not get through, both ends keep their connection
     reset, reset_after, close  a connection ends at once, after so many bytes, or in one direction
     refuse, clog               nobody can connect; everything comes late
+    drop, fail, duplicate      a single message vanishes, cannot be sent, or arrives twice
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.testing.simulator.world import World
 
 
@@ -41,6 +43,7 @@ class Fault:
 HARMFUL: Final = frozenset(
     {"crash", "vanish", "restart", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse"}
 )
+VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
 
 
@@ -134,9 +137,13 @@ class Harm:
         self.nodes: set[str] = set()  # workers that anybody may have lost
         self.pairs: set[frozenset[str]] = set()  # who may have lost whom
         self.any = False
+        self.kinds: set[str] = set()
+        self._everyone = False  # anybody may have lost anybody
 
     def note(self, fault: Fault) -> None:
         self.any = True
+        self.kinds.add(fault.kind)
+        self._everyone = self._everyone or fault.kind == "refuse"
         if fault.kind not in HARMFUL and (fault.kind != "pause" or fault.seconds < HANDSHAKE):
             return
         if fault.b:
@@ -150,11 +157,11 @@ class Harm:
 
     def may_lose(self, name: str) -> bool:
         """Whether somebody may have lost this worker."""
-        return name in self.nodes or any(name in pair for pair in self.pairs)
+        return self._everyone or name in self.nodes or any(name in pair for pair in self.pairs)
 
     def between(self, a: str, b: str) -> bool:
         """Whether these two may have lost each other."""
-        return bool({a, b} & self.nodes) or frozenset({a, b}) in self.pairs
+        return self._everyone or bool({a, b} & self.nodes) or frozenset({a, b}) in self.pairs
 
 
 class Player:
@@ -180,13 +187,20 @@ class Player:
         """From now on nothing goes wrong any more."""
         self._triggered.clear()
 
-    def message(self, name: str, kind: str) -> None:
-        """A message of this kind is about to leave a node."""
+    def message(self, name: str, kind: str) -> Verdict:
+        """A message of this kind is about to leave a node: what becomes of it."""
         if not self._triggered:
-            return
+            return SEND
+        verdict = SEND
         count = self._seen[name, kind] = self._seen.get((name, kind), 0) + 1
         for fault in [f for f in self._triggered if (f.a, f.on, f.at) == (name, kind, count)]:
             self._triggered.remove(fault)
+            if fault.kind in VERDICTS:
+                self.harm.note(fault)
+                self.world.trace("fault", str(fault))
+                verdict = VERDICTS[fault.kind]
+                continue
             # After the callback that sends it, and sometimes after the bytes have left.
             later = 0.0 if fault.amount else 0.002
             self.world.loop.call_later(later, self.happen, fault, context=self.world.context)
+        return verdict

@@ -1,0 +1,22 @@
+"""A creation that its creator gave up does not leave room behind, whoever else was told of it."""
+
+from __future__ import annotations
+
+from aiograd.rref.owning import Owning
+from aiograd.rref.records import BY_CREATOR, Party
+
+OWNER, CREATOR, FRIEND = (Party(name, n, bytes([n]) * 16) for n, name in enumerate("abc"))
+REF, FORK, CHILD = (1, 1, 0), (1, 1, 1), (1, 1, 2)
+
+
+def test_the_last_fork_takes_an_unmade_value_with_it():
+    owning = Owning(OWNER)
+    woken = []
+    owning.request(FRIEND.incarnation, 0, 0, [(REF, CHILD, BY_CREATOR)])
+    owned = owning.look_up(FRIEND, REF, CHILD, BY_CREATOR)
+    owned.waiters[FRIEND] = lambda: woken.append(owned.error)
+    owning.release([(REF, FORK, True)])  # the creator timed out before its call had left
+    assert REF in owning.owners
+    owning.release([(REF, CHILD, False)])
+    assert "given up" in str(woken[0])
+    assert not owning.owners

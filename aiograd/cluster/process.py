@@ -44,23 +44,25 @@ def main() -> None:
     serving = loop.create_task(serve(plan))
     watch = partial(_watch, lifeline, plan, partial(loop.call_soon_threadsafe, serving.cancel))
     threading.Thread(target=watch, name="aiograd-lifeline", daemon=True).start()
-    code = 0
+    code, dismissed = 0, False
     try:
-        loop.run_until_complete(serving)
+        dismissed = loop.run_until_complete(serving)
     except asyncio.CancelledError:
         code = 1  # the parent is gone
     except Exception:
         code = 1
         sys.excepthook(*sys.exc_info())
+    if not dismissed:
+        _remove_sockets(plan)
     _end(code)
 
 
-async def serve(plan: Plan) -> None:
-    """Be a worker until dismissed, or until the coordinator is gone."""
+async def serve(plan: Plan) -> bool:
+    """Be a worker until dismissed, or until the coordinator is gone; tells which."""
     worker = Worker.planned(plan)
     await worker.start()
     worker.make_current()
-    await worker.serve()
+    return await worker.serve()
 
 
 def _take_lifeline() -> int:
@@ -75,25 +77,22 @@ def _take_lifeline() -> int:
 def _watch(lifeline: int, plan: Plan, stop: Callable[[], Any]) -> None:
     while os.read(lifeline, 1024):
         pass
-    if plan.coordinator is not None:
-        for address in plan.coordinator.addresses:
-            _remove_folder_of(address)
+    _remove_sockets(plan)
     with contextlib.suppress(RuntimeError):  # the loop is closed: it is ending anyway
         stop()
     time.sleep(LAST_WORDS)
     os._exit(1)
 
 
-def _remove_folder_of(address: str) -> None:
+def _remove_sockets(plan: Plan) -> None:
     """Remove the sockets of a parent that was killed, and could not do so itself."""
-    path = address.removeprefix("unix:")
-    if path == address:
-        return
-    for _ in range(20):
-        if not is_listening(path):
-            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-            return
-        time.sleep(0.02)  # a dying process closes one thing after the other
+    addresses = plan.coordinator.addresses if plan.coordinator is not None else ()
+    for path in [each.removeprefix("unix:") for each in addresses if each.startswith("unix:")]:
+        for _ in range(20):
+            if not is_listening(path):
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+                break
+            time.sleep(0.02)  # a dying process closes one thing after the other
 
 
 def _end(code: int) -> None:

@@ -207,13 +207,14 @@ class Worker:
     ) -> None:
         await self.close(graceful=kind is None)
 
-    async def serve(self) -> None:
-        """Stay until the coordinator dismisses this worker, or is gone; then close."""
+    async def serve(self) -> bool:
+        """Stay until the coordinator dismisses this worker (True), or is gone; then close."""
         graceful, timeout = False, None
         try:
             graceful, timeout = await asyncio.shield(self.members.dismissed)
         finally:
             await self.close(graceful, timeout)
+        return graceful
 
     # ── going ───────────────────────────────────────────────────────────────────────────────────
 

@@ -219,10 +219,7 @@ class Caller:
         if future is None:
             return self._drop(flags, body)
         future._caller = None
-        bucket = future._bucket
-        if bucket is not None:
-            del bucket[future]
-            future._bucket = None
+        bucket, future._bucket = future._bucket, None
         if self.waiting:
             self.proceed()
         try:
@@ -242,6 +239,9 @@ class Caller:
         except Exception as error:
             fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
             return
+        finally:
+            if bucket is not None:  # not earlier: an empty bucket may be dropped
+                bucket.pop(future, None)
         if future._stream is not None:
             future._stream.ended(None)
         if not future.done():

@@ -1,8 +1,8 @@
 """One timer for all deadlines of a worker.
 
-A loop timer per call costs more than the call, so deadlines are collected in buckets of `STEP`
-seconds, and a bucket that is reached tells everything still in it: up to one step late, never
-early.
+A loop timer per call costs more than the call, so deadlines are collected in buckets, and a bucket
+that is reached tells everything still in it: up to one step late, never early. Deadlines far away
+share wider buckets. Most calls end long before, so buckets found empty are dropped again soon.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections import deque
 from typing import Protocol
 
-STEP = 0.02  # a tenth of the lateness that callers are promised
+STEP = 0.02  # seconds; how late a near deadline may be told
+_WIDE = 8  # steps: how late a far one may be; within what callers are promised
+_FAR = 2.0  # seconds from now
 
 
 class Expiring(Protocol):
@@ -27,27 +30,37 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._buckets: dict[int, Bucket] = {}
-        self._order: list[int] = []
+        self._time = loop.time
+        self._buckets: dict[int, Bucket] = {}  # by the step at whose end they are reached
+        self._order: list[int] = []  # a heap of those steps, some of dropped buckets
+        self._recent: deque[int] = deque(maxlen=8)
         self._timer: asyncio.TimerHandle | None = None
         self._armed = math.inf
 
     def bucket(self, deadline: float) -> Bucket:
         """The bucket of a finite deadline (loop time)."""
         number = int(deadline / STEP) + 1
+        if deadline - self._time() > _FAR:
+            number += -number % _WIDE
         bucket = self._buckets.get(number)
-        if bucket is None:
-            bucket = self._buckets[number] = {}
-            heapq.heappush(self._order, number)
-            if number < self._armed:
-                self._arm(number)
-        return bucket
+        return self._make(number) if bucket is None else bucket
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._buckets.clear()
         self._order.clear()
+
+    def _make(self, number: int) -> Bucket:
+        for other in self._recent:
+            if self._buckets.get(other) == {}:
+                del self._buckets[other]
+        bucket = self._buckets[number] = {}
+        self._recent.append(number)
+        heapq.heappush(self._order, number)
+        if number < self._armed:
+            self._arm(number)
+        return bucket
 
     def _arm(self, number: int) -> None:
         if self._timer is not None:
@@ -57,9 +70,9 @@ class Deadlines:
 
     def _reached(self) -> None:
         self._timer, self._armed = None, math.inf
-        now = int(self._loop.time() / STEP + 1e-6)
-        while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
-            bucket = self._buckets.pop(heapq.heappop(self._order))
+        now = int(self._time() / STEP + 1e-6)
+        while self._order and (self._order[0] <= now or not self._buckets.get(self._order[0])):
+            bucket = self._buckets.pop(heapq.heappop(self._order), {})
             for thing in list(bucket):
                 if bucket.pop(thing, self) is None:
                     thing.expire()

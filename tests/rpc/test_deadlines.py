@@ -50,3 +50,31 @@ async def test_nothing_is_armed_without_deadlines():
     deadlines = Deadlines(asyncio.get_running_loop())
     assert deadlines._timer is None
     deadlines.close()
+
+
+async def test_calls_that_end_soon_leave_no_buckets():
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    for i in range(2000):  # a minute of calls, each over at once
+        bucket = deadlines.bucket(loop.time() + 60 + i * 0.03)
+        thing = Thing(loop)
+        bucket[thing] = None
+        del bucket[thing]
+    assert len(deadlines._buckets) <= 2
+    assert len(deadlines._order) < 500
+    kept = Thing(loop)
+    deadlines.bucket(loop.time() + 0.05)[kept] = None
+    await kept.reached
+    deadlines.close()
+
+
+async def test_far_deadlines_are_still_told_in_time():
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    for seconds in (0.5, 2.5, 59.0):
+        at = loop.time() + seconds
+        thing = Thing(loop)
+        deadlines.bucket(at)[thing] = None
+        (number,) = [n for n, b in deadlines._buckets.items() if thing in b]
+        assert 0 <= number * STEP - at < 0.2
+    deadlines.close()

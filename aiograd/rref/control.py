@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.partners import Partners
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.records import (
     Held,
@@ -49,6 +50,7 @@ class Control:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.protocol = Protocol(Party(agent.name, agent.rank, agent.incarnation))
+        self.partners = Partners(self.protocol)
         self._parties = {agent.incarnation: self.protocol.me}  # everybody met so far
         self._dropped: deque[Held | Owned] = deque()  # by finalizers, in any thread
         self._waking = False  # a flush is on its way
@@ -173,17 +175,23 @@ class Control:
     # ── being told ──────────────────────────────────────────────────────────────────────────
 
     def _on_fork(self, sender: PeerInfo, number: int, low: int, forks: bytes) -> bytes:
-        counts = self.protocol.requested(self.heard(sender), number, low, unpack_forks(forks))
-        return bytes(counts)
+        party, told = self.heard(sender), list(unpack_forks(forks))
+        if self.agent.restricts(sender):
+            self.partners.may_claim(party, told)
+        return bytes(self.protocol.requested(party, number, low, told))
 
     def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
-        self.heard(sender)
-        self.protocol.accepted(unpack_ids(forks))
+        party, told = self.heard(sender), list(unpack_ids(forks))
+        if self.agent.restricts(sender):
+            self.partners.may_confirm(party, told)
+        self.protocol.accepted(told)
         self.soon()
 
     def _on_release(self, sender: PeerInfo, releases: bytes) -> None:
-        self.heard(sender)
-        self.protocol.released(unpack_forks(releases))
+        party, told = self.heard(sender), list(unpack_forks(releases))
+        if self.agent.restricts(sender):
+            self.partners.may_give_back(party, told)
+        self.protocol.released(told)
         self.changed()
 
     def _on_audit(self, sender: PeerInfo, forks: bytes) -> bytes:

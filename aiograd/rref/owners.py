@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
     DeadlineExceeded,
+    NotAllowed,
     OwnerLost,
     RemoteError,
     RRefError,
@@ -31,7 +32,17 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
-from aiograd.rref.records import NOWHERE, Held, Owned, Place, Use, again, pack_fork, unpack_fork
+from aiograd.rref.records import (
+    NOWHERE,
+    Held,
+    Owned,
+    Party,
+    Place,
+    Use,
+    again,
+    pack_fork,
+    unpack_fork,
+)
 from aiograd.rref.serving import BackwardHook, Serving
 
 if TYPE_CHECKING:
@@ -80,6 +91,8 @@ class RRefs:
         agent, protocol = self.agent, self.protocol
         owner = self.control.party(agent.directory.find(to))
         line: Place = (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
+        if agent.restricts(agent.link(to).peer):
+            line = NOWHERE  # our paths are nothing to a partner
         made: Owned | Held
         if owner is protocol.me:
             made = protocol.create_here(line)
@@ -129,7 +142,9 @@ class RRefs:
     def expect(self, sender: PeerInfo, token: Any) -> None:
         data, file, line = token
         ref_id, fork, _ = unpack_fork(data)
-        self.control.heard(sender)
+        creator = self.control.heard(sender)
+        if ref_id[1] != creator.stamp or fork[1] != creator.stamp:
+            raise NotAllowed("a value is created under an id of its creator", self.agent.name)
         self.protocol.owning.expect(sender.incarnation, ref_id, fork, (file, line))
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
@@ -159,14 +174,21 @@ class RRefs:
 
     def depart(self, rref: RRef, departure: Departure) -> Any:
         to = self.control.party(departure.to)
-        data = self.control.on_loop(self._depart, rref, to)
+        data = self.control.on_loop(self._depart, rref, to, departure.plain)
         departure.undo.append(functools.partial(self._undo, data))
         return data
 
-    def _depart(self, rref: RRef, to: Any) -> Any:
-        data = self.protocol.depart(self.usable(rref), to)
+    def _depart(self, rref: RRef, to: Any, plain: bool = False) -> Any:
+        ref = self.usable(rref)
+        if plain or (isinstance(ref, Held) and self._is_partner(ref.owner)):
+            self.control.partners.may_send(ref, to)
+        data = self.protocol.depart(ref, to)
         self.control.watch()
         return data
+
+    def _is_partner(self, party: Party) -> bool:
+        peer = self.agent.directory.get(party.name)
+        return peer is not None and self.agent.restricts(peer)
 
     def _undo(self, data: Any) -> None:
         def undo() -> None:
@@ -179,11 +201,19 @@ class RRefs:
             self.agent.from_thread(undo)
 
     def arrive(self, data: Any, arrival: Arrival) -> RRef:
-        ref = self.protocol.arrive(data, self.control.heard(arrival.sender))
-        self.control.soon()
+        ref = self.receive(data, arrival.sender)
         if isinstance(ref, Held) and ref.use is Use.CONFIRMING:
             arrival.waits.append(self._confirmation(ref))
         return self._wrap(self, ref)
+
+    def receive(self, data: Any, sender: PeerInfo) -> Owned | Held:
+        """Take in a reference that a message brought."""
+        party = self.control.heard(sender)
+        if self.agent.restricts(sender):
+            self.control.partners.may_bring(party, data)
+        ref = self.protocol.arrive(data, party)
+        self.control.soon()
+        return ref
 
     def _confirmation(self, held: Held) -> asyncio.Future[None]:
         """What a function that was given this reference waits for."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from aiograd.errors import ProtocolError
 from aiograd.rpc import calls
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, block_on
@@ -53,8 +54,9 @@ class SubjectTraveller:
         if isinstance(data, bytes):
             owned = refs.serving.found(arrival.sender, data)
         else:
-            found = refs.protocol.arrive(data, refs.control.heard(arrival.sender))
-            assert isinstance(found, Owned)
+            found = refs.receive(data, arrival.sender)
+            if not isinstance(found, Owned):
+                raise ProtocolError("a method is called where its object is", arrival.sender.name)
             owned = found
         if not owned.ready:
             arrival.waits.append(refs.serving.later(owned))
@@ -163,6 +165,6 @@ class RemoteProxy(_Proxy):
             return
         if asyncio._get_running_loop() is not None:
             return  # the new reference will say it
-        has = rref._refs.ask(rref, "rref.has", name, timeout=self._timeout)
-        if not block_on(rref._refs.agent, has):
+        refs = rref._refs
+        if not block_on(refs.agent, refs.ask(rref, "rref.has", name, timeout=self._timeout)):
             raise AttributeError(f"the value on {ref.owner.name} has no attribute {name!r}")

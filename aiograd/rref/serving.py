@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import RRefError
+from aiograd.errors import NotAllowed, RRefError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.control import Control
-from aiograd.rref.records import Owned, unpack_fork
+from aiograd.rref.records import Owned, again, unpack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -32,27 +32,36 @@ class Serving:
         self._agent = agent
         self._control = control
         self.backward_hook: BackwardHook | None = None  # set by the autograd layer
+        self.context_guard: Callable[[PeerInfo, int], None] | None = None  # so is this; may refuse
         for name in ("fetch", "type", "created", "has", "backward"):
             agent.services[f"rref.{name}"] = getattr(self, f"_on_{name}")
 
     def found(self, sender: PeerInfo, fork: bytes) -> Owned:
         """What a user may use by this fork, ready or not."""
-        sender_party = self._control.heard(sender)
-        return self._control.protocol.look_up(sender_party, *unpack_fork(fork))
+        party, (ref_id, fork_id, known) = self._control.heard(sender), unpack_fork(fork)
+        if self._agent.restricts(sender):
+            self._control.partners.may_use(party, ref_id, fork_id)
+        return self._control.protocol.look_up(party, ref_id, fork_id, known)
 
     def later(
-        self, owned: Owned, look: Callable[[Owned], Any] = Owned.result
+        self, owned: Owned, look: Callable[[Owned], Any] = lambda owned: owned.value
     ) -> asyncio.Future[Any]:
-        """A future of the value, or of something about it; without a deadline of its own."""
+        """A future of the value, or of something about it; without a deadline of its own.
+
+        If there is no value, `look` is not asked: the error is the answer.
+        """
         future: asyncio.Future[Any] = self._agent.loop.create_future()
 
         def ready() -> None:
             if future.done():
                 return
+            if owned.error is not None:  # not raised: its traceback would hold this future
+                future.set_exception(again(owned.error, owned.trace))
+                return
             try:
                 future.set_result(look(owned))
-            except Exception as error:
-                future.set_exception(error)
+            except Exception as error:  # of a property of the value, say
+                future.set_exception(error.with_traceback(None))
 
         if owned.ready:
             ready()
@@ -75,20 +84,25 @@ class Serving:
         return owned.result() if owned.ready else self.later(owned)
 
     def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
-        return self.later(self.found(sender, fork), lambda owned: type(owned.result()))
+        self._not_for_partners(sender)
+        return self.later(self.found(sender, fork), lambda owned: type(owned.value))
 
     def _on_created(self, sender: PeerInfo, fork: bytes) -> Any:
-        return self.later(self.found(sender, fork), _raise_its_error)
+        return self.later(self.found(sender, fork), lambda owned: None)
 
     def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
-        return self.later(self.found(sender, fork), lambda owned: hasattr(owned.result(), name))
+        self._not_for_partners(sender)
+        return self.later(self.found(sender, fork), lambda owned: hasattr(owned.value, name))
+
+    def _not_for_partners(self, sender: PeerInfo) -> None:
+        """Types are code, and looking for an attribute may run some."""
+        if self._agent.restricts(sender):
+            raise NotAllowed("a partner may fetch a value, not look at its type", self._agent.name)
 
     async def _on_backward(
         self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool
     ) -> None:
-        value = await self.later(self.found(sender, fork))
-        await self.backward(value, context_id, retain_graph)
-
-
-def _raise_its_error(owned: Owned) -> None:
-    owned.result()
+        owned = self.found(sender, fork)
+        if self.context_guard is not None:
+            self.context_guard(sender, context_id)
+        await self.backward(await self.later(owned), context_id, retain_graph)

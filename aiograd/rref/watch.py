@@ -31,6 +31,9 @@ class Watch:
     def __len__(self) -> int:
         return len(self._stages)
 
+    def __contains__(self, fork: RefId) -> bool:
+        return fork in self._stages
+
     def add(self, fork: RefId, holder: bytes) -> None:
         self._stages[fork] = (holder, _SENT)
 

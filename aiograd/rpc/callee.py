@@ -240,8 +240,8 @@ class Callee:
 
     async def _wait_and_run(self, incoming: Incoming, waits: list[asyncio.Future[Any]]) -> None:
         try:
-            for each in waits:
-                await each
+            while waits:  # none is held on to: the traceback of its error would hold it in turn
+                await waits.pop(0)
         except asyncio.CancelledError as error:
             self._fail(incoming, error)
             raise
@@ -303,13 +303,16 @@ class Callee:
             self._fail(incoming, error)
         else:
             self.succeed(incoming, value)
+        finally:
+            incoming.args, incoming.kwargs = (), None  # an error's traceback holds this frame
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
         if incoming.abandoned:
             self.abandoned -= 1
-        if incoming.error is not None:
-            self._fail(incoming, incoming.error)
+        error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn
+        if error is not None:
+            self._fail(incoming, error)
         elif incoming.abandoned and not incoming.kept:
             self._forget(incoming)
             if unfinished(incoming.value):
@@ -439,7 +442,10 @@ class Callee:
 
 
 async def _itself(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    finally:
+        del awaitable  # a failed future, its error, the traceback and this frame: no circle
 
 
 def unfinished(value: Any) -> bool:

@@ -314,8 +314,8 @@ class _Late:
 async def _settle(future: Future[Any], value: Any, waits: list[asyncio.Future[Any]]) -> None:
     """End a reply when everything it brought may be used."""
     try:
-        for each in waits:
-            await each
+        while waits:
+            await waits.pop(0)
     except asyncio.CancelledError:
         fail(future, WorkerClosed("closed while a result was arriving"))
         raise

@@ -15,6 +15,7 @@ from aiograd.errors import RemoteError
 from aiograd.rpc import plain_faults
 from aiograd.rpc.plain_faults import text_of as _text
 from aiograd.rpc.plain_faults import type_name as _type_name
+from aiograd.rpc.travel import Departure
 from aiograd.wire.data import DataCodec
 
 if TYPE_CHECKING:
@@ -76,15 +77,18 @@ def _describe(codec: Codec, error: BaseException, departure: Any, seen: set[int]
 def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) -> bytes | None:
     if (not isinstance(error, Exception) or isinstance(error, _NEVER)) and not group:
         return None
+    trial = Departure(departure.to, departure.kind)  # undone unless the bytes are used
     try:
         value: Any = (
             (type(error), error.message) if isinstance(error, BaseExceptionGroup) else error
         )
-        payload = codec.encode(value, departure)
+        payload = codec.encode(value, trial)
         if payload.travelled or payload.buffers:
+            trial.cancel()
             return None  # an error that carries tensors or references travels as text
         return payload.data
     except Exception:
+        trial.cancel()
         return None
 
 

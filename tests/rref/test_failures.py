@@ -13,6 +13,7 @@ import pytest
 from aiograd.errors import (
     DeadlineExceeded,
     OwnerLost,
+    RemoteError,
     RRefError,
     RRefExpired,
     RRefLeak,
@@ -21,9 +22,10 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options
+from aiograd.rpc.travel import Departure
 from aiograd.rpc.verdict import SEND, Verdict
 from aiograd.rref import RRef, attach, remote
-from aiograd.rref.records import Held, Party
+from aiograd.rref.records import Held
 
 CONTROL = ("rref.fork", "rref.accept", "rref.release")
 
@@ -169,6 +171,77 @@ async def test_fi_fetch_delayed(workers: Any) -> None:
         await w.at_rest()
 
 
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def fail_in_a_thread(rref: RRef) -> None:
+    raise ValueError("no")
+
+
+async def fail_on_the_loop(rref: RRef) -> None:
+    await rref
+    raise ValueError("no")
+
+
+async def fail_with_it(rref: RRef) -> None:
+    raise ValueError("no", rref)
+
+
+class Failing:
+    def method(self, rref: RRef) -> None:
+        raise ValueError("no")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "odd":
+            raise ValueError("no")
+        raise AttributeError(name)
+
+
+@pytest.fixture
+def no_collector() -> Any:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("function", [fail_in_a_thread, fail_on_the_loop, fail_with_it])
+@pytest.mark.parametrize("to", ["worker1", "worker2"])
+async def test_a_failed_call_lets_go_of_its_references(
+    workers: Any, function: Any, to: str
+) -> None:
+    async with workers(3) as w:
+        rref = remote("worker1", add, args=(1,))
+        with pytest.raises((ValueError, RemoteError)):
+            await rpc_async(to, function, args=(rref,))
+        kept = remote(to, function, args=(rref,))
+        with pytest.raises((ValueError, RemoteError)):
+            await kept
+        with pytest.raises((ValueError, RemoteError)):
+            await kept.future()
+        del rref, kept
+        await w.at_rest()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_failed_proxy_calls_let_go_of_their_references(workers: Any) -> None:
+    async with workers(2) as w:
+        rref, argument = remote("worker1", Failing), RRef(1)
+        with pytest.raises(ValueError, match="no"):
+            await rref.rpc_async().method(argument)
+        with pytest.raises(ValueError, match="no"):
+            await rref.remote().method(argument)
+        with pytest.raises(ValueError, match="no"):
+            await asyncio.to_thread(rref.rpc_sync().method, argument)
+        with pytest.raises(AttributeError):
+            await rref.remote().nothing(argument)
+        with pytest.raises(ValueError, match="no"):
+            await asyncio.to_thread(rref.remote().odd, argument)
+        del rref, argument
+        await w.at_rest()
+
+
 # ── death ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -292,9 +365,7 @@ async def test_a_restarted_owner_is_not_taken_for_the_old_one(workers: Any) -> N
 async def test_a_fork_that_was_thrown_away_on_arrival_is_given_up(workers: Any) -> None:
     async with workers(2, options=Options(lease=0.05)) as w:
         rref = RRef("x")
-        holder = Party("worker1", 1, w.agents[1].incarnation)
-        w[0].control.party(w.agents[1].info)
-        w[0]._depart(rref, holder)  # the message is lost where it arrives
+        w[0].depart(rref, Departure(w.agents[1].info, "call"))  # lost on arrival
         assert w[0].counters()["owner_rrefs"] == 1
         await w[0].control.rest()
 
@@ -373,8 +444,7 @@ async def test_what_a_dead_worker_held_is_not_our_leak(workers: Any) -> None:
 
 async def test_shutdown_does_not_wait_for_a_message_thrown_away(workers: Any) -> None:
     async with workers(2, options=Options(strict_leaks=True)) as w:
-        w[0].control.party(w.agents[1].info)
-        w[0]._depart(RRef("x"), Party("worker1", 1, w.agents[1].incarnation))
+        w[0].depart(RRef("x"), Departure(w.agents[1].info, "call"))
         assert await settle_all(w) == [None, None]
 
 

@@ -200,7 +200,10 @@ class Op:
 
     def _plan(self, parents: tuple[Node | None, ...]) -> tuple[bool, tuple[int, ...]]:
         """What to keep, given which arguments want a gradient."""
-        active = tuple([parent is not None for parent in parents])
+        if len(parents) == 2:
+            active: Any = (parents[0] is not None, parents[1] is not None)
+        else:
+            active = tuple([parent is not None for parent in parents])
         plan = self._plans.get(active)
         if plan is None:
             plan = self._plans[active] = self._make_plan(active)
@@ -234,7 +237,9 @@ class Op:
         saved: list[Any] = []
         versions: list[int] | None = None
         for position, use in enumerate(uses):
-            if use == VALUE:
+            if use == NOTHING:
+                saved.append(None)
+            elif use == VALUE:
                 arg = args[position]
                 if isinstance(arg, Tensor):
                     if arg._leaf:
@@ -244,10 +249,8 @@ class Op:
                         versions = versions or [0] * len(uses)
                         versions[position] = cell[0]
                 saved.append(arg)
-            elif use == SHAPE:
-                saved.append(Meta(raw[position]))
             else:
-                saved.append(None)
+                saved.append(Meta(raw[position]))
         return saved, None if versions is None else tuple(versions)
 
     def _wrap_all(
@@ -292,37 +295,47 @@ class Op:
         saved = node.saved
         if saved is None:
             raise freed(self.name)
-        y, *args = saved
-        if self.saves:
-            if y is not None:
-                if node.cell is not None and node.cell[0]:
-                    raise modified(self.name)
-                if create_graph:
-                    y = wrap(y, node)
-            versions = node.versions
-            for position, arg in enumerate(args):
-                if isinstance(arg, Tensor):
-                    cell = arg._cell
-                    if cell is not None and cell[0] != (versions[position] if versions else 0):
-                        raise modified(self.name)
-                    if not create_graph:
-                        args[position] = arg.data
-        kwargs, parents = node.kwargs, node.parents
+        values = self._restored(node, saved, create_graph) if self.saves else saved
+        kwargs, parents, rules = node.kwargs, node.parents, self.rules
         if self.each is not None:
-            each = self.each
+            each, (y, *args) = self.each, values
             return [
                 None if parent is None else each(g, y, i, *args, **kwargs)
                 for i, parent in enumerate(parents)
             ]
         if len(parents) == 1:  # then it is the one that wants a gradient
-            rule = self.rules[0]
-            return (None,) if rule is None else (rule(g, y, *args, **kwargs),)
+            rule = rules[0]
+            if rule is None:
+                return (None,)
+            return (rule(g, *values, **kwargs) if kwargs else rule(g, *values),)
         found: list[Any] = []
-        for parent, rule in zip(parents, self.rules, strict=False):
-            wanted = parent is not None and rule is not None
-            found.append(rule(g, y, *args, **kwargs) if wanted else None)  # type: ignore[misc]
+        for parent, rule in zip(parents, rules, strict=False):
+            if parent is None or rule is None:
+                found.append(None)
+            else:
+                found.append(rule(g, *values, **kwargs) if kwargs else rule(g, *values))
         missing = len(parents) - len(found)  # arguments without a rule
         return found + [None] * missing if missing else found
+
+    def _restored(self, node: OpNode, saved: tuple[Any, ...], create_graph: bool) -> list[Any]:
+        """The saved result and arguments, after a look at their versions."""
+        values = list(saved)
+        y = saved[0]
+        if y is not None:
+            if node.cell is not None and node.cell[0]:
+                raise modified(self.name)
+            if create_graph:
+                values[0] = wrap(y, node)
+        versions = node.versions
+        for position in range(1, len(saved)):
+            arg = saved[position]
+            if isinstance(arg, Tensor):
+                cell = arg._cell
+                if cell is not None and cell[0] != (versions[position - 1] if versions else 0):
+                    raise modified(self.name)
+                if not create_graph:
+                    values[position] = arg.data
+        return values
 
     def joint_gradients(self, node: JointOpNode, gs: list[Any], create_graph: bool) -> Any:
         """Run the one rule of an operation with several outputs."""

@@ -1,39 +1,78 @@
-"""`python -m aiograd.testing.simulator SEED [--count N] [--trace] [--shrink]`: replay seeds."""
+"""Replay seeds: `python -m aiograd.testing.simulator SEED [--count N] [--trace] [--shrink]`.
+
+Prints what failed, with its faults and the last events before the failure; `--bug NAME` (or `all`)
+plants a bug and says how many seeds it took to find it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 
+from aiograd.testing.simulator.bugs import BUGS, planted
 from aiograd.testing.simulator.plan import make_plan
-from aiograd.testing.simulator.run import run
+from aiograd.testing.simulator.run import Report, run
+from aiograd.testing.simulator.shrink import shrink
 
 
 def _say(*words: object) -> None:
     sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m aiograd.testing.simulator")
     parser.add_argument("seed", type=int)
-    parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--count", type=int, default=1, help="so many seeds from SEED on")
+    parser.add_argument("--trace", action="store_true", help="print every event")
+    parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
+    parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
     args = parser.parse_args()
-    failed = 0
-    begin = time.perf_counter()
+    if args.bug is not None:
+        return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.seed, args.count)
+    failed, begin = 0, time.perf_counter()
     for seed in range(args.seed, args.seed + args.count):
         report = run(make_plan(seed), trace=args.trace)
-        if not report.ok or args.count == 1:
-            _say(report)
         if not report.ok:
             failed += 1
-        if args.trace or (not report.ok and args.count == 1):
-            _say("\n".join(report.trace))
-        if args.count == 1:
-            _say(report.digest, report.outcomes)
+            _tell(shrink(report.plan) if args.shrink else report)
+        elif args.count == 1:
+            _say(report)
+            _say(f"  trace {report.digest}  outcomes {report.outcomes}")
+            if args.trace:
+                _say("\n".join(report.trace))
     _say(f"{args.count} seeds, {failed} failed, {time.perf_counter() - begin:.1f} s")
     return bool(failed)
+
+
+def _tell(report: Report) -> None:
+    _say(report)
+    _say("\n".join(report.trace))
+    _say(f"commit {_commit()}, trace {report.digest}")
+
+
+def _hunt(names: list[str], seed: int, count: int) -> int:
+    missed = 0
+    for name in names:
+        with planted(name) as bug:
+            for tried in range(count):
+                report = run(make_plan(seed + tried))
+                if not report.ok:
+                    _say(f"{name}: {bug.text}: seed {seed + tried}: {report.violations[0][:120]}")
+                    break
+            else:
+                missed += 1
+                _say(f"{name}: NOT FOUND in {count} seeds")
+    return bool(missed)
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
+# Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
+NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
 
@@ -167,7 +169,7 @@ def _mail(rng: random.Random, names: list[str]) -> list[Fault]:
     faults = []
     for _ in range(rng.randint(2, 12)):
         kind = rng.choice(("drop", "fail", "duplicate", "duplicate"))
-        message = rng.choice(MESSAGES if kind == "duplicate" else REPEATED)
+        message = rng.choice(NUMBERED if kind == "duplicate" else REPEATED)
         faults.append(Fault(float(rng.randint(1, 8)), kind, rng.choice(names), on=message))
     return faults
 

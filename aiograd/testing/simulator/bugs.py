@@ -1,0 +1,171 @@
+"""Bugs on purpose: the simulator must find each of them, or it is the simulator that is broken.
+
+Each replaces one method of the library while a simulation runs. Nothing of this is in the library
+itself.
+
+    with planted("forget_credit"):
+        reports = [run(make_plan(seed)) for seed in range(2000)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from aiograd.dist.context import Context
+from aiograd.dist.contexts import Contexts
+from aiograd.dist.endings import Endings
+from aiograd.dist.passes import NONE, Pass
+from aiograd.rpc import caller
+from aiograd.rpc.caller import Caller
+from aiograd.rpc.deadlines import Deadlines
+from aiograd.rpc.inbox import Once
+from aiograd.rpc.link import Link
+from aiograd.rpc.outbox import Outbox
+from aiograd.rref.owning import Owning, Requests
+from aiograd.rref.protocol import Protocol
+from aiograd.rref.using import Using
+
+
+class Bug(NamedTuple):
+    """What goes wrong, and which method is replaced by what `make(original)` gives."""
+
+    text: str
+    where: Any
+    name: str
+    make: Callable[[Any], Any]
+
+
+def _run_twice(original: Any) -> Any:
+    return lambda self, number: True
+
+
+def _nothing(original: Any) -> Any:
+    return lambda self, *args, **kwargs: None
+
+
+async def _soon(self: Any, *args: Any) -> None:
+    """Does nothing."""
+
+
+def _no_cancel(original: Any) -> Any:
+    def cancelled(self: Caller, future: Any) -> None:
+        put, self._link.put_small = self._link.put_small, _nothing(None)  # type: ignore[method-assign]
+        try:
+            original(self, future)
+        finally:
+            self._link.put_small = put  # type: ignore[method-assign]
+
+    return cancelled
+
+
+def _never_drained(original: Any) -> Any:
+    def resume(self: Outbox) -> None:
+        self._paused = False  # and what waits goes on waiting
+
+    return resume
+
+
+def _late(original: Any) -> Any:
+    return lambda self, deadline: original(self, deadline + 1.0)
+
+
+def _claim_no(original: Any) -> Any:
+    return lambda error, executed: original(error, "no")
+
+
+def _free_early(original: Any) -> Any:
+    def release(self: Owning, releases: Any) -> None:
+        for ref_id, _, _ in releases:
+            if (owned := self.owners.get(ref_id)) is not None:
+                owned.forks.clear()
+        original(self, releases)
+
+    return release
+
+
+def _copies_count(original: Any) -> Any:
+    return lambda self, number, low: True
+
+
+def _miss_unreached(original: Any) -> Any:
+    def collect(self: Pass, sinks: Any) -> Any:
+        self._unreached = []
+        return original(self, sinks)
+
+    return collect
+
+
+def _answer_twice(original: Any) -> Any:
+    def feed(self: Pass, sender: str, answers: Any, expected: Any, credit: Any) -> None:
+        doubled = [
+            (edge, None if grads is None else [None if g is None else g + g for g in grads])
+            for edge, grads in answers
+        ]
+        original(self, sender, doubled, expected, credit)
+
+    return feed
+
+
+def _forget_credit(original: Any) -> Any:
+    def feed(self: Pass, sender: str, answers: Any, expected: Any, credit: Any) -> None:
+        forgotten = self.heard and self.here != self.originator
+        original(self, sender, answers, expected, NONE if forgotten else credit)
+
+    return feed
+
+
+def _resurrect(original: Any) -> Any:
+    def arriving(self: Contexts, context_id: int, sender: Any, kind: str) -> Any:
+        self._released.pop(context_id, None)
+        return original(self, context_id, sender, "call")
+
+    return arriving
+
+
+def _show_partial(original: Any) -> Any:
+    return property(lambda self: dict(self.totals))
+
+
+def _forget_release(original: Any) -> Any:
+    def tell(self: Contexts, context: Context) -> None:
+        context.told.clear()
+        original(self, context)
+
+    return tell
+
+
+BUGS: Final[dict[str, Bug]] = {
+    "run_twice": Bug("copies of a message are not noticed", Once, "fresh", _run_twice),
+    "no_cancel": Bug("a cancelled call goes on over there", Caller, "cancelled", _no_cancel),
+    "lost_drain": Bug("nothing is sent after a pause", Outbox, "resume", _never_drained),
+    "late_deadline": Bug("deadlines come a second late", Deadlines, "bucket", _late),
+    "claims_no": Bug("says that a lost call never ran", caller, "lost", _claim_no),
+    "unnoticed_death": Bug("a closed connection is ignored", Link, "disconnected", _nothing),
+    "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
+    "missing_release": Bug("dropped references stay", Using, "_let_go", _nothing),
+    "early_free": Bug("the first release frees the value", Owning, "release", _free_early),
+    "fork_again": Bug("a copy of a fork request counts", Requests, "take", _copies_count),
+    "miss_unreached": Bug("unused edges are not answered", Pass, "collect", _miss_unreached),
+    "answer_twice": Bug("gradients of edges count twice", Pass, "feed", _answer_twice),
+    "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),
+    "resurrect": Bug("a late message brings a context back", Contexts, "arriving", _resurrect),
+    "forget_context": Bug("others are not told of the end", Contexts, "_tell", _forget_release),
+    "silent_abort": Bug(
+        "survivors hear nothing of a failure", Endings, "_tell_abort", lambda _: _soon
+    ),
+    "show_partial": Bug("a failed pass shows numbers", Context, "gradients", _show_partial),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Bug]:
+    """Put one bug into the library for a while."""
+    bug = BUGS[name]
+    original = vars(bug.where)[bug.name]
+    setattr(bug.where, bug.name, bug.make(original))
+    try:
+        yield bug
+    finally:
+        setattr(bug.where, bug.name, original)

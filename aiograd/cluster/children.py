@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import subprocess
@@ -224,6 +225,7 @@ def forward(name: str, stream: str, line: str) -> None:
     if target is None:
         return
     try:
-        target.write(f"[{name}] {line}\n")
+        # In no context at all: a notebook would show it under the cell that started the child.
+        contextvars.Context().run(target.write, f"[{name}] {line}\n")
     except (OSError, ValueError):
         return  # nobody reads any more; the log still has it

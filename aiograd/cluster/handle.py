@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,8 @@ class Handle:
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function there; see `ag.rpc_async`."""
-        return self._cluster.as_driver(calls.rpc_async, self.info, func, args, kwargs)
+        call = functools.partial(self._cluster.driver.agent.call, frame=sys._getframe(1))
+        return self._cluster.as_driver(call, self.info, func, args, kwargs)
 
     def remote(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function there and leave its value there; see `ag.remote`."""

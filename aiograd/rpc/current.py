@@ -8,7 +8,9 @@ ContextVars, so it must be found without them.
 from __future__ import annotations
 
 import math
+import sys
 from contextvars import ContextVar, Token
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from aiograd.errors import WorkerClosed
@@ -30,6 +32,14 @@ def current_agent() -> Agent:
     if not _open:
         raise WorkerClosed()
     return _open[-1]
+
+
+def users_frame() -> FrameType:
+    """The innermost frame that is not ours: the line to name when something was forgotten."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aiograd."):
+        frame = frame.f_back
+    return frame
 
 
 def use(agent: Agent) -> Token[Agent | None]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-import sys
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
 from aiograd.errors import NotOwner, RRefError
 from aiograd.rpc import calls
+from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import block_on, wake
@@ -38,7 +38,7 @@ class RRef:
 
     def __init__(self, value: Any) -> None:
         self._refs = refs = current_rrefs()
-        frame = sys._getframe(1)
+        frame = users_frame()
         self._ref = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
         self._released = False
         self._creation: Future[None] | None = None  # asked for by `future`
@@ -303,4 +303,4 @@ def remote(
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
     the function appears wherever the reference is used. `timeout` limits the creation.
     """
-    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1))
+    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=users_frame())

@@ -129,11 +129,12 @@ print("slope computed", float(ctx.gradients[w1][3, 5]))
 ctx
 
 # %% [markdown]
-# Leaving a context lets every worker forget its part. Each has counters, which are 0 at rest.
+# Leaving a context lets every worker forget its part.
 
 # %%
 await ctx.release()
-await cluster["worker0"].call(ag.debug_info)
+counters = await cluster["worker0"].call(ag.debug_info)
+print("contexts that worker0 still knows of:", counters["contexts"])
 
 # %% [markdown]
 # ## Values that stay put
@@ -175,14 +176,15 @@ try:
     await ctx.backward(loss)
 except ag.errors.BackwardFailed as error:
     seconds = time.perf_counter() - start
-    print(f"after {seconds * 1e3:.0f} ms: {error}")
+    print(f"after {seconds * 1e3:.0f} ms: BackwardFailed on {error.worker}")
+    print("because of", repr(error.__cause__))
 assert seconds < 2
 
 # %%
 try:
     ctx.gradients[w1]
 except ag.errors.BackwardFailed as error:
-    print("BackwardFailed:", error)
+    print("still BackwardFailed on", error.worker)
 await ctx.release()
 cluster
 

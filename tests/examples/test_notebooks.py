@@ -44,7 +44,7 @@ def test_the_ten_minutes_take_less_than_one_and_run_twice() -> None:
     assert len(pictures) == 2
     assert all(name in pictures[1] for name in ("driver", "worker0", "worker1", "Send", "Recv"))
     text = "".join(o.get("text", "") for c in notebook.cells[once:] for o in c.get("outputs", []))
-    assert "the backward pass failed on worker1" in text
+    assert "BackwardFailed on worker1\nbecause of WorkerLost(" in text
     assert "the same gradient: True" in text
 
 

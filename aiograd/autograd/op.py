@@ -15,6 +15,7 @@ it uses, and whether it only wants their `.shape` or `.dtype`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,16 +70,29 @@ class Op:
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
         self.arity = -1  # that many arguments and no others need not be arranged
         self.op_name: str | None = None  # what other workers know it by; None for users' own
-        self._keywords = keywords((*self.rules, each, joint))
         self._plans: dict[Any, tuple[bool, tuple[int, ...]]] = {}
-        self._needs = [needs(rule) for rule in self.rules]
-        shared = each or joint
-        self._variadic = needs_variadic(shared) if shared else None
-        self.saves = (
-            any(VALUE in (own, *args[: len(self.rules)]) for own, args in self._needs)
-            if self._variadic is None
-            else VALUE in self._variadic
-        )
+
+    # What the rules read is found out at the first use: reading them all would slow every import.
+
+    @functools.cached_property
+    def _keywords(self) -> frozenset[str] | None:
+        return keywords((*self.rules, self.each, self.joint))
+
+    @functools.cached_property
+    def _needs(self) -> list[tuple[int, tuple[int, ...]]]:
+        return [needs(rule) for rule in self.rules]
+
+    @functools.cached_property
+    def _variadic(self) -> tuple[int, int] | None:
+        shared = self.each or self.joint
+        return needs_variadic(shared) if shared else None
+
+    @functools.cached_property
+    def saves(self) -> bool:
+        """Whether anything is kept for the backward pass that could be freed after it."""
+        if self._variadic is not None:
+            return VALUE in self._variadic
+        return any(VALUE in (own, *args[: len(self.rules)]) for own, args in self._needs)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

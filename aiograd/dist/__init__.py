@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+from aiograd.autograd.coo import Coo
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist import picture
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.engine import Engine
+from aiograd.dist.partners import CooTraveller
 from aiograd.dist.travel import ContextBaggage, TensorTraveller
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.owners import RRefs
 
 __all__ = ["attach"]
@@ -22,14 +25,24 @@ def attach(agent: Agent) -> Contexts:
     agent.parts[Contexts] = contexts
     agent.travellers.add(Tensor, TensorTraveller())
     agent.baggage = ContextBaggage(contexts)
-    agent.services["gradients"] = engine.arrived
-    agent.services["gradients.failed"] = engine.endings.failure_reported
-    agent.services["gradients.abort"] = engine.endings.abort_asked
-    agent.services["gradients.waits"] = engine.waits
-    agent.services["context.release"] = contexts.release_asked
+    partners = contexts.partners
+    agent.services["gradients"] = partners.guard_gradients(engine.arrived)
+    agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
+    agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
+    agent.services["gradients.waits"] = partners.guard(engine.waits)
+    agent.services["context.release"] = partners.guard_release(contexts.release_asked)
     agent.services["context.known"] = contexts.known
-    agent.services[picture.SERVICE] = functools.partial(picture.asked, contexts)
+    agent.services[picture.SERVICE] = partners.guard(functools.partial(picture.asked, contexts))
+    agent.plain_travellers.add(Coo, CooTraveller())
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value
+        agent.parts[RRefs].serving.context_guard = partners.takes_part
     agent.lost.append(contexts.lost)
     return contexts
+
+
+def _describe(contexts: Contexts, sender: PeerInfo, context_id: int) -> dict[str, Any]:
+    """A peer draws a picture; what draws it is only loaded then."""
+    from aiograd.dist.picture import asked
+
+    return asked(contexts, sender, context_id)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import CURRENT, Context
+from aiograd.dist.partners import Partners
 from aiograd.dist.shell import Shell
 from aiograd.errors import (
     AiogradError,
@@ -41,6 +42,7 @@ class Contexts:
         self.agent = agent
         self.shell = Shell(agent)
         self.engine: Engine  # set by `attach`
+        self.partners = Partners(self)
         self.gone: set[bytes] = set()  # incarnations of peers known to be dead
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
@@ -52,7 +54,10 @@ class Contexts:
         return self.agent.rank << 48 | next(self._edges)
 
     def new(self) -> Context:
-        context = Context(self, self.agent.rank << 48 | next(self._ids))
+        number = next(self._ids)
+        if self.agent.restricted:  # a partner must not guess it
+            number = int.from_bytes(self.agent.runtime.token_bytes(6), "little")
+        context = Context(self, self.agent.rank << 48 | number)
         self._table[context.id] = context
         return context
 
@@ -102,10 +107,13 @@ class Contexts:
         if context is None:
             return
         context.released = True
+        self._remember(context_id)
+        self.shell.on_loop(self._tell, context)
+
+    def _remember(self, context_id: int) -> None:
         self._released[context_id] = None
         while len(self._released) > REMEMBERED:
             self._released.popitem(last=False)
-        self.shell.on_loop(self._tell, context)
 
     def _tell(self, context: Context) -> None:
         self.engine.released(context)
@@ -119,7 +127,7 @@ class Contexts:
         if context_id in self._table:
             self.release(context_id)
         else:  # the calls that would have made it may still be under way
-            self._released[context_id] = None
+            self._remember(context_id)
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from aiograd.autograd.coo import Coo
 from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.tensor import Tensor, rebuild
 from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
 
 if TYPE_CHECKING:
@@ -29,7 +33,8 @@ class TensorTraveller:
     tag = "tensor"
 
     def depart(self, tensor: Tensor, departure: Departure) -> Any:
-        cls = None if tensor.__class__ is Tensor else tensor.__class__
+        # A class is code, so a partner gets a plain Tensor.
+        cls = None if tensor.__class__ is Tensor or departure.plain else tensor.__class__
         if not tensor.requires_grad:
             return tensor.data, False, -1, cls
         if departure.held is None:
@@ -47,13 +52,25 @@ class TensorTraveller:
     def arrive(self, data: Any, arrival: Arrival) -> Tensor:
         array, requires_grad, slot, cls = data
         if array.__class__ is tuple:  # a hook at the boundary sent it in another dtype
-            array = array[0].astype(array[1])
+            array = array[0].astype(_floating(array[1]))
+        if not isinstance(array, np.ndarray | Coo):
+            raise ProtocolError(f"a tensor of {type(array).__name__}", arrival.sender.name)
         node: RecvNode | None = arrival.scratch.get(EDGE)
+        if node is not None and slot >= node.outputs:
+            raise ProtocolError("a tensor of another message", arrival.sender.name)
         if slot < 0 or node is None:
             return rebuild(cls or Tensor, array, requires_grad)
         tensor = rebuild(Tensor, array, False)
         tensor._node = Part(node, slot, array.shape, array.dtype)
         return tensor
+
+
+def _floating(name: Any) -> np.dtype[Any]:
+    """The dtype of that name, if it is a plain one: others could make giants of small arrays."""
+    dtype = np.dtype(str(name)[:8])
+    if dtype.kind not in "fc":
+        raise ProtocolError(f"a tensor cannot become {dtype}")
+    return dtype
 
 
 class ContextBaggage:
@@ -86,6 +103,8 @@ class ContextBaggage:
         return held.id, edge, len(nodes)
 
     def arrive(self, data: Any, arrival: Arrival) -> Context | None:
+        if self._contexts.agent.restricts(arrival.sender):
+            self._contexts.partners.may_bring(arrival.sender, data)
         context_id, edge, outputs = data
         context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)
         if context is not None and edge:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiograd.cluster.meetings import Gathering, Gatherings, Group
-from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerLost
+from aiograd.errors import DeadlineExceeded, NotAllowed, RpcError, UnknownWorker, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 
@@ -112,6 +112,8 @@ class Assembly:
             future.set_exception(error)
 
     def _on_gather(self, sender: PeerInfo, group: Group, turn: int, value: Any, what: str) -> Any:
+        if (sender.name, sender.incarnation) not in group:
+            raise NotAllowed(f"{sender.name} is not one of those who gather", self._agent.name)
         self._check_alive(group)
         gathering = self._gatherings.bring(group, turn, sender.name, value)
         if gathering is None:

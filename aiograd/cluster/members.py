@@ -26,9 +26,10 @@ from typing import Any
 from aiograd.cluster.assembly import Assembly, retrieve
 from aiograd.cluster.meetings import Farewell
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
-from aiograd.errors import RpcError, WorkerClosed, WorkerLost
+from aiograd.errors import NotAllowed, RpcError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.travel import RecordTraveller
 
 __all__ = ["Members"]
 
@@ -73,6 +74,7 @@ class Members:
                 "cluster.farewell": self._on_farewell,
             }
         )
+        agent.plain_travellers.add(Update, RecordTraveller("update", Update))
         agent.lost.append(self._on_lost)
 
     @property
@@ -154,6 +156,8 @@ class Members:
         return self._led().next_rank()
 
     def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+        if peer.incarnation != sender.incarnation:
+            raise NotAllowed("a worker joins for itself only", self.agent.name)
         if self._leaving:
             raise RpcError("this cluster is being closed")
         answer = self._wait_for_answer(peer.incarnation)
@@ -233,6 +237,7 @@ class Members:
         self._notify()
 
     def _on_welcome(self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo]) -> None:
+        self._check_coordinator(sender)
         self._adopt(version, peers)
 
     def _adopt(
@@ -248,6 +253,7 @@ class Members:
             self._follow(Update(version, change.joined, left, tuple(lost)))
 
     def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
+        self._check_coordinator(sender)
         match self.roster.apply(update):
             case "applied":
                 self._follow(update)
@@ -340,6 +346,7 @@ class Members:
                 self.agent.post(peer, "cluster.dismiss", together, timeout)
 
     def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
+        self._check_coordinator(sender)
         self._together = together
         if not self.dismissed.done():
             self.dismissed.set_result((True, timeout))
@@ -368,6 +375,10 @@ class Members:
         if self._leads is None:
             raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
         return self._leads
+
+    def _check_coordinator(self, sender: PeerInfo) -> None:
+        if self.coordinator is None or sender.incarnation != self.coordinator.incarnation:
+            raise NotAllowed(f"{sender.name} is not the coordinator", self.agent.name)
 
     def _coordinator(self) -> PeerInfo:
         assert self.coordinator is not None

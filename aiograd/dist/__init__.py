@@ -32,7 +32,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.waits"] = partners.guard(engine.waits)
     agent.services["context.release"] = partners.guard_release(contexts.release_asked)
     agent.services["context.known"] = contexts.known
-    agent.services[picture.SERVICE] = partners.guard(functools.partial(picture.asked, contexts))
+    agent.services["context.graph"] = partners.guard(functools.partial(_describe, contexts))
     agent.plain_travellers.add(Coo, CooTraveller())
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value

@@ -32,7 +32,7 @@ from aiograd.rpc import current
 from aiograd.rpc.baggage import in_front, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
-from aiograd.rpc.directory import Directory, PeerInfo, check_name
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.functions import (
     EXPOSED,
@@ -51,7 +51,7 @@ from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import RECORDER, recorded_call
 from aiograd.rpc.streams import Stream
-from aiograd.rpc.travel import Baggage, Departure, Keeper, Travellers
+from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call
@@ -94,6 +94,9 @@ class Agent:
         self.parts: dict[type, Any] = {}
         self.directory = Directory()
         self.travellers = Travellers()
+        self.plain_travellers = Travellers()  # types that need care only where nothing is pickled
+        self.plain_travellers.add(PeerInfo, RecordTraveller("peer", PeerInfo))
+        self.plain_travellers.add(WorkerInfo, RecordTraveller("worker", WorkerInfo))
         self.baggage: Baggage | None = None
         self.keeper: Keeper | None = None
         self.services: dict[str, Service] = {}
@@ -103,7 +106,8 @@ class Agent:
 
         # Our own.
         self.codec = Codec(self.travellers)
-        self.data_codec = DataCodec(self.travellers)  # for peers that may not run code here
+        # For peers that may not run code here.
+        self.data_codec = DataCodec(self.travellers, self.plain_travellers)
         self.restricted = self.options.mode == "restricted"
         self.shipper = Shipper(self.codec)
         why = "only exposed functions may be called here"

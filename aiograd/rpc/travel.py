@@ -10,12 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Protocol
 
+from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.wire.payload import Traveller, Travellers
 
-__all__ = ["Arrival", "Baggage", "Departure", "Keeper", "Traveller", "Travellers"]
+__all__ = [
+    "Arrival",
+    "Baggage",
+    "Departure",
+    "Keeper",
+    "RecordTraveller",
+    "Traveller",
+    "Travellers",
+]
 
 
 class Departure:
@@ -52,6 +62,25 @@ class Arrival:
         self.held = held
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []
+
+
+class RecordTraveller:
+    """Takes a small dataclass apart into its fields, and checks their types on arrival."""
+
+    def __init__(self, tag: str, cls: Any) -> None:
+        self.tag = tag
+        self._cls = cls
+        self._names = [field.name for field in fields(cls)]
+        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool}
+        self._types = [samples.get(str(field.type), tuple) for field in fields(cls)]
+
+    def depart(self, value: Any, departure: Departure) -> Any:
+        return tuple(getattr(value, name) for name in self._names)
+
+    def arrive(self, data: Any, arrival: Arrival) -> Any:
+        if type(data) is not tuple or list(map(type, data)) != self._types:
+            raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
+        return self._cls(*data)
 
 
 class Baggage(Protocol):

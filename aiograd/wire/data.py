@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.wire.payload import BORROW, Payload, Travellers
+from aiograd.wire.payload import BORROW, Payload, Traveller, Travellers
 
 DEPTH: Final = 64
 ITEMS: Final = 100_000
@@ -41,11 +41,24 @@ class DataCodec:
 
     plain: Final = True  # nothing it reads can be code
 
-    def __init__(self, travellers: Travellers) -> None:
+    def __init__(self, travellers: Travellers, plain: Travellers | None = None) -> None:
         self.travellers = travellers
+        self._plain = plain  # types that pickle without care, and need it only here
+
+    def of(self, cls: type) -> Traveller | None:
+        found = self.travellers.of(cls)
+        return self._plain.of(cls) if found is None and self._plain is not None else found
+
+    def tagged(self, tag: str) -> Traveller:
+        try:
+            return self.travellers.tagged(tag)
+        except KeyError:
+            if self._plain is None:
+                raise
+            return self._plain.tagged(tag)
 
     def encode(self, value: Any, departure: Any) -> Payload:
-        writer = _Writer(self.travellers, departure)
+        writer = _Writer(self, departure)
         writer.value(value, 0)
         return Payload(bytes(writer.out), writer.buffers, writer.travelled)
 
@@ -56,7 +69,7 @@ class DataCodec:
         travelled: bool = False,
         arrival: Any = None,
     ) -> Any:
-        reader = _Reader(memoryview(data).cast("B"), buffers, self.travellers, arrival)
+        reader = _Reader(memoryview(data).cast("B"), buffers, self, arrival)
         value = reader.value(0)
         if reader.at != len(reader.data):
             raise ProtocolError(f"{len(reader.data) - reader.at} bytes follow the value")
@@ -64,7 +77,7 @@ class DataCodec:
 
 
 class _Writer:
-    def __init__(self, travellers: Travellers, departure: Any) -> None:
+    def __init__(self, travellers: DataCodec, departure: Any) -> None:
         self.out = bytearray()
         self.buffers: list[Any] = []
         self.travelled = False
@@ -152,7 +165,7 @@ class _Writer:
 
 class _Reader:
     def __init__(
-        self, data: memoryview, buffers: Sequence[Any], travellers: Travellers, arrival: Any
+        self, data: memoryview, buffers: Sequence[Any], travellers: DataCodec, arrival: Any
     ) -> None:
         self.data, self.buffers = data, buffers
         self.at = 0

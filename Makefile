@@ -22,7 +22,7 @@ $(VENV)/.%.ok: pyproject.toml
 	fi
 	@touch $@
 
-demo: $(VENV)/.test.ok  ## the main job on local workers
+demo: $(VENV)/.run.ok  ## the main job on local workers
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test.ok  ## all tests, on asyncio and on uvloop
@@ -69,7 +69,7 @@ bench: $(VENV)/.test.ok .venv-bench/.torch.ok  ## aiograd beside torch: ratios a
 peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## small calls beside every peer
 	@cd benchmarks/peers && $(BENCH) run.py --reps 3 --base torch torch:rpc aiograd:rpc grpc:rpc rpyc:rpc zmq:rpc ray:rpc dask:rpc
 
-examples: $(VENV)/.test.ok  ## run every example with small sizes
+examples: $(VENV)/.run.ok  ## run every example with small sizes
 	@set -e; for story in examples/[0-9]*.py; do echo "── $$story"; $(BIN)/python $$story; done
 
 docs: $(VENV)/.docs.ok  ## the pages, with executed notebooks: docs/_build/html/index.html

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Protocol
 
 STEP = 0.02  # seconds; how late a near deadline may be told
-_WIDE = 8  # steps: how late a far one may be; within what callers are promised
+_WIDE = 8  # steps, a power of two: how late a far one may be; within what callers are promised
 _FAR = 2.0  # seconds from now
 
 
@@ -41,7 +41,7 @@ class Deadlines:
         """The bucket of a finite deadline (loop time)."""
         number = int(deadline / STEP) + 1
         if deadline - self._time() > _FAR:
-            number += -number % _WIDE
+            number |= _WIDE - 1
         bucket = self._buckets.get(number)
         return self._make(number) if bucket is None else bucket
 

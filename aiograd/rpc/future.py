@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from aiograd.rpc.caller import Caller
@@ -23,17 +23,36 @@ class Future(asyncio.Future[T]):
     the call.
     """
 
-    # Defaults live in the class: one is made per call, and setting them costs as much as sending.
-    _caller: Caller | None = None  # set while the call is under way
-    _id = 0  # its number there, once sent
-    _bucket: Bucket | None = None  # where its deadline waits
-    _function = ""
-    _seconds = 0.0
-    _kind = "call"
-    _code: CodeType | None = None  # where it was made
-    _instruction = 0
-    _undo: list[Any] | None = None
-    _stream: Any = None
+    # Slots without an initial value: one future is made per call, and setting everything that is
+    # not needed costs as much as sending. What is not set reads as in `_UNSET`.
+    __slots__ = (
+        "_bucket",
+        "_caller",
+        "_code",
+        "_function",
+        "_id",
+        "_instruction",
+        "_kind",
+        "_seconds",
+        "_stream",
+        "_undo",
+    )
+    _bucket: Bucket | None  # where its deadline waits
+    _caller: Caller | None  # set while the call is under way
+    _code: CodeType | None  # where it was made
+    _instruction: int
+    _function: str
+    _id: int  # its number there, once sent
+    _kind: str
+    _seconds: float
+    _stream: Any
+    _undo: list[Any] | None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _UNSET[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
@@ -77,6 +96,20 @@ class Future(asyncio.Future[T]):
             if start <= self._instruction < end and number is not None:
                 line = number
         return f"at {code.co_filename}:{line}"
+
+
+_UNSET: Final = {
+    "_bucket": None,
+    "_caller": None,
+    "_code": None,
+    "_function": "",
+    "_id": 0,
+    "_instruction": 0,
+    "_kind": "call",
+    "_seconds": 0.0,
+    "_stream": None,
+    "_undo": None,
+}
 
 
 def fail(future: Future[Any], error: BaseException) -> None:

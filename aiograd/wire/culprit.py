@@ -69,7 +69,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
     elif isinstance(value, set | frozenset):
         yield from ((f"{name}{{{_short(each)}}}", each) for each in value)
-    if isinstance(value, type):
+    if isinstance(value, type) or _decides_itself(value):
         return
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
@@ -88,6 +88,16 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for variable, cell in zip(value.__code__.co_freevars, closure, strict=False):
             with contextlib.suppress(ValueError):
                 yield f"{name}.{variable}", cell.cell_contents
+
+
+def _decides_itself(value: Any) -> bool:
+    """Whether its class says what is pickled of it: then its attributes are not to blame."""
+    if isinstance(value, BaseException | types.FunctionType):
+        return False
+    cls: Any = type(value)
+    return any(
+        "__reduce__" in c.__dict__ or "__reduce_ex__" in c.__dict__ for c in cls.__mro__[:-1]
+    )
 
 
 def _short(key: Any) -> str:

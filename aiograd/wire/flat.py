@@ -13,12 +13,15 @@ import numpy as np
 
 from aiograd.wire.arrays import CODES
 
+_NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 LIMIT: Final = 32 * 1024  # bytes of one array; larger ones gain nothing here
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bytes | None:
     """`(args, kwargs)` for `decode_call`; None if something else than the simplest is in them."""
+    if not args and not kwargs:
+        return _NOTHING
     arrays: list[int] | None = None
     for index, value in enumerate(args):
         if type(value) in _ATOMS:

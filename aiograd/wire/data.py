@@ -126,7 +126,7 @@ class _Writer:
             return
         size = value.bit_length() // 8 + 1
         if size > BIG_INT:
-            raise SerializationError("an int", f"it has more than {BIG_INT} bytes")
+            raise SerializationError("an int", f"an int of more than {BIG_INT} bytes")
         self._bytes(b"I", value.to_bytes(size, "little", signed=True))
 
     def _bytes(self, tag: bytes, data: bytes) -> None:

@@ -62,6 +62,7 @@ from aiograd.wire.session import Identity
 
 _log = logging.getLogger("aiograd")
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
+_SPIN_MISSES, _SPIN_REST = 8, 200
 _LAST_WORDS = 0.25  # seconds for what was written before closing to leave
 
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
@@ -128,6 +129,7 @@ class Agent:
         self._reserved = 0  # bytes of messages arriving now
         self._heart: asyncio.TimerHandle | None = None
         self._awake_until, self._spinning = 0.0, False
+        self._spin_misses = self._spin_rest = 0  # polls in vain, and reads for which to leave it
         self._doors = Doors(self, secret, cluster)
         self.directory.add(PeerInfo(name, rank, self.incarnation, (), self.restricted))
 
@@ -550,8 +552,13 @@ class Agent:
 
     def stay_awake(self) -> None:
         """There was traffic, so more will come soon: poll for a moment instead of sleeping."""
+        if self._spin_rest:
+            self._spin_rest -= 1
+            return
         self._awake_until = self.runtime.time() + self.runtime.spin
-        if not self._spinning:
+        if self._spinning:
+            self._spin_misses = 0
+        else:
             self._spinning = True
             self.loop.call_soon(self._spin)
 
@@ -559,8 +566,11 @@ class Agent:
         # Not while a thread works: it needs the interpreter more than we do.
         if self.runtime.time() < self._awake_until and not self.pool.busy and not self.closed:
             self.loop.call_soon(self._spin)
-        else:
-            self._spinning = False
+            return
+        self._spinning = False
+        self._spin_misses += 1
+        if self._spin_misses == _SPIN_MISSES:  # no use: the others have no core of their own now
+            self._spin_misses, self._spin_rest = 0, _SPIN_REST
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────
 

@@ -21,6 +21,15 @@ async def test_a_loop_polls_after_traffic_and_then_sleeps(agents):
                 await asyncio.sleep(0.002)
 
 
+async def test_polling_in_vain_is_given_up_for_a_while(agents):
+    async with agents(2) as (a, b):
+        a.runtime.spin = 1e-6
+        for _ in range(50):
+            assert await rpc_async("worker1", add, (1, 2)) == 3
+            await asyncio.sleep(0.001)
+        assert a._spin_rest or b._spin_rest
+
+
 async def test_without_spin_nothing_polls(agents):
     async with agents(2) as (a, _):
         assert await rpc_async("worker1", add, (1, 2)) == 3

@@ -13,38 +13,19 @@ import sys
 import tempfile
 
 import numpy as np
-from split_contract import Party, embed, learn
+from split_contract import Party, embed, learn, loss_of, make_head
+from split_reference import TRAIN, table, train_pooled
 
 import aiograd as ag
 
-ROWS, TRAIN, STEPS = 3000, 2000, 150
-
-
-def table():
-    """Made up, the same everywhere; in real life each party has only its own columns."""
-    rng = np.random.default_rng(0)
-    columns = rng.standard_normal((ROWS, 10))
-    hidden = np.tanh(columns[:, :5] @ rng.standard_normal((5, 3)))
-    score = (hidden * np.tanh(columns[:, 5:] @ rng.standard_normal((5, 3)))).sum(axis=1)
-    return columns[:, :5], columns[:, 5:], (score > 0).astype(float)
-
-
-def loss_of(head, embeddings, label):
-    score = head(ag.concatenate(embeddings, axis=1))[:, 0]
-    return ag.nn.functional.binary_cross_entropy_with_logits(score, label), score
-
-
-def make_head():
-    rng = np.random.default_rng(3)
-    layers = ag.nn.Linear(8, 16, generator=rng), ag.nn.Tanh(), ag.nn.Linear(16, 1, generator=rng)
-    return ag.nn.Sequential(*layers)
+STEPS = 150
 
 
 async def train_split(label):
     """Runs at the label owner: it sees embeddings, never columns."""
     head = make_head()
     optimizer = ag.optim.Adam(head.parameters(), lr=0.02)
-    rows = np.arange(ROWS)
+    rows = np.arange(len(label))
     for step in range(STEPS):
         async with ag.context() as ctx:
             calls = [ag.rpc_async(p, embed, args=(rows[:TRAIN],)) for p in ("clinic", "lab")]
@@ -56,20 +37,6 @@ async def train_split(label):
             print(f"  step {step:3d}   loss {float(loss):.4f}")
     calls = [ag.rpc_async(p, embed, args=(rows[TRAIN:],)) for p in ("clinic", "lab")]
     _, score = loss_of(head, await asyncio.gather(*calls), label[TRAIN:])
-    return np.mean((score.numpy() > 0) == (label[TRAIN:] > 0.5))
-
-
-def train_pooled(first, second, label):
-    """The same model with all columns in one place and no noise, to compare."""
-    parties, head = [Party(first, 1), Party(second, 2)], make_head()
-    params = [p for model in (parties[0].net, parties[1].net, head) for p in model.parameters()]
-    optimizer = ag.optim.Adam(params, lr=0.02)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        embeddings = [p.embed(slice(0, TRAIN), noisy=False) for p in parties]
-        loss_of(head, embeddings, label[:TRAIN])[0].backward()
-        optimizer.step()
-    _, score = loss_of(head, [p.embed(slice(TRAIN, None), False) for p in parties], label[TRAIN:])
     return np.mean((score.numpy() > 0) == (label[TRAIN:] > 0.5))
 
 
@@ -101,7 +68,7 @@ async def main(folder):
         split = await train_split(label)
         print(
             f"accuracy on unseen rows: split {split:.1%}, all columns in one place "
-            f"{train_pooled(first, second, label):.1%}"
+            f"{train_pooled(first, second, label, STEPS):.1%}"
         )
         try:
             await ag.rpc_async("clinic", lambda: Party.here.columns)

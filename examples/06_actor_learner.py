@@ -5,6 +5,7 @@ import math
 import time
 
 import numpy as np
+from cart_pole import CartPole
 
 import aiograd as ag
 
@@ -25,21 +26,15 @@ class Actor:
 
     def episode(self):
         """Balance a pole on a cart until it falls, at most 200 steps."""
-        x, v, angle, spin = self.rng.uniform(-0.05, 0.05, 4)
-        w1, b1, w2 = self.weights
+        world, (w1, b1, w2) = CartPole(self.rng), self.weights
         states, actions, chances = [], [], []
-        while len(states) < 200 and abs(x) < 2.4 and abs(angle) < 0.2095:
-            state = np.array([x, v, angle, spin])
-            right = 1 / (1 + math.exp(-float(np.tanh(state @ w1 + b1) @ w2)))
+        while len(states) < 200 and world.standing():
+            right = 1 / (1 + math.exp(-float(np.tanh(world.state @ w1 + b1) @ w2)))
             action = self.rng.random() < right
-            states.append(state)
+            states.append(world.state)
             actions.append(1.0 if action else -1.0)
             chances.append(math.log(right if action else 1 - right))
-            sin, cos = math.sin(angle), math.cos(angle)
-            push = ((10 if action else -10) + 0.05 * spin**2 * sin) / 1.1
-            turn = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
-            x, v = x + 0.02 * v, v + 0.02 * (push - 0.05 * turn * cos / 1.1)
-            angle, spin = angle + 0.02 * spin, spin + 0.02 * turn
+            world.push(action)
         self.played += 1
         return np.array(states), np.array(actions), np.array(chances)
 

@@ -34,6 +34,17 @@ class Party:
         return h + NOISE * self.rng.standard_normal(h.shape)
 
 
+def loss_of(head, embeddings, label):
+    score = head(ag.concatenate(embeddings, axis=1))[:, 0]
+    return ag.nn.functional.binary_cross_entropy_with_logits(score, label), score
+
+
+def make_head():
+    rng = np.random.default_rng(3)
+    layers = ag.nn.Linear(8, 16, generator=rng), ag.nn.Tanh(), ag.nn.Linear(16, 1, generator=rng)
+    return ag.nn.Sequential(*layers)
+
+
 @ag.expose
 def embed(rows):
     """What leaves a feature owner: four clipped, noisy numbers per row, never a column."""

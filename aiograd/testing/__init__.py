@@ -1,6 +1,21 @@
-"""Tools for our tests and for users' own: gradient checks, faults, a pytest plugin."""
+"""Tools for our tests and for users' own: gradient checks, faults, a simulator, a pytest plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from aiograd.testing.faults import Faults
 from aiograd.testing.gradcheck import gradcheck, gradgradcheck
 
-__all__ = ["Faults", "gradcheck", "gradgradcheck"]
+if TYPE_CHECKING:
+    from aiograd.testing.simulator import simulate
+
+__all__ = ["Faults", "gradcheck", "gradgradcheck", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":  # every pytest run loads this package, few simulate
+        from aiograd.testing.simulator import simulate
+
+        return simulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from typing import Any, Final, Protocol
 
-_LIVELOCK: Final = 200_000  # callbacks in a row without time passing: two nodes play ping-pong
+_LIVELOCK: Final = 50_000  # callbacks in a row without time passing: two nodes play ping-pong
 
 
 class SimulationError(RuntimeError):

@@ -72,7 +72,7 @@ class Errors(logging.Handler):
 
 def run(plan: Plan, *, trace: bool = False) -> Report:
     """Simulate one plan."""
-    with _quiet() as errors:
+    with quiet() as errors:
         world = World(plan.seed, options=plan.options, manner=plan.manner, trace=trace)
         player = Player(world, plan.faults)
         book = Ledger(world, player.harm)
@@ -96,7 +96,7 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
             loop.time(),
             loop.steps,
         )
-        _bury(world)
+        bury(world)
         return report
 
 
@@ -144,7 +144,7 @@ def _collect(world: World) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[Errors]:
+def quiet() -> Iterator[Errors]:
     """No garbage collection but ours, and logs where we can see them."""
     errors = Errors()
     loggers = [logging.getLogger("aiograd"), logging.getLogger("asyncio")]
@@ -169,7 +169,7 @@ def _quiet() -> Iterator[Errors]:
             gc.enable()
 
 
-def _bury(world: World) -> None:
+def bury(world: World) -> None:
     """Let go of everything without a sound: what crashed never ran its `finally` blocks."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None

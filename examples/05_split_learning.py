@@ -1,8 +1,8 @@
 """Three parties train one model: two own columns of a table, one owns the labels. Columns, weights
 and labels stay at home; noisy embeddings go out, and gradients come back over the same edge.
 
-The mode "registered" holds partners to the functions they agreed on (split_contract.py). Arguments
-still travel as pickles, so it is for partners who keep to the protocol, not for attackers.
+In the mode "restricted" a partner can call the functions that were agreed on (split_contract.py) and
+nothing else, and only plain data crosses: no pickle, in either direction.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def party(name, rank, folder):
 
 
 def meeting(folder, secret="secret"):
-    options = ag.Options(mode="registered", secret_file=f"{folder}/{secret}", timeout=10)
+    options = ag.Options(mode="restricted", secret_file=f"{folder}/{secret}", timeout=10)
     return {"rendezvous": f"unix:{folder}/meet", "options": options}
 
 

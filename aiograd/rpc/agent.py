@@ -49,8 +49,9 @@ from aiograd.rpc.insist import insist
 from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.runtime import Runtime
-from aiograd.rpc.spans import RECORDER, recorded_call
+from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
+from aiograd.rpc.tracing import Trace, trace
 from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
@@ -104,6 +105,7 @@ class Agent:
         self.lost: list[Callable[[PeerInfo, Exception], None]] = []
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
         self.faults: Faults | None = None
+        self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
 
         # Our own.
         self.codec = Codec(self.travellers)
@@ -249,10 +251,6 @@ class Agent:
         """Call `func` on another worker. What is known before sending is raised here.
 
         `future` is a fresh one of the caller's own kind to answer with."""
-        recorder = RECORDER.get()
-        if recorder is not None:
-            rest = {"timeout": timeout, "keep": keep, "frame": frame, "future": future}
-            return recorded_call(self, recorder, to, func, args, kwargs, **rest)
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -267,14 +265,17 @@ class Agent:
         if future is None:
             future = Future(loop=self.loop)
         future._function, future._seconds = shipment.name, seconds
-        future._stream = future._bucket = None  # looked at with every reply
+        future._stream = future._bucket = future._trace = None  # looked at with every reply
         future._kind = shipment.kind if keep is None else "remote"
         if frame is None:
             frame = sys._getframe(1)
         future._code, future._instruction = frame.f_code, frame.f_lasti
         if not shipment.quiet:
             self.started += 1
-        if held is None and shipment.data is not None and not link.restricted:
+        scope = SCOPE.get()
+        if scope is not None and not shipment.quiet:
+            future._trace = Trace(scope, self, link.peer, future._kind)
+        elif held is None and shipment.data is not None and not link.restricted:
             data = encode_call(args, kwargs)
             if data is not None and keep is not None:
                 data = in_front({"keep": keep}, data)
@@ -310,6 +311,8 @@ class Agent:
         departure = Departure(link.peer, future._kind, held)
         value = (func, args, kwargs) if embedded else (args, kwargs)
         extra = None if keep is None else {"keep": keep}
+        if future._trace is not None:
+            extra = future._trace.ask(extra)
         more, payload = pack(self, value, departure, "call", extra)
         try:
             self.check_size(payload, "call")
@@ -342,6 +345,7 @@ class Agent:
         held = self.baggage.current() if self.baggage is not None else None
         future: Future[Any] = Future(loop=self.loop)
         future._function, future._seconds = shipment.name, seconds
+        future._trace = trace(self, link.peer, "stream")
         stream = Stream(future, link, None if patience == math.inf else patience)
         args = _as_tuple(args)
         self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, None, STREAM)
@@ -370,6 +374,8 @@ class Agent:
             insist(self, future, link.peer, service, args, deadline, carry)
             return future
         held = self.baggage.current() if carry and self.baggage is not None else None
+        kind = service.rpartition(".")[2]
+        future._trace = trace(self, link.peer, kind) if carry else None  # asked in a user's name
         shipment = self._service(service)
         if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
             self._begin(link, future, REQUEST, FLAT, deadline, shipment, Payload(data), False)

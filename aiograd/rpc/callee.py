@@ -26,10 +26,11 @@ from aiograd.errors import (
     SerializationError,
 )
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import pack, split, unpack
+from aiograd.rpc.baggage import in_front, pack, split, unpack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
 from aiograd.rpc.streams import StreamSource
+from aiograd.rpc.tracing import Visit, visit
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, encode_value
 from aiograd.wire.frames import SMALL, Transfer
@@ -62,6 +63,8 @@ class Incoming:
     abandoned = False  # nobody waits for the answer any more
     in_thread = False
     stream: StreamSource | None = None
+    record: bool | None = None  # the caller wants to know what it does; True: in detail
+    visit: Visit | None = None  # while that is recorded
 
     def __init__(self, callee: Callee, id: int, target: Target, kind: int) -> None:
         self.callee, self.id, self.target, self.kind = callee, id, target, kind
@@ -110,6 +113,7 @@ class Callee:
             and budget > 0
             and target.error is None
             and type(body) is not Transfer
+            and self._agent.profiles is None
         ):
             if flags & EXTRA:
                 self._keep_at_once(id, budget, target, body)
@@ -207,6 +211,8 @@ class Callee:
 
     def _expect(self, incoming: Incoming, extra: dict[str, Any]) -> bool:
         """Tell the keeper, before anything waits or runs, of a result that shall stay here."""
+        if "record" in extra and not self._agent.restricts(self._link.peer):
+            incoming.record = extra["record"] is True
         if "keep" not in extra:
             return False
         assert self._agent.keeper is not None
@@ -256,6 +262,8 @@ class Callee:
         assert context is not None
         if incoming.kind != CALL:
             return self._serve(incoming)
+        if incoming.record is not None or agent.profiles is not None:
+            incoming.visit = visit(incoming, agent)
         if incoming.stream is not None:
             incoming.task = agent.loop.create_task(incoming.stream.drive(), context=context)
         elif incoming.target.mode == TASK:
@@ -329,12 +337,15 @@ class Callee:
             return
         incoming.answered = True
         peer, agent, link = self._link.peer, self._agent, self._link
+        extra = None if incoming.visit is None else self._seen(incoming, value, None)
         if incoming.kept:
             assert agent.keeper is not None
             agent.keeper.keep(peer, incoming.token, value)
             value = None
         elif incoming.held is not None:
-            return self._answer(incoming, value)
+            return self._answer(incoming, value, extra)
+        if extra is not None:
+            return self._answer(incoming, value, extra)
         if value is None:
             return link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
         data = None if link.restricted else encode_value(value)
@@ -342,15 +353,23 @@ class Callee:
             return link.send(REPLY, FLAT, incoming.id, 0.0, 0, Payload(data), "reply")
         self._answer(incoming, value)
 
-    def _answer(self, incoming: Incoming, value: Any) -> None:
+    def _seen(
+        self, incoming: Incoming, value: Any, error: BaseException | None
+    ) -> dict[str, Any] | None:
+        """A recorded call has ended: what the caller wanted to know of it."""
+        assert incoming.visit is not None
+        spans, incoming.visit = incoming.visit.end(value, error), None
+        return None if incoming.record is None else {"spans": spans}
+
+    def _answer(self, incoming: Incoming, value: Any, extra: dict[str, Any] | None = None) -> None:
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
-            flags, payload = pack(self._agent, value, departure, "result")
+            flags, payload = pack(self._agent, value, departure, "result", extra)
             self._agent.check_size(payload, "result")
         except Exception as error:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._agent.name)
-            return self._answer_fault(incoming, error)
+            return self._answer_fault(incoming, error, extra)
         self._link.send(REPLY, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
 
     def _fail(self, incoming: Incoming, error: BaseException) -> None:
@@ -359,6 +378,7 @@ class Callee:
             return
         incoming.answered = True
         peer, agent = self._link.peer, self._agent
+        extra = None if incoming.visit is None else self._seen(incoming, None, error)
         if incoming.kept:
             assert agent.keeper is not None
             if isinstance(error, asyncio.CancelledError) and incoming.abandoned:
@@ -366,12 +386,16 @@ class Callee:
             agent.keeper.fail(peer, incoming.token, error)
         if incoming.abandoned:
             return  # the caller has given up, or its own clock tells it
-        if incoming.kept:
+        if incoming.kept and extra is not None:
+            self._answer(incoming, None, extra)
+        elif incoming.kept:
             self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
         else:
-            self._answer_fault(incoming, error)
+            self._answer_fault(incoming, error, extra)
 
-    def _answer_fault(self, incoming: Incoming, error: BaseException) -> None:
+    def _answer_fault(
+        self, incoming: Incoming, error: BaseException, extra: dict[str, Any] | None = None
+    ) -> None:
         name, sender = incoming.target.name, self._link.peer.name
         text = faults.traceback_text(error)
         if incoming.kind == POST:
@@ -383,7 +407,11 @@ class Callee:
         codec = self._agent.codec_for(self._link.peer)
         fault = faults.describe(codec, error, departure)
         payload = codec.encode((fault, name, "" if codec.plain else text), departure)
-        self._link.send(FAULT, 0, incoming.id, 0.0, 0, payload, "reply")
+        flags = 0
+        if extra is not None:
+            payload = Payload(in_front(extra, payload.data, codec), payload.buffers)
+            flags = EXTRA
+        self._link.send(FAULT, flags, incoming.id, 0.0, 0, payload, "reply")
 
     def fail(self, incoming: Incoming, error: BaseException) -> None:
         self._fail(incoming, error)

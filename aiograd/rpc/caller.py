@@ -154,6 +154,8 @@ class Caller:
 
     def _end(self, future: Future[Any], error: BaseException) -> None:
         self._forget(future)
+        if future._trace is not None:
+            future._trace.end(future, error)
         if future._stream is not None:
             future._stream.ended(error)
         else:
@@ -166,6 +168,8 @@ class Caller:
         else:
             run_undo(future._undo)
         self._forget(future)
+        if future._trace is not None:
+            future._trace.end(future, asyncio.CancelledError())
         self.proceed()
 
     def expired(self, future: Future[Any]) -> None:
@@ -185,6 +189,8 @@ class Caller:
     def refused(self, future: Future[Any], error: Exception) -> None:
         """It could not be sent; told in the next tick, as any other failure."""
         self._forget(future)
+        if future._trace is not None:
+            future._trace.end(future, error)
         if future._stream is not None:
             self.agent.loop.call_soon(future._stream.ended, error)
         else:
@@ -220,6 +226,8 @@ class Caller:
             return self._drop(flags, body)
         future._caller = None
         bucket, future._bucket = future._bucket, None
+        if future._trace is not None:
+            future._trace.answered(future, flags, body)
         if self.waiting:
             self.proceed()
         try:
@@ -252,9 +260,11 @@ class Caller:
         if future is None:
             return
         error: Exception
+        if future._trace is not None and flags & EXTRA:
+            future._trace.answered(future, flags, body)
         try:
             arrival = Arrival(self._link.peer, "reply")
-            fault, function, text = self._unpack(0, body, arrival)
+            fault, function, text = self._unpack(flags & EXTRA, body, arrival)
             codec = self.agent.codec_for(self._link.peer)
             error = faults.rebuild(codec, fault, self._link.peer.name)
             error = faults.annotate(error, function, self._link.peer.name, text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from aiograd.rpc.caller import Caller
     from aiograd.rpc.deadlines import Bucket
+    from aiograd.rpc.tracing import Trace
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Future(asyncio.Future[T]):
         "_kind",
         "_seconds",
         "_stream",
+        "_trace",
         "_undo",
     )
     _bucket: Bucket | None  # where its deadline waits
@@ -46,6 +48,7 @@ class Future(asyncio.Future[T]):
     _kind: str
     _seconds: float
     _stream: Any
+    _trace: Trace | None  # while somebody records it
     _undo: list[Any] | None
 
     def __getattr__(self, name: str) -> Any:
@@ -108,6 +111,7 @@ _UNSET: Final = {
     "_kind": "call",
     "_seconds": 0.0,
     "_stream": None,
+    "_trace": None,
     "_undo": None,
 }
 

@@ -1,226 +1,212 @@
-"""Where the time goes: a record of calls, and of what they did on other workers.
+"""Where the time goes: recordings of calls, and of what they did on other workers.
 
-    with record() as spans:
+    with profile() as prof:
         await rpc_async("worker1", train_step)
-    spans.save("trace.json")            # opens in chrome://tracing or Perfetto
+    print(prof.table())
+    prof.to_chrome("trace.json")            # opens in chrome://tracing or Perfetto
+    ag.viz.timeline(prof.events)            # a picture
 
 Recording is a property of the context: calls made inside are noted here, run recorded over there,
-and bring the notes of their callees back, however deep. Nothing is recorded, and nothing is paid,
-outside. Results that stay (`remote`) and registered ops are noted at the caller only.
+and bring the spans of their callees back, however deep. Outside, nothing is recorded. How recorded
+calls travel is `tracing`'s business; how recordings look is `report`'s.
+
+A worker can also record whatever is called there, by anybody: `start_profile` and `stop_profile`,
+called on it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+from aiograd.errors import RpcError
+from aiograd.rpc import report
 from aiograd.rpc.current import current_agent
-from aiograd.rpc.functions import INLINE, TASK, function_name, run_mode
-from aiograd.rpc.future import Future
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
-
-RECORDER: Final[ContextVar[Recorder | None]] = ContextVar("aiograd_recorder", default=None)
+F = TypeVar("F", bound=Callable[..., Any])
+LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
 
 
 class Span(NamedTuple):
-    """Something that took time on a worker. `start` is that worker's clock, in seconds."""
+    """Something that took time on a worker.
 
-    name: str
+    `key` says what it was, after the keys of the calls it happened in:
+    `rpc_call#f(a -> b)/rpc_call#g(b -> c)/g`. Times are seconds of the clock of the worker that
+    recorded; spans from a clock of its own were moved into the call that brought them.
+    """
+
+    key: str
+    kind: str  # "call", "op", "remote", "fetch", "stream"; "run" at the callee; "scope", …
     worker: str
     start: float
-    seconds: float
-    error: str = ""
+    end: float
+    id: int = 0
+    parent: int = 0  # the id of the span it happened in; 0: of none
+    error: str = ""  # the type of what it raised
+    detail: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
-class Recorder:
-    """The spans of one recording, in the order in which they ended."""
+class Profile:
+    """The spans of one recording, in the order in which they ended.
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
+    `details` asks callees for the shapes of arrays they were given, and the bytes of their results.
+    What is recorded `within` another recording appears in both.
+    """
+
+    def __init__(
+        self, details: bool = False, within: Profile | None = None, limit: int = LIMIT
+    ) -> None:
+        self.events: list[Span] = []
+        self.dropped = 0  # spans that came when there were `limit` already
+        self.details: bool = details or (within is not None and within.details)
+        self._within, self._limit = within, limit
+        self._ids: Iterator[int] = itertools.count(1) if within is None else within._ids
+
+    def number(self) -> int:
+        """An id for one more span."""
+        return next(self._ids)
 
     def add(self, span: Span) -> None:
-        self.spans.append(span)
+        """Note a span that has ended. From any thread."""
+        if len(self.events) < self._limit:
+            self.events.append(span)
+        else:
+            self.dropped += 1
+        if self._within is not None:
+            self._within.add(span)
 
-    def __iter__(self) -> Iterator[Span]:
-        return iter(self.spans)
+    def children(self, span: Span) -> list[Span]:
+        """What happened directly inside a span."""
+        return [each for each in self.events if each.parent == span.id]
 
-    def __len__(self) -> int:
-        return len(self.spans)
+    def table(self) -> str:
+        """The recording as text: one line per key and worker, the longest first."""
+        return report.table(self.events)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """The recording as Chrome's trace format: one row per worker."""
-        rows = {name: row for row, name in enumerate(sorted({s.worker for s in self.spans}))}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": row, "args": {"name": name}}
-            for name, row in rows.items()
-        ]
-        for span in self.spans:
-            event = {
-                "ph": "X",
-                "name": span.name,
-                "pid": rows[span.worker],
-                "tid": 0,
-                "ts": span.start * 1e6,
-                "dur": span.seconds * 1e6,
-                "args": {"error": span.error} if span.error else {},
-            }
-            events.append(event)
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+        """The recording in Chrome's trace format: one process per worker."""
+        return report.chrome_trace(self.events)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording to a file that chrome://tracing and Perfetto open."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.chrome_trace(), file)
 
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        lost = f", {self.dropped} dropped" if self.dropped else ""
+        return f"<Profile of {len(self.events)} spans{lost}>"
+
+    def __reduce__(self) -> Any:
+        return _rebuild, ([tuple(span) for span in self.events], self.dropped)
+
+
+def _rebuild(events: Iterable[tuple[Any, ...]], dropped: int) -> Profile:
+    made = Profile()
+    made.events, made.dropped = [Span(*each) for each in events], dropped
+    return made
+
+
+class Scope(NamedTuple):
+    """Where spans made here and now belong."""
+
+    profile: Profile
+    parent: int
+
+
+SCOPE: Final[ContextVar[Scope | None]] = ContextVar("aiograd_scope", default=None)
+
+
+def key(kind: str, function: str, source: str, destination: str) -> str:
+    """The key of a call."""
+    return f"rpc_{kind}#{function}({source} -> {destination})"
+
 
 @contextlib.contextmanager
-def record() -> Iterator[Recorder]:
-    """Record the calls made in this block, and by the tasks it starts."""
-    recorder = Recorder()
-    token = RECORDER.set(recorder)
-    try:
-        yield recorder
-    finally:
-        RECORDER.reset(token)
+def profile(*, details: bool = False) -> Iterator[Profile]:
+    """Record the calls made in this block, and by the tasks it starts, when they end.
+
+    May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
+    """
+    outer = SCOPE.get()
+    made = Profile(details, None if outer is None else outer.profile)
+    with _under(Scope(made, 0 if outer is None else outer.parent)):
+        yield made
 
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Note how long this block takes, if somebody records."""
-    recorder = RECORDER.get()
-    if recorder is None:
+    """Note how long this block takes, if anybody records."""
+    scope = SCOPE.get()
+    if scope is None:
         yield
         return
-    agent = current_agent()
-    start, error = agent.runtime.time(), ""
+    recording, parent = scope
+    agent, id, error = current_agent(), recording.number(), ""
+    start = agent.runtime.time()
     try:
-        yield
+        with _under(Scope(recording, id)):
+            yield
     except BaseException as raised:
         error = type(raised).__name__
         raise
     finally:
-        recorder.add(Span(name, agent.name, start, agent.runtime.time() - start, error))
+        end = agent.runtime.time()
+        recording.add(Span(name, "scope", agent.name, start, end, id, parent, error))
 
 
-def key(kind: str, function: str, source: str, destination: str) -> str:
-    """The name of a call's span."""
-    return f"rpc_{kind}#{function}({source} -> {destination})"
-
-
-# ── at the caller ───────────────────────────────────────────────────────────────────────────────
-
-
-class _Recorded(Future[Any]):
-    """The answer to a recorded call: takes the callee's spans out of it."""
-
-    _recorder: Recorder
-    _prefix = ""
-
-    def set_result(self, result: Any, /) -> None:
-        value, spans = result
-        for each in spans:
-            found = Span(*each)
-            self._recorder.add(found._replace(name=f"{self._prefix}/{found.name}"))
-        super().set_result(value)
-
-
-def recorded_call(
-    agent: Agent, recorder: Recorder, to: Any, func: Any, args: Any, kwargs: Any, **rest: Any
-) -> Future[Any]:
-    """Make a call and note it; with a function of the user's, also what it does over there."""
-    token = RECORDER.set(None)
+@contextlib.contextmanager
+def _under(scope: Scope) -> Iterator[None]:
+    token = SCOPE.set(scope)
     try:
-        peer = agent.link(to).peer
-        op_name = getattr(func, "op_name", None)
-        kind = "remote" if rest["keep"] is not None else "op" if op_name else "call"
-        name = key(kind, op_name or function_name(func), agent.name, peer.name)
-        start = agent.runtime.time()
-        future: Future[Any]
-        if kind == "call" and callable(func):
-            answer, given = _Recorded(loop=agent.loop), rest["future"]
-            answer._recorder, answer._prefix = recorder, name
-            rest["future"] = answer
-            agent.call(to, _runner(func), (func, tuple(args), kwargs), None, **rest)
-            answer._function = function_name(func)
-            future = answer if given is None else _passed_on(answer, given)
-        else:
-            future = agent.call(to, func, args, kwargs, **rest)
+        yield
     finally:
-        RECORDER.reset(token)
-
-    def ended(_: object) -> None:
-        error = "CancelledError" if future.cancelled() else ""
-        if not error and (raised := _peek(future)) is not None:
-            error = type(raised).__name__
-        recorder.add(Span(name, agent.name, start, agent.runtime.time() - start, error))
-
-    future.add_done_callback(ended)
-    return future
+        with contextlib.suppress(ValueError):  # left in another context than entered
+            SCOPE.reset(token)
 
 
-def _passed_on(answer: Future[Any], given: Future[Any]) -> Future[Any]:
-    """Let the caller's own kind of future end as the answer does, and the other way round."""
-
-    def answered(_: object) -> None:
-        if answer.cancelled():
-            given.cancel()
-        elif not given.done():
-            error = answer.exception()
-            if error is not None:
-                given.set_exception(error)
-            else:
-                given.set_result(answer.result())
-
-    answer.add_done_callback(answered)
-    given.add_done_callback(lambda _: answer.cancel())
-    return given
+def _looking(func: F) -> F:
+    """Mark what runs at once, and is neither counted nor recorded as a call."""
+    func.__aiograd_inline__ = func.__aiograd_quiet__ = True  # type: ignore[attr-defined]
+    return func
 
 
-def _peek(future: Future[Any]) -> BaseException | None:
-    """The error of a future, without counting as somebody who looked at it."""
-    return getattr(future, "_exception", None)
+@_looking
+def start_profile(*, details: bool = False) -> None:
+    """Begin to record what is called on the current worker, by whomever.
+
+    Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
+    """
+    agent = current_agent()
+    stack = agent.profiles or []
+    agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
 
 
-# ── at the callee ───────────────────────────────────────────────────────────────────────────────
-
-
-def _runner(func: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls the function over there, running where the function itself would."""
-    mode = run_mode(func)
-    return _run_task if mode == TASK else _run_inline if mode == INLINE else _run_thread
-
-
-def _run_thread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    recorder = Recorder()
-    RECORDER.set(recorder)
-    with span(function_name(func)):
-        value = func(*args, **(kwargs or {}))
-    if inspect.iscoroutine(value) or asyncio.isfuture(value):
-        return _finish(value, recorder)
-    return value, [tuple(each) for each in recorder]
-
-
-def _run_inline(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    return _run_thread(func, args, kwargs)
-
-
-_run_inline.__aiograd_inline__ = True  # type: ignore[attr-defined]
-
-
-async def _run_task(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    recorder = Recorder()
-    RECORDER.set(recorder)
-    with span(function_name(func)):
-        value = await func(*args, **(kwargs or {}))
-    return value, [tuple(each) for each in recorder]
-
-
-async def _finish(awaitable: Any, recorder: Recorder) -> Any:
-    return await awaitable, [tuple(each) for each in recorder]
+@_looking
+def stop_profile() -> Profile:
+    """End the recording on the current worker that was started last, and return it."""
+    agent = current_agent()
+    if not agent.profiles:
+        raise RpcError(f"no profile was started on {agent.name}")
+    *rest, last = agent.profiles
+    agent.profiles = rest or None
+    return last

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import pickle
+import threading
 
+import numpy as np
 import pytest
 
-from aiograd.rpc.calls import inline, rpc_async, rpc_sync
-from aiograd.rpc.spans import key, record, span
+from aiograd.errors import DeadlineExceeded, RpcError
+from aiograd.rpc.calls import expose, inline, rpc_async, rpc_stream, rpc_sync
+from aiograd.rpc.options import Options
+from aiograd.rpc.spans import Profile, Span, key, profile, span, start_profile, stop_profile
 
 
 def add(x, y=0):
@@ -17,13 +21,17 @@ def add(x, y=0):
 
 async def add_later(x, y=0):
     with span("thinking"):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
     return x + y
 
 
 @inline
 def add_inline(x, y=0):
     return x + y
+
+
+def promise(x):
+    return add_later(x)
 
 
 async def hop(x):
@@ -35,109 +43,229 @@ def hop_sync(x):
 
 
 def boom():
+    with span("before"):
+        pass
     raise ValueError("boom")
 
 
-def test_prof_key():
-    name = key("call", "f", "a", "b")
-    assert all(part in name for part in ("call", "f", "a", "b"))
+async def forever():
+    await asyncio.Event().wait()
 
 
-async def test_prof_calls(agents):
+async def count(n):
+    for i in range(n):
+        with span(f"item {i}"):
+            yield i
+
+
+@expose
+def exposed(x):
+    return x + 1
+
+
+def find(prof, name):
+    return [each for each in prof if each.name == name]
+
+
+def only(prof, full):
+    (found,) = [each for each in prof if each.key == full]
+    return found
+
+
+@pytest.mark.parametrize("func", [add, add_later, add_inline, promise], ids=lambda f: f.__name__)
+async def test_a_call_is_noted_at_both_ends(agents, func):
     async with agents(2):
-        with record() as spans:
-            for func in (add, add_later, add_inline):
-                assert await rpc_async("worker1", func, (1,), {"y": 2}) == 3
-        for func in (add, add_later, add_inline):
-            name = key("call", func.__name__, "worker0", "worker1")
-            (call,) = [s for s in spans if s.name == name]
-            assert call.worker == "worker0"
-            remote = [s for s in spans if s.name == f"{name}/{func.__name__}"]
-            assert [s.worker for s in remote] == ["worker1"]
-            assert call.start <= remote[0].start
-            assert remote[0].seconds <= call.seconds
-        assert not any("add" in s.name for s in record_nothing())
+        with profile() as prof:
+            assert await rpc_async("worker1", func, (3,)) == 3
+        name = key("call", func.__name__, "worker0", "worker1")
+        call, run = only(prof, name), only(prof, f"{name}/{func.__name__}")
+        assert (call.worker, call.kind, call.parent) == ("worker0", "call", 0)
+        assert (run.worker, run.kind, run.parent) == ("worker1", "run", call.id)
+        assert call.start <= run.start <= run.end <= call.end
 
 
-def record_nothing():
-    with record() as spans:
-        pass
-    return list(spans)
-
-
-async def test_prof_remote_events(agents):
+async def test_functions_that_go_inside_their_call_are_recorded_too(agents):
+    big = np.ones(100_000)
     async with agents(2):
-        with record() as spans:
-            await rpc_async("worker1", add_later, (1,))
-        (thinking,) = [s for s in spans if s.name.endswith("/thinking")]
-        assert thinking.worker == "worker1"
-        assert thinking.seconds >= 0.009
-        assert thinking.name.startswith(key("call", "add_later", "worker0", "worker1"))
+        with profile() as prof:
+            assert await rpc_async("worker1", lambda: float(big.sum())) == 100_000
+            assert await rpc_async("worker1", [1, 2, 3].count, (2,)) == 1
+        assert [each.kind for each in prof] == ["call", "run"] * 2
+        assert prof.events[3].name == "list.count"
 
 
-async def test_prof_async_nested(agents):
+async def test_large_results_bring_their_spans(agents):
+    async with agents(2):
+        with profile() as prof:
+            found = await rpc_async("worker1", np.ones, (1_000_000,))
+        assert found.sum() == 1_000_000
+        assert [each.worker for each in prof] == ["worker0", "worker1"]
+
+
+async def test_a_blocking_call_is_noted_when_it_returns(agents):
     async with agents(3):
-        with record() as spans:
-            assert await rpc_async("worker1", hop, (1,)) == 2
+        with profile() as prof:
             assert await rpc_async("worker1", hop_sync, (1,)) == 2
-        first = key("call", "hop", "worker0", "worker1")
-        second = key("call", "add_later", "worker1", "worker2")
-        by_name = {s.name: s for s in spans}
-        assert by_name[f"{first}/{second}"].worker == "worker1"
-        assert by_name[f"{first}/{second}/add_later"].worker == "worker2"
-        assert by_name[f"{first}/{second}/thinking"].worker == "worker2"
-        sync = f"{key('call', 'hop_sync', 'worker0', 'worker1')}/"
-        assert f"{sync}{key('call', 'add', 'worker1', 'worker2')}/add" in by_name
+        first = key("call", "hop_sync", "worker0", "worker1")
+        assert only(prof, f"{first}/{key('call', 'add', 'worker1', 'worker2')}/add")
 
 
 async def test_parallel_calls_do_not_mix(agents):
     async with agents(3):
-        with record() as spans:
-            await asyncio.gather(*(rpc_async(f"worker{1 + i % 2}", add, (i,)) for i in range(20)))
-        assert len(spans) == 40
+        with profile() as prof:
+            await asyncio.gather(
+                *(rpc_async(f"worker{1 + i % 2}", add_later, (i,)) for i in range(20))
+            )
+        assert len(prof) == 60
+        calls = [each for each in prof if each.kind == "call"]
+        for call in calls:
+            (run,) = prof.children(call)
+            (scope,) = prof.children(run)
+            assert run.key == f"{call.key}/add_later"
+            assert scope.key == f"{call.key}/thinking"
+            assert call.key.endswith(f"-> {run.worker})")
+        assert len({each.id for each in prof}) == 60
 
 
 async def test_failures_are_noted_and_raised(agents):
     async with agents(2):
-        with record() as spans:
-            with pytest.raises(ValueError, match="boom"):
-                await rpc_async("worker1", boom)
-            future = rpc_async("worker1", asyncio.sleep, (60,))
-            await asyncio.sleep(0)
+        with profile() as prof, pytest.raises(ValueError, match="boom"):
+            await rpc_async("worker1", boom)
+        assert [(each.kind, each.error) for each in prof] == [
+            ("call", "ValueError"),
+            ("run", "ValueError"),
+            ("scope", ""),
+        ]
+
+
+async def test_calls_that_get_no_answer_are_noted(agents):
+    async with agents(2):
+        with profile() as prof:
+            future = rpc_async("worker1", forever)
             future.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await future
-            await asyncio.sleep(0)
-        assert [s.error for s in spans] == ["ValueError", "CancelledError"]
+            with pytest.raises(DeadlineExceeded):
+                await rpc_async("worker1", forever, timeout=0.02)
+            with pytest.raises(TypeError):  # known before sending: there was no call
+                rpc_async("worker1", add, (threading.Lock(),))
+        assert [each.error for each in prof] == ["CancelledError", "DeadlineExceeded"]
 
 
-async def test_prof_export(agents, tmp_path):
+async def test_streams_are_noted_from_first_to_last(agents):
     async with agents(2):
-        with record() as spans:
-            await rpc_async("worker1", add, (1,))
-        spans.save(tmp_path / "trace.json")
-        trace = json.loads((tmp_path / "trace.json").read_text())
-        names = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"]
-        assert len(names) == 2
-        assert all("rpc_call#add(worker0 -> worker1)" in name for name in names)
-        rows = [e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"]
-        assert rows == ["worker0", "worker1"]
+        with profile() as prof:
+            assert [i async for i in rpc_stream("worker1", count, (3,))] == [0, 1, 2]
+        stream = only(prof, key("stream", "count", "worker0", "worker1"))
+        (run,) = prof.children(stream)
+        items = prof.children(run)
+        assert [each.name for each in items] == ["item 0", "item 1", "item 2"]
+        assert all(run.start <= each.start <= each.end <= run.end for each in items)
+
+
+async def test_a_stream_left_early_is_noted(agents):
+    async with agents(2):
+        with profile() as prof:
+            async with rpc_stream("worker1", count, (1000,)) as stream:
+                assert await anext(stream) == 0
+        assert [(each.kind, each.error) for each in prof] == [("stream", "CancelledError")]
 
 
 async def test_nothing_is_recorded_outside(agents):
     async with agents(2):
-        with record() as spans:
+        with profile() as prof:
             pass
         await rpc_async("worker1", add, (1,))
-        assert len(spans) == 0
+        with span("nobody looks"):
+            pass
+        assert len(prof) == 0
 
 
-async def test_ops_are_noted_at_the_caller(agents):
-    def double(x):
-        return 2 * x
+async def test_a_call_begun_inside_is_noted_when_it_ends(agents):
+    async with agents(2):
+        with profile() as prof:
+            future = rpc_async("worker1", add, (1,))
+        assert len(prof) == 0
+        await future
+        assert [each.kind for each in prof] == ["call", "run"]
 
-    double.op_name = "double"
-    async with agents(2, ops={"double": double}):
-        with record() as spans:
-            assert await rpc_async("worker1", double, (2,)) == 4
-        assert [s.name for s in spans] == [key("op", "double", "worker0", "worker1")]
+
+async def test_recordings_nest(agents):
+    async with agents(2):
+        with profile() as outer:
+            await rpc_async("worker1", add, (1,))
+            with span("part"), profile() as inner:
+                await rpc_async("worker1", add_inline, (1,))
+        assert [each.name for each in inner if each.kind == "run"] == ["add_inline"]
+        assert [each.name for each in outer if each.kind == "run"] == ["add", "add_inline"]
+        (part,) = find(outer, "part")
+        assert [each.kind for each in outer.children(part)] == ["call"]
+        assert len({each.id for each in outer}) == len(outer) == 5
+
+
+async def test_tasks_record_for_those_who_started_them(agents):
+    async def work(n):
+        with profile() as prof:
+            await asyncio.gather(*(rpc_async("worker1", add, (i,)) for i in range(n)))
+        return len(prof)
+
+    async with agents(2):
+        assert await asyncio.gather(work(1), work(3)) == [2, 6]
+
+
+async def test_details_tell_shapes_and_sizes(agents):
+    async with agents(2):
+        with profile(details=True) as prof:
+            await rpc_async("worker1", np.add, (np.ones((2, 3)), np.ones(3)))
+        (run,) = [each for each in prof if each.kind == "run"]
+        assert run.detail == {"inputs": [(2, 3), (3,)], "bytes": 48}
+
+
+async def test_partners_are_neither_asked_nor_told(agents):
+    async with agents(2, options=Options(mode="restricted")):
+        with profile() as prof:
+            assert await rpc_async("worker1", exposed, (1,)) == 2
+        assert [each.key for each in prof] == [key("call", "exposed", "worker0", "worker1")]
+
+
+async def test_a_restricted_worker_ignores_being_asked(agents):
+    async with agents(2, options=Options(mode="registered")):
+        with profile() as prof:
+            assert await rpc_async("worker1", exposed, (1,)) == 2
+        assert [each.kind for each in prof] == ["call", "run"]  # registered: no code, but trusted
+
+
+async def test_a_worker_records_all_that_is_called_there(agents):
+    async with agents(3):
+        await rpc_async("worker1", start_profile)
+        await rpc_async("worker1", add, (1,))
+        await rpc_async("worker1", add_inline, (1,))
+        await rpc_async("worker1", hop, (1,))
+        with pytest.raises(ValueError, match="boom"):
+            await rpc_async("worker1", boom)
+        prof = await rpc_async("worker1", stop_profile)
+        await rpc_async("worker1", add, (1,))
+        runs = [each for each in prof if each.worker == "worker1" and each.kind == "run"]
+        assert [each.name for each in runs] == ["add", "add_inline", "hop", "boom"]
+        (nested,) = prof.children(runs[2])
+        assert nested.key == key("call", "add_later", "worker1", "worker2")
+        with pytest.raises(RpcError, match="no profile was started on worker1"):
+            await rpc_async("worker1", stop_profile)
+
+
+def test_what_is_too_much_is_counted():
+    outer = Profile(limit=3)
+    inner = Profile(within=outer, limit=1)
+    for i in range(5):
+        inner.add(Span("x", "scope", "w", i, i, inner.number()))
+    assert (len(inner), inner.dropped, len(outer), outer.dropped) == (1, 4, 3, 2)
+    assert "4 dropped" in repr(inner)
+
+
+def test_a_recording_can_travel():
+    prof = Profile()
+    prof.add(Span("x", "scope", "w", 1.0, 2.0, 1, 0, "", {"bytes": 3}))
+    copy = pickle.loads(pickle.dumps(prof))
+    assert copy.events == prof.events
+    assert isinstance(copy.events[0], Span)
+    assert copy.events[0].seconds == 1.0

@@ -137,14 +137,16 @@ class LocalCluster:
             current.AGENT.reset(token)
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{name} {self.state(name)}" for name in self._hosts)
         kind = "processes" if self._processes else "in this loop"
+        if self._driver is None:
+            return f"<LocalCluster of {len(self._names)} ({kind}), not started: await it>"
+        states = ", ".join(f"{name} {self.state(name)}" for name in self._hosts)
         if self._closed is not None:
             return f"<LocalCluster of {len(self)} ({kind}), closed>"
-        return f"<LocalCluster of {len(self)} ({kind}): {states or 'not started'}>"
+        return f"<LocalCluster of {len(self)} ({kind}): {states or 'no workers'}>"
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    def _repr_html_(self) -> str | None:
+        return None if self._driver is None else as_html(self)
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,8 @@
 """Three parties train one model: two own columns of a table, one owns the labels. Columns, weights
 and labels stay at home; noisy embeddings go out, and gradients come back over the same edge.
 
-In the mode "restricted" a partner can call the functions that were agreed on (split_contract.py) and
-nothing else, and only plain data crosses: no pickle, in either direction.
+In the mode "restricted" a partner can call the functions that were agreed on (split_contract.py)
+and nothing else, and only plain data crosses: no pickle, in either direction.
 """
 
 import asyncio

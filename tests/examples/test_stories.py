@@ -35,6 +35,7 @@ PROMISES = {
 def run(path: Path, folder: Path) -> str:
     """Run a script in an empty folder, on its own; what it said."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AIOGRAD_")}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # threads that wait for each other cost more here
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=folder,

@@ -162,6 +162,8 @@ class Premises:
     async def _ask_for_rank(self, secret: bytes) -> int:
         """Let the coordinator give a rank, asked by a guest that is gone again before we come."""
         name = f"newcomer-{self._runtime.token_bytes(8).hex()}"
+        if self._plan.options.tls is not None:
+            name = self._plan.name  # the one that its certificate is for
         guest = Agent(name, -1, secret=secret, options=self._plan.options, runtime=self._runtime)
         try:
             coordinator = await self._find_coordinator(guest)

@@ -18,6 +18,7 @@ from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
+from aiograd.rpc.tls import Credentials
 from aiograd.rpc.transport import Listener, tune
 from aiograd.wire.session import ACCEPTED, DUPLICATE, LOST, Handshake, Identity
 
@@ -41,6 +42,8 @@ class Doors:
             raise ValueError("a cluster id has 16 bytes")
         self._agent = agent
         self._secret = secret
+        tls, patience = agent.options.tls, agent.options.handshake_timeout
+        self._credentials = Credentials(tls, patience) if tls is not None else None
         self.cluster = cluster
         self._listeners: list[Listener] = []
         self._strangers: dict[Greeting, str] = {}  # with the host they come from
@@ -52,10 +55,17 @@ class Doors:
 
     async def listen(self, address: str) -> None:
         options = self._agent.options
+        secure = self._credentials is not None and address.startswith("tcp:")
         listener = await self._agent.runtime.network.listen(
-            address, self._accept, allow_plaintext=options.allow_plaintext, tls=options.tls
+            address,
+            functools.partial(self._accept, secure),
+            allow_plaintext=options.allow_plaintext,
+            tls=self._credentials,
         )
         self._listeners.append(listener)
+        how = "secret and TLS" if secure else "secret"
+        where = listener.address
+        _log.info("%s listens at %s (%s, mode %s)", self._agent.name, where, how, options.mode)
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -82,19 +92,18 @@ class Doors:
         nonce = agent.runtime.token_bytes(32)
         return Handshake(agent.identity, self._secret, nonce, client=client)
 
-    def _accept(self) -> asyncio.BufferedProtocol:
-        return _Visitor(self, self._handshake(client=False))
+    def _accept(self, secure: bool) -> asyncio.BufferedProtocol:
+        credentials = self._credentials if secure else None
+        return _Visitor(self, self._handshake(client=False), credentials)
 
-    def visited(self, greeting: Greeting) -> None:
+    def visited(self, visitor: _Visitor, host: str) -> bool:
         """A connection came in; refuse it if too many others have proven nothing yet."""
-        name: Any = greeting.transport.get_extra_info("peername")
-        host = name[0] if isinstance(name, tuple) else ""
         hosts = collections.Counter(self._strangers.values())
         crowded = len(self._strangers) >= _STRANGERS
         if self._agent.closed or crowded or (host and hosts[host] >= _STRANGERS_PER_HOST):
-            greeting.transport.abort()
-        else:
-            self._strangers[greeting] = host
+            return False
+        self._strangers[visitor] = host
+        return True
 
     def admit(self, identity: Identity) -> int:
         """What becomes of a proven client's connection."""
@@ -205,6 +214,7 @@ class Doors:
     async def _greet(self, address: str, expected: bytes | None = None) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
+        credentials = self._credentials if address.startswith("tcp:") else None
         heard = False
         for attempt in range(_RETRIES):
             done: asyncio.Future[Greeting] = self._agent.loop.create_future()
@@ -212,8 +222,8 @@ class Doors:
             async with asyncio.timeout(self._agent.options.handshake_timeout):
                 protocol = await runtime.network.connect(
                     address,
-                    functools.partial(self._caller, done, expected),
-                    tls=self._agent.options.tls,
+                    functools.partial(self._caller, done, expected, credentials),
+                    tls=credentials,
                 )
             assert isinstance(protocol, Greeting)
             try:
@@ -232,13 +242,19 @@ class Doors:
             await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _caller(self, done: asyncio.Future[Greeting], expected: bytes | None) -> Greeting:
+    def _caller(
+        self,
+        done: asyncio.Future[Greeting],
+        expected: bytes | None,
+        credentials: Credentials | None,
+    ) -> Greeting:
         def over(greeting: Greeting) -> None:
             if not done.done():
                 done.set_result(greeting)
 
         timeout = self._agent.options.handshake_timeout
-        greeting = Greeting(self._handshake(client=True), timeout, over)
+        handshake = self._handshake(client=True)
+        greeting = Greeting(handshake, timeout, over, credentials=credentials)
         greeting.expected = expected
         return greeting
 
@@ -246,11 +262,26 @@ class Doors:
 class _Visitor(Greeting):
     """A connection that came in."""
 
-    def __init__(self, doors: Doors, handshake: Handshake) -> None:
+    def __init__(self, doors: Doors, handshake: Handshake, credentials: Credentials | None) -> None:
         timeout = doors._agent.options.handshake_timeout
-        super().__init__(handshake, timeout, doors.greeted, doors.admit)
+        super().__init__(handshake, timeout, doors.greeted, doors.admit, credentials)
         self._doors = doors
+        self._known = False  # counted among the strangers before it came in
+
+    def knocked(self, host: str) -> bool:
+        """Somebody is there who will have to speak TLS first."""
+        self._hurry()
+        self._known = self._doors.visited(self, host)
+        return self._known
+
+    def failed(self, error: Exception) -> None:
+        """It did not speak TLS, or showed no certificate that counts."""
+        self._fail(AuthError(f"no TLS: {error}"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._doors.visited(self)
+        if self._known:
+            return
+        name: Any = transport.get_extra_info("peername")
+        if not self._doors.visited(self, name[0] if isinstance(name, tuple) else ""):
+            self.transport.abort()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd.errors import AuthError, ProtocolError, WorkerLost
+from aiograd.rpc.tls import Credentials
 from aiograd.wire.session import Handshake, Identity
 
 # Decides about a proven client: ACCEPTED, DUPLICATE or LOST, or raises to refuse.
@@ -26,11 +27,13 @@ class Greeting(asyncio.BufferedProtocol):
         timeout: float,
         done: Callable[[Greeting], None],
         admit: Admit | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._handshake = handshake
         self._timeout = timeout
         self._done = done  # told exactly once, when it is over
         self._admit = admit
+        self._credentials = credentials  # of this worker, if the connection is to be secured
         self._buffer = bytearray(512)
         self._filled = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -50,10 +53,20 @@ class Greeting(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._timeout, self._late)
+        if self._over:  # too late: TLS took all the time there was
+            self.transport.abort()
+            return
+        self._hurry()
+        if self._credentials is not None:
+            client = self._admit is None
+            self._handshake.bind(self._credentials.binding(self.transport, client=client))
         if first := self._handshake.start():
             self.transport.write(first)
+
+    def _hurry(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._timeout, self._late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._over:  # whatever still comes is thrown away
@@ -90,6 +103,9 @@ class Greeting(asyncio.BufferedProtocol):
             raise WorkerLost(them.name, "no", f"{them.name} was started anew there")
 
     def _finish(self) -> None:
+        if self._credentials is not None:
+            assert self._handshake.peer is not None
+            self._credentials.check_name(self.transport, self._handshake.peer.name)
         if self._admit is not None:
             assert self._handshake.peer is not None
             self.transport.write(self._handshake.admit(self._admit(self._handshake.peer)))
@@ -102,7 +118,9 @@ class Greeting(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         if not self._over:
             self.error = error
-            if isinstance(error, ProtocolError):
+            if self.transport is None:
+                pass  # it has not come so far
+            elif isinstance(error, ProtocolError):
                 self.transport.close()  # the answer still names our version
             else:
                 self.transport.abort()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from aiograd.rpc.tls import TLS
+
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
@@ -40,8 +42,8 @@ class Options:
     """What members prove to know; at least 16 bytes. A local cluster makes its own."""
     secret_file: str | os.PathLike[str] | None = None
     """Where to read the secret, so that it is never in the process list."""
-    tls: Any = None
-    """Certificates for connections beyond this host."""
+    tls: TLS | None = None
+    """Certificates for TCP connections; without them none is accepted from beyond this host."""
     allow_plaintext: bool = False
     """Listen beyond this host without TLS. Off, because anyone on the path could read and write."""
     mode: str = "trusted"
@@ -77,6 +79,8 @@ class Options:
         for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS), ("mode", _MODES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
+        if self.tls is not None and not isinstance(self.tls, TLS):
+            raise TypeError(f"tls is an aiograd.cluster.TLS, not {type(self.tls).__name__}")
         if self.secret is not None:
             if not isinstance(self.secret, bytes):
                 raise TypeError(f"secret is bytes, not {type(self.secret).__name__}")

@@ -13,10 +13,13 @@ import contextlib
 import ipaddress
 import os
 import socket
+import ssl
 from typing import Any, Protocol
 
-from aiograd.errors import InsecureTransport
+from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.memory import Factory, MemoryHub
+from aiograd.rpc.secure import SecureListener
+from aiograd.rpc.tls import Credentials
 
 _SOCKET_BUFFER = 4 << 20  # large arrays move in fewer, larger steps
 _USER_TIMEOUT = 5000  # ms without an acknowledgement after which TCP gives up, instead of minutes
@@ -48,9 +51,17 @@ class Network:
         self.memory = MemoryHub()
 
     async def listen(
-        self, address: str, factory: Factory, *, allow_plaintext: bool = False, tls: Any = None
+        self,
+        address: str,
+        factory: Factory,
+        *,
+        allow_plaintext: bool = False,
+        tls: Credentials | None = None,
     ) -> Listener:
-        """Accept connections at `address`; port 0 and the like are resolved in the result."""
+        """Accept connections at `address`; port 0 and the like are resolved in the result.
+
+        With `tls` TCP connections speak TLS, and `factory` makes a `secure.Visitor`.
+        """
         scheme, rest = split(address)
         loop = asyncio.get_running_loop()
         if scheme == "memory":
@@ -64,14 +75,19 @@ class Network:
                 f"{address} can be reached from other hosts: give Options(tls=...), "
                 "or allow_plaintext=True if the network is yours alone"
             )
-        server = await loop.create_server(factory, host, port, ssl=tls)
+        if tls is not None:
+            return await SecureListener.open(host, port, factory, tls)
+        server = await loop.create_server(factory, host, port)
         real = server.sockets[0].getsockname()[1]
         return _ServerListener(server, f"tcp:{host}:{real}", None)
 
     async def connect(
-        self, address: str, factory: Factory, *, tls: Any = None
+        self, address: str, factory: Factory, *, tls: Credentials | None = None
     ) -> asyncio.BufferedProtocol:
-        """Connect; the protocol has been told `connection_made` when this returns."""
+        """Connect; the protocol has been told `connection_made` when this returns.
+
+        With `tls` a TCP connection speaks TLS; AuthError if the other side cannot.
+        """
         scheme, rest = split(address)
         loop = asyncio.get_running_loop()
         if scheme == "memory":
@@ -80,7 +96,11 @@ class Network:
             _, protocol = await loop.create_unix_connection(factory, rest)
         else:
             host, port = split_tcp(address)
-            _, protocol = await loop.create_connection(factory, host, port, ssl=tls)
+            try:
+                context = tls.client if tls is not None else None
+                _, protocol = await loop.create_connection(factory, host, port, ssl=context)
+            except ssl.SSLError as error:
+                raise AuthError(f"no TLS with {address}: {error}") from error
         return protocol
 
 

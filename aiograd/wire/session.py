@@ -104,6 +104,10 @@ class Handshake:
         self.proven = False
         self.status = 0  # what the server decided; known on both sides at the end
 
+    def bind(self, binding: bytes) -> None:
+        """Tie the proofs to a channel that is known only now."""
+        self._binding = binding
+
     def start(self) -> bytes:
         """What to send before anything was received."""
         return self._ours if self._client else b""

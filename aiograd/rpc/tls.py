@@ -1,0 +1,96 @@
+"""TLS for connections beyond this host: certificates, and what ties the handshake to them.
+
+TLS 1.3 or nothing. A worker's certificate carries its name as a subject alternative name, so that a
+member with the secret and a certificate of its own still cannot pass for another one. The proof of
+the secret covers the SHA-256 of the certificates: somebody in between, with another certificate,
+can relay no handshake.
+
+The handshake itself is `session`'s and `greeting`'s; when a connection is secured is `doors`'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiograd.errors import AuthError, SecurityError
+
+
+@dataclass(frozen=True)
+class TLS:
+    """Certificates of a worker, as paths of PEM files.
+
+    `Options(tls=TLS("worker0.pem", "worker0.key", "ca.pem"))`: the certificate names the worker
+    ("worker0") among its DNS names. Without `mutual` only the worker that listens shows one.
+    """
+
+    cert: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+    ca: str | os.PathLike[str] | None = None
+    mutual: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("cert", "key", "ca"):
+            value = getattr(self, name)
+            if not isinstance(value, str | os.PathLike) and not (name == "ca" and value is None):
+                raise TypeError(f"{name} is a path, not {type(value).__name__}")
+
+
+class Credentials:
+    """The certificates of one worker, read."""
+
+    def __init__(self, tls: TLS, timeout: float) -> None:
+        self._mutual = tls.mutual
+        self.timeout = timeout  # seconds for TLS to be agreed on
+        try:
+            self._own = ssl.PEM_cert_to_DER_cert(_first(Path(tls.cert).read_text()))
+            self.server = self._context(tls, ssl.PROTOCOL_TLS_SERVER)
+            self.client = self._context(tls, ssl.PROTOCOL_TLS_CLIENT)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise SecurityError(f"cannot use the certificates of {tls}: {error}") from error
+
+    def _context(self, tls: TLS, side: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # workers are known by name, not by host: see `check_name`
+        serves = side == ssl.PROTOCOL_TLS_SERVER
+        if serves or tls.mutual:
+            context.load_cert_chain(tls.cert, tls.key)
+        context.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not serves else ssl.CERT_NONE
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+        else:
+            context.load_default_certs()
+        return context
+
+    def binding(self, transport: Any, *, client: bool) -> bytes:
+        """What the proof of the secret covers: both certificates as this side sees them."""
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        ours = self._own if self._mutual or not client else b""
+        first, second = (ours, shown or b"") if client else (shown or b"", ours)
+        return b"".join(hashlib.sha256(each).digest() for each in (first, second))
+
+    def check_name(self, transport: Any, name: str) -> None:
+        """AuthError if the other side's certificate is not that of a worker of this name."""
+        shown = transport.get_extra_info("ssl_object").getpeercert()
+        if not shown:
+            return  # not mutual, and we are the one who listens
+        names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
+        if name.lower() not in [each.lower() for each in names]:
+            raise AuthError(
+                f"the certificate is for {', '.join(names) or 'nobody'}, not for {name}", name
+            )
+
+
+def _first(text: str) -> str:
+    """The first certificate of a PEM file: the worker's own, before those of authorities."""
+    start, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    begin = text.find(start)
+    stop = text.find(end, begin)
+    if begin < 0 or stop < 0:
+        raise ValueError("no certificate is in it")
+    return text[begin : stop + len(end)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import sys
 from collections.abc import Awaitable, Sequence
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
@@ -41,6 +42,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import check_timeout
+from aiograd.rpc.tracing import trace_pass
 
 
 class Engine:
@@ -130,6 +132,7 @@ class Engine:
         done = self.agent.loop.create_future()
         play = self._pass(context, number, self.agent.name, terms, entries, capture)
         running = self.passes[context.id, number] = Running(context, play, floor, done)
+        running.trace = trace_pass(self.agent)
         context.passes[number] = play
         play.start(entries)
         self._advance(running)
@@ -191,6 +194,8 @@ class Engine:
         finally:
             self._led.pop(play.number, None)
             self.passes.pop((running.context.id, play.number), None)
+            if running.trace is not None:
+                running.trace.end(None if play.over else sys.exception())
 
     def _budget(self, timeout: float | None) -> float:
         left = DEADLINE.get() - self.agent.runtime.time()
@@ -209,7 +214,7 @@ class Engine:
         began = perf_counter()
         try:
             sinks = running.play.drain()
-            running.context.seconds += perf_counter() - began
+            running.computed(perf_counter() - began)
             self._send(running, sinks)
         except Exception as error:
             self.endings.failed(running, error)
@@ -219,15 +224,13 @@ class Engine:
             while True:
                 began = perf_counter()
                 sinks = await self.shell.in_thread(running.play.drain)
-                running.context.seconds += perf_counter() - began
+                running.computed(perf_counter() - began)
                 if not self.is_live(running):
                     return
                 self._send(running, sinks)
                 if not running.inbox:
                     return
-                for message in running.inbox:
-                    running.play.feed(*message)
-                running.inbox.clear()
+                running.feed()
         except Exception as error:
             self.endings.failed(running, error)
         finally:
@@ -239,6 +242,7 @@ class Engine:
     def _send(self, running: Running, sinks: list[tuple[Node, Any]]) -> None:
         play, context = running.play, running.context
         for message in play.collect(sinks):
+            began = perf_counter()
             if context.hooks and message.answers:
                 message.answers = [
                     (edge, crossed_all(context.hooks, context.id, message.to, gradients))
@@ -255,6 +259,7 @@ class Engine:
                 (play.originator, running.floor, *play.terms) if message.invites else None,
                 held=context if play.terms.create_graph else None,
             )
+            running.posted(message.to, message.answers, began)
         context.changed()
         if running.done is not None and play.over and not running.done.done():
             if play.sweep.complete:
@@ -295,15 +300,14 @@ class Engine:
         self._commit_below(context, originator, floor)
         play = self._pass(context, number, originator, Terms(*terms))
         running = self.passes[context.id, number] = Running(context, play, floor, None)
+        running.trace = trace_pass(self.agent)
         context.passes[number] = play
         context.failure = None
         return running
 
     def _take_in(self, running: Running) -> None:
         try:
-            for message in running.inbox:
-                running.play.feed(*message)
-            running.inbox.clear()
+            running.feed()
         except Exception as error:
             self.endings.failed(running, error)
         else:

@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
 from aiograd.dist.context import Context
 from aiograd.dist.passes import Pass
 from aiograd.dist.roots import is_heavy
+from aiograd.rpc.tracing import PassTrace
 
 
 class Running:
     """A pass and what the shell needs to know of it."""
 
-    __slots__ = ("context", "done", "draining", "floor", "heavy", "inbox", "play")
+    __slots__ = ("context", "done", "draining", "floor", "heavy", "inbox", "play", "trace")
 
     def __init__(
         self, context: Context, play: Pass, floor: int, done: asyncio.Future[None] | None
     ) -> None:
         self.context, self.play = context, play
+        self.trace: PassTrace | None = None  # if somebody records it
         self.floor = floor  # passes of this originator below this number had ended when it began
         self.done = done  # at the originator: ends with the pass
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
         self.heavy = is_heavy(play.sweep)
+
+    def feed(self) -> None:
+        """Give the pass the messages that came."""
+        for message in self.inbox:
+            began = perf_counter()
+            self.play.feed(*message)
+            if self.trace is not None:
+                sender, answers, *_ = message
+                self._crossed("send", f"Send({self.play.here} -> {sender})", answers, began)
+        self.inbox.clear()
+
+    def computed(self, seconds: float) -> None:
+        """Some of the pass's arithmetic is done."""
+        self.context.seconds += seconds
+        if self.trace is not None:
+            self.trace.note("sweep", f"Sweep({self.play.here})", seconds, None)
+
+    def posted(self, peer: str, answers: list[Any], began: float) -> None:
+        """Gradients are on their way to a peer."""
+        if self.trace is not None:
+            self._crossed("recv", f"Recv({peer} -> {self.play.here})", answers, began)
+
+    def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
+        edges = sum(gradients is not None for _, gradients in answers)
+        if edges and self.trace is not None:
+            self.trace.note(kind, key, perf_counter() - began, {"edges": edges})

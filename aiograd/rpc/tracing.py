@@ -166,7 +166,7 @@ class PassTrace:
         self._id = scope.profile.number()
         self._start = agent.runtime.time()
 
-    def note(self, kind: str, key: str, seconds: float, detail: dict[str, Any]) -> None:
+    def note(self, kind: str, key: str, seconds: float, detail: dict[str, Any] | None) -> None:
         """Something in the pass has just ended."""
         recording, agent = self._scope.profile, self._agent
         end, id = agent.runtime.time(), recording.number()

@@ -1,4 +1,4 @@
-"""Theme S: recordings of calls, through everything a call can be."""
+"""S. Profiling, metrics, debug information; and F's row about the profile of a backward pass."""
 
 from __future__ import annotations
 
@@ -9,188 +9,326 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.spans import Profile, Span, profile, span, start_profile, stop_profile
-from tests.conformance.forms import FORMS, call, leaf, plus
+from aiograd.rpc.lag import measure_lag, metrics
+from aiograd.rpc.spans import Profile, Span, key, profile, span, start_profile, stop_profile
 
-KINDS = {"async": "call", "sync": "call", "remote": "remote"}
+from .forms import FORMS, call, leaf, plus, total
+
+
+def only(prof: Profile, full: str) -> Span:
+    (found,) = [each for each in prof.events if each.key == full]
+    return found
 
 
 def inside(inner: Span, outer: Span) -> bool:
     return outer.start <= inner.start <= inner.end <= outer.end
 
 
-def only(found: Profile, key: str) -> Span:
-    (event,) = [each for each in found if each.key == key]
-    return event
+async def wait_and_add(x: Any, y: Any) -> Any:
+    await asyncio.sleep(0)
+    return x + y
 
 
-async def test_prof_key_has_the_kind_the_function_and_both_workers(workers):
+def scoped(x: Any, y: Any) -> Any:
+    with span("outer scope"):
+        with span("first"):
+            x = x + y
+        with span("second"):
+            return x * y
+
+
+async def through(to: str, x: Any, y: Any) -> Any:
+    with span("on the way"):
+        return await ag.rpc_async(to, scoped, (x, y))
+
+
+def through_thread(to: str, x: Any, y: Any) -> Any:
+    return ag.rpc_sync(to, ag.add, (x, y))
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+class Adder:
+    def add(self, x: int) -> int:
+        return x + 1
+
+
+# ── the metric ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_dbg_gil(workers):
     async with workers(2):
-        with profile() as found:
-            await ag.rpc_async("worker1", plus, args=(1, 2))
-            await ag.rpc_async("worker0", ag.add, args=(1, 2))
-            await ag.remote("worker1", plus, args=(1, 2)).future()
-        keys = [each.key for each in found if each.worker == "driver"]
-        assert keys[:2] == ["rpc_call#plus(driver -> worker1)", "rpc_op#add(driver -> worker0)"]
-        assert "rpc_remote#plus(driver -> worker1)" in keys
+        assert metrics() == await ag.rpc_async("worker1", metrics) == {}
+        await ag.rpc_async("worker1", measure_lag)
+        found = await ag.rpc_async("worker1", metrics)
+        assert found.keys() == {"loop_lag_mean", "loop_lag_max", "loop_lag_samples"}
+        while not (found := await ag.rpc_async("worker1", metrics))["loop_lag_samples"]:
+            await asyncio.sleep(0)
+        assert 0 <= found["loop_lag_mean"] <= found["loop_lag_max"]
+        assert metrics() == {}
+        assert not found.keys() & ag.debug_info().keys()
+        await ag.rpc_async("worker1", measure_lag, (False,))
+        assert await ag.rpc_async("worker1", metrics) == {}
+
+
+# ── calls ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_prof_key(workers):
+    assert key("call", "f", "here", "there") == "rpc_call#f(here -> there)"
+    async with workers(2):
+        with profile() as prof:
+            await ag.rpc_async("worker1", plus, (1, 2))
+        call_key = prof.events[0].key
+        assert all(part in call_key for part in ("call", "plus", "driver", "worker1"))
 
 
 @pytest.mark.parametrize("to", ["worker1", "driver"])
-@pytest.mark.parametrize("func", [ag.add, plus], ids=["op", "function"])
+@pytest.mark.parametrize("func", [plus, wait_and_add, ag.add], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("form", FORMS)
 async def test_prof_calls(workers, form, func, to):
-    name = "add" if func is ag.add else "plus"
+    kind = {"remote": "remote"}.get(form, "op" if func is ag.add else "call")
+    x, y = leaf(grad=False), leaf(seed=1, grad=False)
     async with workers(2):
-        with profile() as found, span("outer"):
-            if form == "remote":  # a creation is noted when it is answered
-                await ag.remote(to, func, args=(1, 2)).future()
-            else:
-                await call(form, to, func, 1, 2)
-        outer = only(found, "outer")
-        assert (outer.worker, outer.kind) == ("driver", "scope")
-        kind = "op" if form != "remote" and func is ag.add else KINDS[form]
-        made = only(found, f"rpc_{kind}#{name}(driver -> {to})")
-        assert made.worker == "driver"
-        assert made.parent == outer.id
-        ran = only(found, f"{made.key}/{name}")
-        assert (ran.worker, ran.kind, ran.parent) == (to, "run", made.id)
-        assert inside(ran, made)
-        assert outer.start <= made.start <= outer.end
-        with profile() as nothing:
-            await asyncio.sleep(0)
-        assert len(nothing) == 0
+        with profile() as prof, span("a scope of the user's"):
+            found = await call(form, to, func, x, y)
+            while not [each for each in prof.events if each.kind == kind]:
+                await asyncio.sleep(0)  # its value was there before the word that it is
+        assert (found.numpy() == x.numpy() + y.numpy()).all()
+        made = only(prof, key(kind, func.__name__, "driver", to))
+        run = only(prof, f"{made.key}/{func.__name__}")
+        scope = only(prof, "a scope of the user's")
+        assert (made.worker, made.kind, made.error) == ("driver", kind, "")
+        assert (run.worker, run.parent) == (to, made.id)
+        assert made.parent == scope.id
+        assert inside(run, made)
+        assert inside(made, scope)
+        fetches = [each for each in prof.events if each.kind == "fetch"]
+        assert len(fetches) == (form == "remote" and to != "driver")
+        assert len(prof.events) == 3 + len(fetches)
 
 
-async def two_at_once() -> None:
-    await asyncio.gather(
-        ag.rpc_async("worker0", plus, args=(1, 2)), ag.rpc_async("worker1", plus, args=(3, 4))
-    )
-
-
-async def test_prof_calls_outside_of_a_recording_leave_nothing(workers):
+async def test_prof_calls_of_methods_by_proxy(workers):
     async with workers(2):
-        with profile() as found:
-            pass
-        await two_at_once()
-        assert len(found) == 0
+        rref = ag.remote("worker1", Adder)
+        with profile() as prof:
+            assert await rref.rpc_async().add(1) == 2
+        made = only(prof, key("call", "add", "driver", "worker1"))
+        assert [each.worker for each in prof.children(made)] == ["worker1"]
+        await rref.release()
 
 
-def in_scopes(x: ag.Tensor) -> ag.Tensor:
-    with span("first"):
-        y = x + x
-        with span("second"):
-            y = y * y
-    return y
-
-
-async def test_prof_remote_events_keep_their_scopes(workers):
+async def test_prof_calls_that_fail(workers):
     async with workers(2):
-        with profile() as found:
-            await ag.rpc_async("worker1", in_scopes, args=(ag.ones(3),))
-        key = "rpc_call#in_scopes(driver -> worker1)"
-        made, ran = only(found, key), only(found, f"{key}/in_scopes")
-        first, second = only(found, f"{key}/first"), only(found, f"{key}/second")
-        assert {each.worker for each in (ran, first, second)} == {"worker1"}
-        assert found.children(made) == [ran]
-        assert found.children(ran) == [first]
-        assert found.children(first) == [second]
-        assert inside(second, first)
-        assert inside(first, ran)
+        with profile() as prof, pytest.raises(ValueError, match="on purpose"):
+            await ag.rpc_async("worker1", fail)
+        assert [each.error for each in prof.events] == ["ValueError", "ValueError"]
+        with profile() as prof:
+            rref = ag.remote("worker1", fail)
+            with pytest.raises(ValueError, match="on purpose"):
+                await rref
+        made = only(prof, key("remote", "fail", "driver", "worker1"))
+        assert [each.error for each in (made, *prof.children(made))] == ["ValueError"] * 2
+        await rref.release()
 
 
-async def test_prof_remote_events_tell_shapes_and_bytes_when_asked(workers):
+async def test_prof_calls_between_processes(workers):
+    async with workers(1, processes=True):
+        with profile() as prof:
+            await asyncio.gather(*(ag.rpc_async("worker0", plus, (i, 1)) for i in range(2)))
+        calls = [each for each in prof.events if each.kind == "call"]
+        assert len(calls) == 2
+        for made in calls:
+            (run,) = prof.children(made)
+            assert run.worker == "worker0"
+            assert inside(run, made)
+
+
+# ── what happened over there ────────────────────────────────────────────────────────────────────
+
+
+async def test_prof_remote_events(workers):
+    x, y = leaf(grad=False), leaf(seed=1, grad=False)
     async with workers(2):
-        for details in (False, True):
-            with profile(details=details) as found:
-                await ag.rpc_async("worker1", plus, args=(ag.ones(4, 5), ag.ones(5)))
-            ran = only(found, "rpc_call#plus(driver -> worker1)/plus")
-            if details:
-                assert ran.detail == {"inputs": [(4, 5), (5,)], "bytes": 160}
-            else:
-                assert ran.detail is None
+        with profile() as prof:
+            await ag.rpc_async("worker1", scoped, (x, y))
+        made = only(prof, key("call", "scoped", "driver", "worker1"))
+        there = [each for each in prof.events if each.worker == "worker1"]
+        assert all(each.key.startswith(f"{made.key}/") for each in there)
+        assert {each.name for each in there} == {"scoped", "outer scope", "first", "second"}
+        (run,) = prof.children(made)
+        (outer,) = prof.children(run)
+        assert [each.name for each in prof.children(outer)] == ["first", "second"]
+        assert all(inside(each, outer) for each in prof.children(outer))
 
 
-async def test_prof_remote_events_do_not_mix_in_parallel_calls(workers):
-    async def recorded(number: int) -> list[Any]:
-        with profile(details=True) as found:
-            name = f"worker{number % 2}"
-            await ag.rpc_async(name, in_scopes, args=(ag.ones(number),))
-        ran = only(found, f"rpc_call#in_scopes(driver -> {name})/in_scopes")
-        return [len(found), ran.worker, ran.detail["inputs"]]
-
+async def test_prof_remote_events_with_shapes_and_sizes(workers):
+    x, y = leaf(grad=False), leaf(seed=1, grad=False)
     async with workers(2):
-        results = await asyncio.gather(*[recorded(number) for number in range(10)])
-        assert results == [[4, f"worker{n % 2}", [(n,)]] for n in range(10)]
+        for asked in (False, True):
+            with profile(details=asked) as prof:
+                await ag.rpc_async("worker1", ag.add, (x, y))
+            run = only(prof, f"{key('op', 'add', 'driver', 'worker1')}/add")
+            assert run.detail == ({"inputs": [(3, 3), (3, 3)], "bytes": 72} if asked else None)
 
 
-async def onwards(to: str, x: int) -> int:
-    return await ag.rpc_async(to, plus, args=(x, 1))
+async def test_prof_remote_events_of_parallel_calls(workers):
+    async with workers(3):
+        with profile() as prof:
+            calls = [ag.rpc_async(f"worker{i % 3}", scoped, (i, 1)) for i in range(12)]
+            assert await asyncio.gather(*calls) == [i + 1 for i in range(12)]
+        made = [each for each in prof.events if each.kind == "call"]
+        assert len(made) == 12
+        for each in made:
+            (run,) = prof.children(each)
+            (outer,) = prof.children(run)
+            assert [part.name for part in prof.children(outer)] == ["first", "second"]
+            assert each.key.endswith(f"-> {run.worker})")
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_prof_async_nested(workers, form):
+    async with workers(3):
+        with profile() as prof:
+            assert await call(form, "worker1", through, "worker2", 1, 2) == 6
+        first = key("remote" if form == "remote" else "call", "through", "driver", "worker1")
+        second = key("call", "scoped", "worker1", "worker2")
+        assert only(prof, first).worker == "driver"
+        assert only(prof, f"{first}/through").worker == "worker1"
+        way = only(prof, f"{first}/on the way")
+        hop = only(prof, f"{first}/{second}")
+        assert (hop.worker, hop.parent) == ("worker1", way.id)
+        assert only(prof, f"{first}/{second}/scoped").worker == "worker2"
+        assert only(prof, f"{first}/{second}/outer scope").worker == "worker2"
+
+
+async def test_prof_async_nested_in_threads(workers):
+    async with workers(3):
+        with profile() as prof:
+            await ag.rpc_async("worker1", through_thread, ("worker2", 1, 2))
+        first = key("call", "through_thread", "driver", "worker1")
+        second = key("op", "add", "worker1", "worker2")
+        assert only(prof, f"{first}/{second}").worker == "worker1"
+        assert only(prof, f"{first}/{second}/add").worker == "worker2"
+
+
+# ── together with gradients ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("func", [plus, wait_and_add, ag.add], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("order", ["profile outside", "context outside"])
+async def test_prof_with_autograd(workers, order, func):
+    x, y = leaf(), leaf(seed=1)
+    kind = "op" if func is ag.add else "call"
+
+    async def work(ctx: ag.Context) -> None:
+        found = await ag.rpc_async("worker1", func, (x, y))
+        assert found.grad_fn.name == "Recv"
+        await ctx.backward(total(found * found))
+        expected = 2 * (x.numpy() + y.numpy())
+        assert (ctx.gradients[x].numpy() == expected).all()
+        assert (ctx.gradients[y].numpy() == expected).all()
+
     async with workers(2):
-        with profile() as found:
-            if form == "remote":
-                await ag.remote("worker0", onwards, args=("worker1", 1)).future()
-            else:
-                assert await call(form, "worker0", onwards, "worker1", 1) == 2
-        first = f"rpc_{KINDS[form]}#onwards(driver -> worker0)"
-        second = f"{first}/rpc_call#plus(worker0 -> worker1)"
-        assert only(found, first).worker == "driver"
-        assert only(found, f"{first}/onwards").worker == "worker0"
-        assert only(found, second).worker == "worker0"
-        assert only(found, f"{second}/plus").worker == "worker1"
-
-
-@pytest.mark.parametrize("outer", ["profile", "context"])
-async def test_prof_with_autograd(workers, outer):
-    t = leaf()
-
-    async def forward_and_back(ctx: ag.Context) -> None:
-        y = await ag.rpc_async("worker1", plus, args=(t, t))
-        await ctx.backward(y.sum())
-        assert ctx.gradients[t].tolist() == [[2.0] * 3] * 3
-
-    async with workers(2):
-        if outer == "profile":
-            with profile() as found:
+        if order == "profile outside":
+            with profile() as prof:
                 async with ag.context() as ctx:
-                    await forward_and_back(ctx)
+                    await work(ctx)
         else:
             async with ag.context() as ctx:
-                with profile() as found:
-                    await forward_and_back(ctx)
-        made = only(found, "rpc_call#plus(driver -> worker1)")
-        assert only(found, f"{made.key}/plus").worker == "worker1"
+                with profile() as prof:
+                    await work(ctx)
+        made = only(prof, key(kind, func.__name__, "driver", "worker1"))
+        assert only(prof, f"{made.key}/{func.__name__}").worker == "worker1"
+
+
+async def test_obs_profile_bwd(workers):
+    x, y = leaf(), leaf(seed=1)
+    async with workers(2), ag.context() as ctx:
+        loss = total(await ag.rpc_async("worker1", ag.mul, (x, y)))
+        with profile() as prof:
+            await ctx.backward(loss)
+        (whole,) = [each for each in prof.events if each.kind == "backward"]
+        (send,) = [each for each in prof.events if each.kind == "send"]
+        (recv,) = [each for each in prof.events if each.kind == "recv"]
+        assert (whole.key, whole.error) == ("backward(driver)", "")
+        assert send.key == "Send(driver -> worker1)"
+        assert recv.key == "Recv(worker1 -> driver)"
+        assert send.parent == recv.parent == whole.id
+        assert all(inside(part, whole) for part in prof.children(whole))
+        assert max(send.seconds, recv.seconds) < whole.seconds
+
+
+async def test_obs_profile_bwd_that_fails(workers):
+    x = leaf()
+    async with workers(2), ag.context() as ctx:
+        found = await ag.rpc_async("worker1", breaking, (x,))
+        with profile() as prof, pytest.raises(ag.errors.BackwardFailed):
+            await ctx.backward(total(found))
+        (whole,) = [each for each in prof.events if each.kind == "backward"]
+        assert whole.error == "BackwardFailed"
+
+
+class Breaking(ag.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        raise ValueError("on purpose")
+
+
+def breaking(x: Any) -> Any:
+    return Breaking.apply(x)
+
+
+# ── looking at it ───────────────────────────────────────────────────────────────────────────────
 
 
 async def test_prof_export(workers, tmp_path):
-    file = tmp_path / "trace.json"
     async with workers(2):
-        with profile() as found:
-            await ag.rpc_async("worker1", ag.add, args=(1, 2))
-        found.to_chrome(file)
-    events = json.loads(file.read_text())["traceEvents"]
-    names = [event["name"] for event in events if event["ph"] == "X"]
-    assert names.count("rpc_op#add(driver -> worker1)") == 1
-    assert names.count("rpc_op#add(driver -> worker1)/add") == 1
-    processes = [event["args"]["name"] for event in events if event["ph"] == "M"]
-    assert processes == ["driver", "worker1"]
+        with profile() as prof:
+            await ag.rpc_async("worker1", ag.add, (1.0, 2.0))
+            await ag.rpc_async("worker1", scoped, (1, 2))
+    prof.to_chrome(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = {each["name"] for each in trace["traceEvents"] if each["ph"] == "X"}
+    made = key("op", "add", "driver", "worker1")
+    assert {made, f"{made}/add"} < names
+    assert any(name.endswith("/second") for name in names)
+    pids = {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"}
+    assert pids == {"driver", "worker1"}
+    assert made in prof.table()
+    picture = ag.viz.timeline(prof.events)
+    assert picture.rows().keys() == {"driver", "worker1"}
+    assert "scoped" in picture.svg
 
 
 async def test_prof_server_global(workers):
-    async with workers(2) as cluster:
-        worker = cluster["worker1"]
-        await worker.call(start_profile)
-        await cluster["worker0"].call(onwards, "worker1", 1)  # somebody else's call
-        await worker.call(start_profile)
-        await worker.call(ag.subtract, 1, 2)
-        inner = await worker.call(stop_profile)
-        await worker.call(ag.add, 1, 2)
-        outer = await worker.call(stop_profile)
-        assert [each.name for each in inner] == ["subtract"]
-        assert [each.name for each in outer] == ["plus", "subtract", "add"]
-        assert {each.worker for each in outer} == {"worker1"}
-        with pytest.raises(ag.errors.RpcError, match="no profile"):
-            await worker.call(stop_profile)
+    async with workers(2):
+        for processwide in ("worker1", "driver"):
+            await ag.rpc_async(processwide, start_profile)
+            await ag.rpc_async(processwide, ag.add, (1.0, 2.0))
+            await ag.rpc_async(processwide, start_profile)
+            await ag.rpc_async(processwide, ag.sub, (1.0, 2.0))
+            inner = await ag.rpc_async(processwide, stop_profile)
+            outer = await ag.rpc_async(processwide, stop_profile)
+            await ag.rpc_async(processwide, ag.mul, (1.0, 2.0))
+            assert [each.key for each in inner.events] == ["subtract"]
+            assert [each.key for each in outer.events] == ["add", "subtract"]
+            assert {each.worker for each in outer.events} == {processwide}
+
+
+async def test_prof_server_global_sees_passes_of_others(workers):
+    x = leaf()
+    async with workers(2), ag.context() as ctx:
+        loss = total(await ag.rpc_async("worker1", ag.mul, (x, x)))
+        await ag.rpc_async("worker1", start_profile)
+        await ctx.backward(loss)
+        prof = await ag.rpc_async("worker1", stop_profile)
+        kinds = [each.kind for each in prof.events]
+        assert kinds.count("send") == kinds.count("recv") == 1
+        assert "Send(worker1 -> driver)" in {each.key for each in prof.events}

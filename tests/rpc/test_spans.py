@@ -253,6 +253,24 @@ async def test_a_worker_records_all_that_is_called_there(agents):
             await rpc_async("worker1", stop_profile)
 
 
+async def test_a_callee_may_record_within_the_recording_of_its_caller(agents):
+    async def record_itself(x):
+        with profile() as own:
+            await rpc_async("worker2", add, (x,))
+        return own
+
+    async with agents(3):
+        await rpc_async("worker1", start_profile)
+        with profile() as prof:
+            own = await rpc_async("worker1", record_itself, (1,))
+        whole = await rpc_async("worker1", stop_profile)
+        hop = key("call", "add", "worker1", "worker2")
+        assert [each.key for each in own] == [hop, f"{hop}/add"]
+        call, run, *rest = prof.events
+        assert [each.key for each in rest] == [f"{call.key}/{each.key}" for each in own]
+        assert [each.key for each in whole] == [hop, f"{hop}/add", run.name]
+
+
 def test_what_is_too_much_is_counted():
     outer = Profile(limit=3)
     inner = Profile(within=outer, limit=1)

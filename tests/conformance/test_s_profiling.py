@@ -81,8 +81,11 @@ async def test_prof_key(workers):
     async with workers(2):
         with profile() as prof:
             await ag.rpc_async("worker1", plus, (1, 2))
-        call_key = prof.events[0].key
-        assert all(part in call_key for part in ("call", "plus", "driver", "worker1"))
+            await ag.rpc_async("worker0", ag.add, (1, 2))
+            await ag.remote("worker1", plus, (1, 2)).future()
+        keys = [each.key for each in prof.events if each.worker == "driver"]
+        assert keys[:2] == ["rpc_call#plus(driver -> worker1)", "rpc_op#add(driver -> worker0)"]
+        assert "rpc_remote#plus(driver -> worker1)" in keys
 
 
 @pytest.mark.parametrize("to", ["worker1", "driver"])
@@ -186,6 +189,19 @@ async def test_prof_remote_events_of_parallel_calls(workers):
             (outer,) = prof.children(run)
             assert [part.name for part in prof.children(outer)] == ["first", "second"]
             assert each.key.endswith(f"-> {run.worker})")
+
+
+async def test_prof_remote_events_do_not_mix_in_parallel_recordings(workers):
+    async def recorded(number: int) -> list[Any]:
+        to = f"worker{number % 2}"
+        with profile(details=True) as prof:
+            await ag.rpc_async(to, scoped, (ag.ones(number), 1))
+        run = only(prof, f"{key('call', 'scoped', 'driver', to)}/scoped")
+        return [len(prof), run.worker, run.detail["inputs"]]
+
+    async with workers(2):
+        found = await asyncio.gather(*[recorded(number) for number in range(10)])
+        assert found == [[5, f"worker{n % 2}", [(n,)]] for n in range(10)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -320,6 +336,17 @@ async def test_prof_server_global(workers):
             assert [each.key for each in inner.events] == ["subtract"]
             assert [each.key for each in outer.events] == ["add", "subtract"]
             assert {each.worker for each in outer.events} == {processwide}
+
+
+async def test_prof_server_global_sees_calls_of_others(workers):
+    async with workers(2):
+        await ag.rpc_async("worker1", start_profile)
+        await ag.rpc_async("worker0", through, ("worker1", 1, 2))
+        prof = await ag.rpc_async("worker1", stop_profile)
+        assert prof.events[-1].key == "scoped"
+        assert {each.worker for each in prof.events} == {"worker1"}
+        with pytest.raises(ag.errors.RpcError, match="no profile"):
+            await ag.rpc_async("worker1", stop_profile)
 
 
 async def test_prof_server_global_sees_passes_of_others(workers):

@@ -23,7 +23,7 @@ from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.inbox import Once
 from aiograd.rpc.link import Link
 from aiograd.rpc.outbox import Outbox
-from aiograd.rref.owning import Owning, Requests
+from aiograd.rref.owning import Owning
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.using import Using
 
@@ -85,10 +85,6 @@ def _free_early(original: Any) -> Any:
     return release
 
 
-def _copies_count(original: Any) -> Any:
-    return lambda self, number, low: True
-
-
 def _miss_unreached(original: Any) -> Any:
     def collect(self: Pass, sinks: Any) -> Any:
         self._unreached = []
@@ -146,7 +142,6 @@ BUGS: Final[dict[str, Bug]] = {
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
     "missing_release": Bug("dropped references stay", Using, "_let_go", _nothing),
     "early_free": Bug("the first release frees the value", Owning, "release", _free_early),
-    "fork_again": Bug("a copy of a fork request counts", Requests, "take", _copies_count),
     "miss_unreached": Bug("unused edges are not answered", Pass, "collect", _miss_unreached),
     "answer_twice": Bug("gradients of edges count twice", Pass, "feed", _answer_twice),
     "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),

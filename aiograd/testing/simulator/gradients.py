@@ -20,11 +20,12 @@ import numpy as np
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import context, get_gradients
+from aiograd.dist.derivatives import grad
 from aiograd.errors import AiogradError, BackwardFailed, ContextError, UnknownContext
 from aiograd.rpc.calls import rpc_async
 from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.functions import enter, here
-from aiograd.testing.simulator.ledger import ANY, CallId
+from aiograd.testing.simulator.ledger import ANY, CallId, equal
 
 Expression = tuple[Any, ...]
 SHAPE = (2, 2)
@@ -198,4 +199,68 @@ def _compare(actor: Actor, ctx: Any, xs: list[Tensor], copies: list[Tensor], pas
                 actor.book.violated("I3", f"{found[x]!r:.100} instead of {expected!r:.100}")
 
 
-GRADIENTS: list[Act] = [backward]
+async def leave_early(actor: Actor) -> None:
+    """A context is left while calls made in it are still under way."""
+    expression = draw(actor.random, actor.node.name, actor.names, 3)
+    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+    async with context():
+        task = asyncio.ensure_future(
+            actor.book.watch(
+                entry,
+                lambda: _forward(entry.id, expression, [_leaf(0), _leaf(1)]),
+                ANY,
+                errors=(ExceptionGroup, UnknownContext),
+            )
+        )
+        await asyncio.sleep(actor.random.choice((0.0, 0.001, 0.01)))
+    await asyncio.wait([task])
+
+
+async def cancel_backward(actor: Actor) -> None:
+    """A pass is cancelled at some moment; the next one in the same context is right."""
+    expression = draw(actor.random, actor.node.name, actor.names, 3)
+    xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
+    async with context() as ctx:
+        entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+        loss = await actor.book.watch(
+            entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
+        )
+        if loss is None or loss.grad_fn is None:
+            return
+        first = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
+        await asyncio.sleep(actor.random.choice((0.0, 0.0005, 0.001, 0.01)))
+        first.cancel()
+        await asyncio.wait([first])
+        done = not first.cancelled() and first.exception() is None
+        if await _pass(actor, ctx, loss, retain=True):
+            oracle(expression, copies, {}).sum().backward()
+            _compare(actor, ctx, xs, copies, 1 + done)
+
+
+async def derivative(actor: Actor) -> None:
+    """`grad` gives numbers and leaves nothing behind."""
+    expression = draw(actor.random, actor.node.name, actor.names, 3)
+    xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
+    async with context() as ctx:
+        entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+        loss = await actor.book.watch(
+            entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
+        )
+        if loss is None or loss.grad_fn is None:
+            return
+        oracle(expression, copies, {}).sum().backward()
+        limit = actor.book.world.options.timeout + 2.0
+        entry = actor.begin("grad", actor.node.name, limit)
+        found = await actor.book.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
+        if found is None:
+            return
+        for value, copy in zip(found, copies, strict=True):
+            expected = None if copy.grad is None else np.asarray(copy.grad)
+            got = None if value is None else np.asarray(value)
+            if not equal(got, expected):
+                actor.book.violated("I3", f"grad gave {got!r:.100}, not {expected!r:.100}")
+        if ctx.gradients:
+            actor.book.violated("I3", "grad left gradients in the context")
+
+
+GRADIENTS: list[Act] = [backward, backward, backward, leave_early, cancel_backward, derivative]

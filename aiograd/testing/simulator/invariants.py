@@ -58,7 +58,7 @@ async def check_alive(world: World, book: Ledger) -> None:
     ]
     await asyncio.sleep(RECOVER)
     for node, other, task in tasks:
-        # A connection that broke is not made again yet: the two have lost each other for good.
+        # Without sessions that resume, two whose connection broke have lost each other for good.
         excused = book.harm.between(node.name, other.name)
         if not task.done():
             book.violated("I9", f"{node.name} to {other.name}: no answer within {RECOVER:g} s")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aiograd.testing.simulator.world import Node, World
 
 LATE: Final = 0.25  # seconds after its deadline by which every call has ended
+CANCELLED: Final = 0.5  # seconds in which a cancelled coroutine has ended
+NOTICED: Final = 1.0  # seconds in which the death of a process is known
 CallId = tuple[int, ...]  # a call made by the call (3,) is (3, 0), and so on
 
 
@@ -155,6 +157,31 @@ class Ledger:
                 self.violated("I4", f"{entry.what} ran, but its error said that it did not")
             if not entry.outcome and entry.caller.alive:
                 self.violated("I1", f"{entry.what} to {entry.to} never ended")
+            if entry.outcome == "cancelled" and not self.harm.any:
+                self._check_stopped(entry)
+            if self.harm.kinds <= {"crash", "restart"}:
+                self._check_noticed(entry)
+
+    def _check_stopped(self, entry: Entry) -> None:
+        """A cancelled coroutine ends soon after."""
+        late = self.stopped.get(entry.id, entry.end) - entry.end
+        if late > CANCELLED + 2 * self._journey:
+            self.violated("I1", f"{entry.what} went on for {late:.3f} s after it was cancelled")
+
+    def _check_noticed(self, entry: Entry) -> None:
+        """Whoever waits for a worker that crashed is told soon after."""
+        for node in self.world.dead:
+            if node.name == entry.to and entry.begin <= node.died < entry.end < math.inf:
+                late = entry.end - node.died
+                if late > NOTICED + 2 * self._journey and entry.caller.alive:
+                    self.violated(
+                        "I1", f"{entry.what}: the death of {entry.to} was noticed {late:.3f} s late"
+                    )
+
+    @property
+    def _journey(self) -> float:
+        manner = self.world.wire.manner
+        return manner.latency + manner.jitter
 
 
 def ledger() -> Ledger:

@@ -185,6 +185,9 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         task = super().create_task(coro, name=name, context=context)
         self.owners[task] = OWNER.get() if context is None else context.get(OWNER)
+        if self.over:
+            coro.close()  # a finaliser of something that crashed; it will never run
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
     def tasks_of(self, owner: Owner | None) -> list[asyncio.Task[Any]]:

@@ -44,6 +44,8 @@ HARMFUL: Final = frozenset(
     {"crash", "vanish", "restart", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse"}
 )
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
+RESUMED: Final = frozenset({"reset", "reset_after", "close"})
+SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen, once sessions resume
 HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
 
 
@@ -133,27 +135,38 @@ _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
 class Harm:
     """What has gone wrong so far: which errors are justified."""
 
-    def __init__(self) -> None:
+    def __init__(self, resume: bool = False) -> None:
         self.nodes: set[str] = set()  # workers that anybody may have lost
         self.pairs: set[frozenset[str]] = set()  # who may have lost whom
         self.any = False
         self.kinds: set[str] = set()
         self._everyone = False  # anybody may have lost anybody
+        self._away = 0.0  # seconds that somebody was paused or slow, together
+        self._resume = resume
 
     def note(self, fault: Fault) -> None:
         self.any = True
         self.kinds.add(fault.kind)
-        self._everyone = self._everyone or fault.kind == "refuse"
-        if fault.kind not in HARMFUL and (fault.kind != "pause" or fault.seconds < HANDSHAKE):
+        if fault.kind in ("pause", "slow"):
+            self._away += fault.seconds
+        if fault.kind == "refuse" or self._away > HANDSHAKE:
+            self._everyone = True
+        if fault.kind not in HARMFUL or self._short(fault):
             return
         if fault.b:
             self.pairs.add(frozenset({fault.a, fault.b}))
         else:
             self.nodes.add(fault.a)
 
+    def _short(self, fault: Fault) -> bool:
+        """Whether a broken connection should have been made again without a loss."""
+        if not self._resume:
+            return False
+        return fault.kind in RESUMED or ("cut" in fault.kind and fault.seconds < SHORT)
+
     @property
     def lossy(self) -> bool:
-        return bool(self.nodes or self.pairs)
+        return self._everyone or bool(self.nodes or self.pairs)
 
     def may_lose(self, name: str) -> bool:
         """Whether somebody may have lost this worker."""
@@ -167,9 +180,9 @@ class Harm:
 class Player:
     """Lets the faults of a schedule happen."""
 
-    def __init__(self, world: World, faults: list[Fault]) -> None:
+    def __init__(self, world: World, faults: list[Fault], resume: bool = False) -> None:
         self.world = world
-        self.harm = Harm()
+        self.harm = Harm(resume)
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
         self._seen: dict[tuple[str, str], int] = {}

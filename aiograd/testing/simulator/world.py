@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -62,6 +63,7 @@ class Node:
         self.world, self.name, self.rank, self.start_number = world, name, rank, start_number
         self.alive = True
         self.silent = False  # it vanished instead of crashing
+        self.died = math.inf
         self.busy_until = 0.0
         self.cost = 0.0
         self.held: deque[asyncio.Handle] = deque()
@@ -183,6 +185,7 @@ class World:
             return
         self.trace("vanish" if silent else "crash", name)
         node.alive, node.silent = False, silent
+        node.died = self.loop.time()
         self.dead.append(node)
         node.buried.extend(node.held)
         node.held.clear()

@@ -46,6 +46,7 @@ from aiograd.rpc.functions import (
 )
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
+from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.runtime import Runtime
@@ -129,6 +130,7 @@ class Agent:
         self._service_shipments: dict[str, Shipment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reserved = 0  # bytes of messages arriving now
+        self.limits = Limits()  # which of them others have reached
         self._heart: asyncio.TimerHandle | None = None
         self._awake_until, self._spinning = 0.0, False
         self._spin_misses = self._spin_rest = 0  # polls in vain, and reads for which to leave it
@@ -315,7 +317,7 @@ class Agent:
             extra = future._trace.ask(extra)
         more, payload = pack(self, value, departure, "call", extra)
         try:
-            self.check_size(payload, "call")
+            self.check_size(payload, "call", link.max_message)
         except SerializationError:
             departure.cancel()
             raise
@@ -412,11 +414,11 @@ class Agent:
         except RuntimeError:
             raise WorkerClosed(f"the loop of {self.name} has ended", self.name) from None
 
-    def check_size(self, payload: Payload, path: str) -> None:
+    def check_size(self, payload: Payload, path: str, most: int) -> None:
         if payload.buffers or len(payload.data) > SMALL:
             size = payload.size()
-            if size > self.options.max_message or len(payload.buffers) >= MAX_SEGMENTS:
-                limit = f"max_message is {self.options.max_message}"
+            if size > most or len(payload.buffers) >= MAX_SEGMENTS:
+                limit = f"max_message is {most}"
                 raise SerializationError(
                     path, f"{size} bytes are too many for one message; {limit}"
                 )
@@ -544,6 +546,7 @@ class Agent:
     def reserve(self, size: int) -> bool:
         """Memory for a message of `size` bytes that is about to arrive."""
         if self._reserved + size > self.options.inbound_budget:
+            self.limits.reached("inbound_budget")
             return False
         self._reserved += size
         return True

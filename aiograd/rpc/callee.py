@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aiograd")
 _NOTHING = Payload(b"")
+_HELD = 256  # bytes that a message takes besides its body
+_AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
 class Incoming:
@@ -96,7 +98,9 @@ class Callee:
         self._agent = link.agent
         self._outbox = link.outbox
         self._limit = link.agent.options.outbound_buffer
-        self._held: deque[tuple[Any, ...]] = deque()  # calls that wait until replies have left
+        self._most = link.agent.options.max_inflight
+        # Messages that wait until the peer has read its answers, with the memory they take.
+        self._held: deque[tuple[int, tuple[Any, ...]]] = deque()
         self.running: dict[int, Incoming] = {}
         self.abandoned = 0
 
@@ -104,9 +108,8 @@ class Callee:
 
     def call(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """A call is complete."""
-        if self._outbox.waiting > self._limit:
-            copy = body if isinstance(body, Transfer) else bytes(body)
-            self._held.append((CALL, flags, id, budget, target, copy))
+        if self._held or self._outbox.over(self._limit):
+            self._hold(CALL, flags, id, budget, target, body)
         elif (
             target.mode == INLINE
             and flags & FLAT
@@ -122,10 +125,39 @@ class Callee:
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
+    def service(
+        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
+    ) -> None:
+        """A request or post is complete; it stays behind what is held back."""
+        if self._held or self._outbox.over(self._limit):
+            self._hold(kind, flags, id, budget, target, body)
+        else:
+            self.arrived(kind, flags, id, budget, target, body)
+
+    def _hold(
+        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
+    ) -> None:
+        """Let it wait for a peer that does not read, within the memory for what comes in."""
+        size = _HELD + (body.size if isinstance(body, Transfer) else len(body))
+        self._agent.limits.reached("outbound_buffer")
+        if not self._agent.reserve(size):
+            raise ProtocolError(f"{self._link.peer.name} calls on and on, and reads no answers")
+        copy = body if isinstance(body, Transfer) else bytes(body)
+        self._held.append((size, (kind, flags, id, budget, target, copy)))
+
     def proceed(self) -> None:
-        """Something large has left: start calls that were held back."""
-        while self._held and self._outbox.waiting <= self._limit:
-            self.arrived(*self._held.popleft())
+        """The peer has read something: go on with what was held back."""
+        while self._held and not self._outbox.over(self._limit):
+            size, message = self._held.popleft()
+            self._agent.release(size)
+            self.arrived(*message)
+
+    def _crowded(self) -> bool:
+        """Whether the peer has more calls under way than were agreed on."""
+        if len(self.running) < self._most:
+            return False
+        wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
+        return wanted >= self._most
 
     def _keep_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
         """The same, for a result that stays here."""
@@ -176,8 +208,14 @@ class Callee:
         incoming = Incoming(self, id, target, kind)
         if isinstance(body, Transfer) and body.refused:
             return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
-        if budget <= 0:
+        if not budget > 0:  # spent, or no number
             return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
+        if kind == CALL and self._crowded():
+            agent.limits.reached("max_inflight")
+            why = f"{self._most} of its calls are under way"
+            return self._fail(incoming, Overloaded(agent.name, why))
+        if budget > _AGES:
+            budget = math.inf
         if isinstance(target.error, NotAllowed):  # refused before anything of it is unpickled
             return self._fail(incoming, target.error)
         self.running[id] = incoming
@@ -312,13 +350,19 @@ class Callee:
         else:
             self.succeed(incoming, value)
         finally:
-            incoming.args, incoming.kwargs = (), None  # an error's traceback holds this frame
+            incoming.args, incoming.kwargs = (
+                (),
+                None,
+            )  # an error's traceback holds this frame
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
         if incoming.abandoned:
             self.abandoned -= 1
-        error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn
+        error, incoming.error = (
+            incoming.error,
+            None,
+        )  # its traceback holds `incoming` in turn
         if error is not None:
             self._fail(incoming, error)
         elif incoming.abandoned and not incoming.kept:
@@ -365,7 +409,7 @@ class Callee:
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
             flags, payload = pack(self._agent, value, departure, "result", extra)
-            self._agent.check_size(payload, "result")
+            self._agent.check_size(payload, "result", self._link.max_message)
         except Exception as error:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._agent.name)
@@ -394,7 +438,10 @@ class Callee:
             self._answer_fault(incoming, error, extra)
 
     def _answer_fault(
-        self, incoming: Incoming, error: BaseException, extra: dict[str, Any] | None = None
+        self,
+        incoming: Incoming,
+        error: BaseException,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         name, sender = incoming.target.name, self._link.peer.name
         text = faults.traceback_text(error)
@@ -464,7 +511,8 @@ class Callee:
 
     def close(self) -> None:
         """The peer is gone: nobody waits for anything that still runs."""
-        self._held.clear()
+        while self._held:
+            self._agent.release(self._held.popleft()[0])
         for incoming in list(self.running.values()):
             self._abandon(incoming)
 

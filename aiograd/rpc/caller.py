@@ -51,6 +51,10 @@ class Caller:
         self.waiting: deque[tuple[Any, ...]] = deque()  # arguments of `_start`
         self.last_id = 0
 
+    def agree(self, most: int) -> None:
+        """The peer takes only so many calls at once."""
+        self._limit = max(1, min(self._limit, most))
+
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 
     def begin_small(
@@ -245,7 +249,10 @@ class Caller:
                         task.add_done_callback(lambda _: bucket.pop(late, None))
                     return
         except Exception as error:
-            fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+            fail(
+                future,
+                faults.annotate(error, future._function, self._link.peer.name, ""),
+            )
             return
         finally:
             if bucket is not None:  # not earlier: an empty bucket may be dropped

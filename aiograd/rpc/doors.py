@@ -14,7 +14,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.errors import (
+    AuthError,
+    ProtocolError,
+    SecurityError,
+    WorkerClosed,
+    WorkerLost,
+)
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
@@ -101,6 +107,7 @@ class Doors:
         hosts = collections.Counter(self._strangers.values())
         crowded = len(self._strangers) >= _STRANGERS
         if self._agent.closed or crowded or (host and hosts[host] >= _STRANGERS_PER_HOST):
+            self._agent.limits.reached("strangers")
             return False
         self._strangers[visitor] = host
         return True
@@ -131,6 +138,7 @@ class Doors:
         self._strangers.pop(greeting, None)
         peer = greeting.peer
         if greeting.error is not None or peer is None:
+            self._agent.limits.reached("handshake")
             if isinstance(greeting.error, ProtocolError | SecurityError):
                 _log.debug("%s refused a connection: %s", self._agent.name, greeting.error)
             return
@@ -141,6 +149,9 @@ class Doors:
 
     def _open(self, link: Link, greeting: Greeting) -> None:
         tune(greeting.transport)
+        if greeting.peer is not None:  # nobody sends more than the other side takes
+            link.max_message = min(link.max_message, greeting.peer.max_message)
+            link.caller.agree(greeting.peer.max_inflight)
         link.opened(greeting.transport)
         for waiter in self._waiters.pop(link.peer.incarnation, ()):
             if not waiter.done():

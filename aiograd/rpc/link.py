@@ -115,6 +115,8 @@ class Link:
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = self._last_written = 0
         self._goodbye = False
+        self._behind = 0  # bytes of small messages that wait for large ones
+        self.max_message = agent.options.max_message  # the smaller one of both sides
         self._handlers: dict[int, Handler] = {
             CALL: self._on_call,
             REQUEST: functools.partial(self._on_numbered, REQUEST),
@@ -146,7 +148,13 @@ class Link:
 
     def broken(self, error: Exception) -> None:
         """The peer broke the protocol: end the connection."""
-        _log.error("%s: closing the connection to %s: %s", self.agent.name, self.peer.name, error)
+        self.agent.limits.reached("protocol")
+        _log.error(
+            "%s: closing the connection to %s: %s",
+            self.agent.name,
+            self.peer.name,
+            error,
+        )
         if self.connection is not None:
             self.connection.transport.abort()
         self.lose(WorkerLost(self.peer.name, why=str(error)))
@@ -181,6 +189,8 @@ class Link:
         self.outbox.close()
         self.caller.lose(error, unsent)
         self.callee.close()
+        self.agent.release(self._behind)
+        self._behind = 0
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -226,7 +236,16 @@ class Link:
             return
         number = self.number(shipment)
         self.caller.last_id += 1
-        self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
+        self.send(
+            POST,
+            flags,
+            self.caller.last_id,
+            _NEVER,
+            number,
+            payload,
+            shipment.name,
+            undo,
+        )
 
     def number(self, shipment: Shipment) -> int:
         """The number under which the peer knows a function; it is told first if it does not."""
@@ -246,7 +265,13 @@ class Link:
             self.outbox.put(kind, 0, id, 0.0, target, b"")
 
     def _put(
-        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
+        self,
+        kind: int,
+        flags: int,
+        id: int,
+        budget: float,
+        target: int,
+        payload: Payload,
     ) -> None:
         data, buffers, _ = payload
         if not buffers and len(data) <= SMALL:
@@ -291,6 +316,8 @@ class Link:
                     handlers[kind](flags, id, budget, target, body)
         except ProtocolError as error:
             self.broken(error)
+        except Exception as error:  # of a message no honest peer would send
+            self.broken(ProtocolError(f"{type(error).__name__}: {error}", self.peer.name))
         finally:
             outbox.corked = False
             if not outbox.scheduled:
@@ -308,15 +335,35 @@ class Link:
             self._inbox.complete(body)
             return
         found: Any = self._target(target) if kind in NUMBERED else target
+        if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
+            raise ProtocolError(f"{self.peer.name} sent a large message of kind {kind}")
         if isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
-                body, kind, id, lambda: self._handlers[kind](flags, id, budget, found, body)
+                body,
+                kind,
+                id,
+                lambda: self._handlers[kind](flags, id, budget, found, body),
             )
         elif kind in NUMBERED or kind in ANSWERS:
-            copy = bytes(body)
-            self._inbox.put(kind, id, lambda: self._handlers[kind](flags, id, budget, found, copy))
+            self._put_behind(kind, flags, id, budget, found, bytes(body))
         else:
             self._handlers[kind](flags, id, budget, target, body)
+
+    def _put_behind(
+        self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes
+    ) -> None:
+        """Let a small message wait for a large one, within the memory for what comes in."""
+        size = len(body) + _BEHIND
+        if not self.agent.reserve(size):
+            raise ProtocolError(f"{self.peer.name} sends too much behind a large message")
+        self._behind += size
+
+        def go() -> None:
+            self._behind -= size
+            self.agent.release(size)
+            self._handlers[kind](flags, id, budget, target, body)
+
+        self._inbox.put(kind, id, go)
 
     def _target(self, number: Any) -> Target:
         if type(number) is Target:  # found when the message was announced
@@ -335,7 +382,7 @@ class Link:
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
     ) -> None:
         if self._once.fresh(id):
-            self.callee.arrived(kind, flags, id, budget, self._target(target), body)
+            self.callee.service(kind, flags, id, budget, self._target(target), body)
 
     def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
         """Over a restricted link: pass a message on if it is not a pickle."""
@@ -344,8 +391,8 @@ class Link:
         handler(flags, *rest)
 
     def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if len(self._targets) > TABLE + 1:
-            raise ProtocolError(f"{self.peer.name} defined too many functions")
+        if not target or len(self._targets) > TABLE + 1:
+            raise ProtocolError(f"{self.peer.name} defined too many functions, or number 0")
         self._targets[target] = self.agent.resolve(flags, bytes(body), self.peer)
 
     def _on_forget(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
@@ -356,4 +403,5 @@ class Link:
         self._goodbye = True
 
 
+_BEHIND = 512  # bytes that a waiting message takes besides its body
 _NEVER = float("inf")  # a post has no deadline

@@ -36,7 +36,7 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sent: Callable[[], None]) -> None:
         self._call_soon = loop.call_soon
-        self._sent = sent  # told when something large has left
+        self._sent = sent  # told when something large has left, or the peer reads again
         self.small: list[bytes] = []
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
@@ -59,7 +59,13 @@ class Outbox:
             self.schedule()
 
     def put_large(
-        self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
+        self,
+        kind: int,
+        flags: int,
+        id: int,
+        budget: float,
+        target: int,
+        segments: Sequence[Any],
     ) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
         views = [memoryview(segment).cast("B") for segment in segments]
@@ -93,6 +99,7 @@ class Outbox:
     def resume(self) -> None:
         self._paused = False
         self.flush()
+        self._sent()
 
     def flush(self) -> None:
         self.scheduled = False
@@ -149,6 +156,10 @@ class Outbox:
         if self._transport is not None:
             waiting += int(self._transport.get_write_buffer_size())
         return waiting
+
+    def over(self, limit: int) -> bool:
+        """Whether more than so many bytes wait for a peer that does not read them."""
+        return self.waiting > limit or (self._paused and self.size > limit)
 
     def unsent(self) -> set[tuple[int, int]]:
         """(kind, id) of messages that have not left completely."""

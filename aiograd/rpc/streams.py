@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded
+from aiograd.errors import DeadlineExceeded, ProtocolError
 from aiograd.rpc.baggage import pack
 from aiograd.rpc.travel import Departure
 from aiograd.wire.messages import CREDIT, ITEM
@@ -41,7 +41,7 @@ class StreamSource:
         self._more = asyncio.Event()
 
     def credit(self, count: int) -> None:
-        self._credits += count
+        self._credits = min(self._credits + count, WINDOW)
         self._more.set()
 
     async def drive(self) -> None:
@@ -179,6 +179,9 @@ class Stream(AsyncIterator[Any]):
     def item(
         self, value: Any, waits: list[asyncio.Future[Any]], error: BaseException | None
     ) -> None:
+        if len(self._items) > 2 * WINDOW:
+            peer = self._link.peer.name
+            raise ProtocolError(f"{peer} sends more items than it was allowed to", peer)
         self._items.append((value, waits, error))
         self._news.set()
 

@@ -27,6 +27,8 @@ HEADER_SIZE: Final = HEADER.size
 SMALL: Final = 64 * 1024  # a body up to this size travels in one frame
 CHUNK_SIZE: Final = 1024 * 1024  # a ping waits for at most this many bytes of somebody else's array
 MAX_SEGMENTS: Final = 8000  # so that an announcement fits into a small frame
+TRANSFERS: Final = 16_384  # large messages under way at once; more are no honest peer's
+_SEGMENT: Final = 160  # bytes that an array takes besides its memory
 _BUFFER: Final = 4 * SMALL
 _GLANCE: Final = 2048  # read at once while a large message is expected: what is more is copied
 _LENGTH: Final = struct.Struct("<Q")
@@ -45,6 +47,11 @@ def announce(transfer: int, target: int, lengths: list[int]) -> bytes:
     return struct.pack(f"<{len(lengths) + 2}Q", transfer, target, *lengths)
 
 
+def memory_of(lengths: list[int]) -> int:
+    """What a large message takes here: many tiny segments take more than their bytes."""
+    return sum(lengths) + _SEGMENT * (len(lengths) - 1)
+
+
 class Transfer:
     """A large message on its way in: its header at once, its segments when `complete`."""
 
@@ -52,7 +59,7 @@ class Transfer:
 
     def __init__(self, kind: int, lengths: list[int], refused: bool) -> None:
         self.kind = kind
-        self.size = sum(lengths)
+        self.size = memory_of(lengths)
         self.refused = refused  # over the memory budget: its bytes are thrown away as they come
         self.segments: list[np.ndarray] = (
             [] if refused else [np.empty(length, np.uint8) for length in lengths]
@@ -183,7 +190,9 @@ class FrameReader:
             raise ProtocolError(f"a message of {total} bytes is over the limit")
         if transfer_number in self._transfers or not total:
             raise ProtocolError(f"transfer {transfer_number} announced wrongly")
-        transfer = Transfer(kind, lengths, refused=not self._reserve(total))
+        if len(self._transfers) >= TRANSFERS:
+            raise ProtocolError(f"{TRANSFERS} large messages are under way already")
+        transfer = Transfer(kind, lengths, refused=not self._reserve(memory_of(lengths)))
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)

@@ -14,13 +14,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import (
-    AuthError,
-    ProtocolError,
-    SecurityError,
-    WorkerClosed,
-    WorkerLost,
-)
+from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("aiograd")
 _STRANGERS = 64  # connections that have proven nothing yet
 _STRANGERS_PER_HOST = 16
+_MOMENT = 0.5  # seconds; a peer that dies while it dials us must not be waited for much longer
 _RETRIES = 5  # a busy door closes without a word; knock again
 
 
@@ -163,7 +158,10 @@ class Doors:
         """Connect a link; it is open or lost afterwards."""
         peer = link.peer
         error: Exception = WorkerLost(peer.name, "no", "it has no address")
-        for address in peer.addresses:
+        addresses = list(peer.addresses)
+        patience = self._agent.loop.time() + self._agent.options.handshake_timeout
+        while addresses:
+            address = addresses.pop(0)
             try:
                 greeting = await self._greet(address, peer.incarnation)
             except (OSError, ProtocolError, SecurityError) as trouble:
@@ -182,9 +180,13 @@ class Doors:
                 continue
             if greeting.status == DUPLICATE:
                 greeting.transport.abort()
-                await self._await_their_dial(link)
-            else:
-                self._open(link, greeting)
+                if await self._their_dial_came(link):
+                    return
+                error = WorkerLost(peer.name, "no", "it never finished connecting")
+                if self._agent.loop.time() < patience:
+                    addresses.insert(0, address)  # is it still there?
+                continue
+            self._open(link, greeting)
             return
         if link.state == "dialling":
             if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
@@ -193,16 +195,17 @@ class Doors:
                 error = type(error)(str(error), peer.name)
             link.lose(error)
 
-    async def _await_their_dial(self, link: Link) -> None:
-        if link.state != "dialling":
-            return
-        waiter = self._agent.loop.create_future()
-        self._waiters.setdefault(link.peer.incarnation, []).append(waiter)
-        try:
-            async with asyncio.timeout(self._agent.options.handshake_timeout):
-                await waiter
-        except TimeoutError:
-            link.lose(WorkerLost(link.peer.name, "no", "it never finished connecting"))
+    async def _their_dial_came(self, link: Link) -> bool:
+        """Wait a moment for the connection that the peer is making."""
+        if link.state == "dialling":
+            waiter = self._agent.loop.create_future()
+            self._waiters.setdefault(link.peer.incarnation, []).append(waiter)
+            try:
+                async with asyncio.timeout(_MOMENT):
+                    await waiter
+            except TimeoutError:
+                pass
+        return link.state != "dialling"
 
     async def meet(self, address: str) -> PeerInfo:
         """Dial somebody unknown, and keep the connection for the link to them."""

@@ -149,12 +149,7 @@ class Link:
     def broken(self, error: Exception) -> None:
         """The peer broke the protocol: end the connection."""
         self.agent.limits.reached("protocol")
-        _log.error(
-            "%s: closing the connection to %s: %s",
-            self.agent.name,
-            self.peer.name,
-            error,
-        )
+        _log.error("%s: closing the connection to %s: %s", self.agent.name, self.peer.name, error)
         if self.connection is not None:
             self.connection.transport.abort()
         self.lose(WorkerLost(self.peer.name, why=str(error)))
@@ -236,16 +231,7 @@ class Link:
             return
         number = self.number(shipment)
         self.caller.last_id += 1
-        self.send(
-            POST,
-            flags,
-            self.caller.last_id,
-            _NEVER,
-            number,
-            payload,
-            shipment.name,
-            undo,
-        )
+        self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
 
     def number(self, shipment: Shipment) -> int:
         """The number under which the peer knows a function; it is told first if it does not."""
@@ -265,13 +251,7 @@ class Link:
             self.outbox.put(kind, 0, id, 0.0, target, b"")
 
     def _put(
-        self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        target: int,
-        payload: Payload,
+        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
     ) -> None:
         data, buffers, _ = payload
         if not buffers and len(data) <= SMALL:
@@ -339,10 +319,7 @@ class Link:
             raise ProtocolError(f"{self.peer.name} sent a large message of kind {kind}")
         if isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
-                body,
-                kind,
-                id,
-                lambda: self._handlers[kind](flags, id, budget, found, body),
+                body, kind, id, lambda: self._handlers[kind](flags, id, budget, found, body)
             )
         elif kind in NUMBERED or kind in ANSWERS:
             self._put_behind(kind, flags, id, budget, found, bytes(body))

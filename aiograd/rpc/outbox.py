@@ -59,13 +59,7 @@ class Outbox:
             self.schedule()
 
     def put_large(
-        self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        target: int,
-        segments: Sequence[Any],
+        self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
     ) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
         views = [memoryview(segment).cast("B") for segment in segments]

@@ -109,6 +109,10 @@ class WorkerUnresponsive(WorkerLost):
         return f"{self.worker} is connected but has been silent{why}; it may be stopped or blocked"
 
 
+class WrongThread(RpcError, RuntimeError):
+    """A blocking call was made on an event loop's thread, where it would stop everything."""
+
+
 class UnknownWorker(RpcError, LookupError):
     """No member of the cluster has this name or rank."""
 
@@ -176,10 +180,8 @@ class SerializationError(RpcError, TypeError):
 # ── security and protocol ───────────────────────────────────────────────────────────────────────
 
 
-class _NamesWorker:
+class _NamesWorker(Exception):
     """A message and, where known, the worker it is about."""
-
-    args: tuple[object, ...]
 
     def __init__(self, message: str = "", worker: str = "") -> None:
         super().__init__(message, worker)
@@ -277,3 +279,24 @@ class BackwardFailed(ContextError):
     def __str__(self) -> str:
         where = f" in {self.op}" if self.op else ""
         return f"the backward pass failed on {self.worker}{where}: {self.why}"
+
+
+class PassTimedOut(BackwardFailed, DeadlineExceeded):
+    """A backward pass that did not end within its time."""
+
+    def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
+        Exception.__init__(self, worker, op, why, seconds)
+        self.worker, self.op, self.why = worker, op, why
+        self.function, self.seconds = "backward", seconds
+
+    __str__ = BackwardFailed.__str__
+
+
+class PassRefused(BackwardFailed, GradError):
+    """A backward pass that cannot be played: freed, modified, or crossing contexts."""
+
+    def __init__(self, worker: str, op: str = "", why: str = "", reason: str = "other") -> None:
+        Exception.__init__(self, worker, op, why, reason)
+        self.worker, self.op, self.why, self.reason = worker, op, why, reason
+
+    __str__ = BackwardFailed.__str__

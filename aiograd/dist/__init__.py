@@ -10,7 +10,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.engine import Engine
 from aiograd.dist.partners import CooTraveller
-from aiograd.dist.travel import ContextBaggage, TensorTraveller
+from aiograd.dist.travel import ContextBaggage, TensorBox, TensorTraveller
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.owners import RRefs
@@ -24,9 +24,11 @@ def attach(agent: Agent) -> Contexts:
     engine = contexts.engine = Engine(contexts)
     agent.parts[Contexts] = contexts
     agent.travellers.add(Tensor, TensorTraveller())
+    agent.travellers.boxes = (Tensor, TensorBox())
     agent.baggage = ContextBaggage(contexts)
     partners = contexts.partners
     agent.services["gradients"] = partners.guard_gradients(engine.arrived)
+    agent.services["gradients.flat"] = engine.arrived_flat
     agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
     agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
     agent.services["gradients.waits"] = partners.guard(engine.waits)

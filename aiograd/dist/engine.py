@@ -27,7 +27,7 @@ from aiograd.dist.boundary import crossed_all
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
-from aiograd.dist.failures import PassTimedOut
+from aiograd.dist.mail import flatten, unflatten
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Credit, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
@@ -36,6 +36,7 @@ from aiograd.errors import (
     BackwardFailed,
     DeadlineExceeded,
     GradError,
+    PassTimedOut,
     UnknownContext,
 )
 from aiograd.rpc.agent import Agent
@@ -248,6 +249,14 @@ class Engine:
                     (edge, crossed_all(context.hooks, context.id, message.to, gradients))
                     for edge, gradients in message.answers
                 ]
+            invitation = (play.originator, running.floor, *play.terms) if message.invites else None
+            flat = flatten(message.answers, message.expected, invitation)
+            if flat is not None:
+                self.agent.post(
+                    message.to, "gradients.flat", context.id, play.number, *message.credit, *flat
+                )
+                running.posted(message.to, message.answers, began)
+                continue
             self.agent.post(
                 message.to,
                 "gradients",
@@ -256,7 +265,7 @@ class Engine:
                 *message.credit,
                 message.answers,
                 message.expected,
-                (play.originator, running.floor, *play.terms) if message.invites else None,
+                invitation,
                 held=context if play.terms.create_graph else None,
             )
             running.posted(message.to, message.answers, began)
@@ -293,6 +302,22 @@ class Engine:
         running.inbox.append(message)
         if not running.draining:
             self._take_in(running)
+
+    def arrived_flat(
+        self,
+        sender: PeerInfo,
+        context_id: int,
+        number: int,
+        credit: int,
+        places: int,
+        words: str,
+        edges: str | None,
+        invited: str | None,
+        *arrays: Any,
+    ) -> None:
+        """A message of a pass came in by the quick road."""
+        load = unflatten(words, edges, invited, arrays)
+        self.agent.services["gradients"](sender, context_id, number, credit, places, *load)
 
     def _join(
         self, context: Context, number: int, originator: str, floor: int, *terms: bool

@@ -2,28 +2,7 @@
 
 from __future__ import annotations
 
-from aiograd.errors import BackwardFailed, DeadlineExceeded, GradError
-
-
-class PassTimedOut(BackwardFailed, DeadlineExceeded):
-    """A backward pass that did not end within its time."""
-
-    def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
-        Exception.__init__(self, worker, op, why, seconds)
-        self.worker, self.op, self.why = worker, op, why
-        self.function, self.seconds = "backward", seconds
-
-    __str__ = BackwardFailed.__str__
-
-
-class PassRefused(BackwardFailed, GradError):
-    """A backward pass that cannot be played: freed, modified, or crossing contexts."""
-
-    def __init__(self, worker: str, op: str = "", why: str = "", reason: str = "other") -> None:
-        Exception.__init__(self, worker, op, why, reason)
-        self.worker, self.op, self.why, self.reason = worker, op, why, reason
-
-    __str__ = BackwardFailed.__str__
+from aiograd.errors import BackwardFailed, GradError, PassRefused
 
 
 def failure_of(worker: str, op: str, error: BaseException) -> BackwardFailed:

@@ -14,7 +14,7 @@ import numpy as np
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
-from aiograd.autograd.tensor import Tensor, rebuild
+from aiograd.autograd.tensor import Tensor, rebuild, wrap
 from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
@@ -71,6 +71,33 @@ def _floating(name: Any) -> np.dtype[Any]:
     if dtype.kind not in "fc":
         raise ProtocolError(f"a tensor cannot become {dtype}")
     return dtype
+
+
+class TensorBox:
+    """Takes small dense tensors along the quick road: an array, and what there is to say of it."""
+
+    def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
+        if tensor.data.__class__ is not np.ndarray:
+            return None
+        if tensor._node is None and not tensor._leaf:
+            return tensor.data, 0
+        if departure is None or departure.held is None:
+            return tensor.data, 1
+        if departure.held.hooks:
+            return None
+        nodes: list[Node | None] = departure.scratch.setdefault(EDGE, [])
+        nodes.append(parent_of(tensor))
+        return tensor.data, len(nodes) + 1
+
+    def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
+        tensor = wrap(array)
+        if note:
+            node = None if arrival is None or note == 1 else arrival.scratch.get(EDGE)
+            if node is None:
+                tensor._leaf = True
+            else:
+                tensor._node = Part(node, note - 2, array.shape, array.dtype)
+        return tensor
 
 
 class ContextBaggage:

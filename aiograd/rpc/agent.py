@@ -278,7 +278,7 @@ class Agent:
         if scope is not None and not shipment.quiet:
             future._trace = Trace(scope, self, link.peer, future._kind)
         elif held is None and shipment.data is not None and not link.restricted:
-            data = encode_call(args, kwargs)
+            data = encode_call(args, kwargs, self.travellers.boxes)
             if data is not None and keep is not None:
                 data = in_front({"keep": keep}, data)
                 flags = (shipment.flags & OP) | FLAT | EXTRA
@@ -393,13 +393,18 @@ class Agent:
 
         `held` is the baggage to take along, if any."""
         link = self.link(to)
-        departure = Departure(link.peer, service, held)
-        flags, payload = pack(self, args, departure, f"{service} arguments")
         shipment = self._service(service)
-        if threading.get_ident() == self.thread:
-            link.post(shipment, flags, payload, departure.undo)
+        undo: list[Callable[[], None]] = []
+        if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
+            flags, payload = FLAT, Payload(data)
         else:
-            self.from_thread(link.post, shipment, flags, payload, departure.undo)
+            departure = Departure(link.peer, service, held)
+            flags, payload = pack(self, args, departure, f"{service} arguments")
+            undo = departure.undo
+        if threading.get_ident() == self.thread:
+            link.post(shipment, flags, payload, undo)
+        else:
+            self.from_thread(link.post, shipment, flags, payload, undo)
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:
         if threading.get_ident() == self.thread:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
+from aiograd.wire.flat import decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.frames import Transfer
-from aiograd.wire.messages import EXTRA, TRAVELLED
+from aiograd.wire.messages import EXTRA, FLAT, TRAVELLED
 from aiograd.wire.payload import Payload, encode_named
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ def pack(
     codec = agent.codec_for(departure.to)
     departure.plain = codec.plain
     try:
-        payload = encode_named(codec, value, departure, name)
-        flags = TRAVELLED if payload.travelled else 0
+        quick = None if codec.plain else _quick(agent, value, departure, name)
+        if quick is not None:
+            payload, flags = Payload(quick), FLAT | TRAVELLED
+        else:
+            departure.scratch.clear()
+            payload = encode_named(codec, value, departure, name)
+            flags = TRAVELLED if payload.travelled else 0
         if departure.held is not None and agent.baggage is not None:
             baggage = agent.baggage.depart(departure.held, departure)
             if baggage is not None:
@@ -47,6 +53,16 @@ def pack(
         departure.cancel()
         raise
     return flags, payload
+
+
+def _quick(agent: Agent, value: Any, departure: Departure, name: str) -> bytes | None:
+    """A call or a result by the quick road, if nothing in it needs the general one."""
+    boxes = agent.travellers.boxes
+    if name == "call":
+        if len(value) != 2:
+            return None
+        return encode_call(value[0], value[1], boxes, departure)
+    return encode_value(value, boxes, departure) if name == "result" else None
 
 
 def in_front(extra: dict[str, Any], data: bytes, codec: Codec | DataCodec | None = None) -> bytes:
@@ -87,7 +103,12 @@ def unpack(
             expect(extra)
         if "baggage" in extra and agent.baggage is not None:
             arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
-    value = codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
+    if not flags & FLAT:
+        value = codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
+    elif arrival.kind == "reply":
+        value = decode_value(data, agent.travellers.boxes, arrival)
+    else:
+        value = decode_call(data, agent.travellers.boxes, arrival)
     if agent.baggage is not None:
         agent.baggage.landed(arrival)
     return value, extra

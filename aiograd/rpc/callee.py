@@ -34,7 +34,7 @@ from aiograd.rpc.tracing import Visit, visit
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, encode_value
 from aiograd.wire.frames import SMALL, Transfer
-from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, POST, REPLY, STREAM
+from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, POST, REPLY, STREAM, TRAVELLED
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Callee:
             self._hold(CALL, flags, id, budget, target, body)
         elif (
             target.mode == INLINE
-            and flags & FLAT
+            and flags & (FLAT | TRAVELLED) == FLAT
             and budget > 0
             and target.error is None
             and type(body) is not Transfer
@@ -169,7 +169,7 @@ class Callee:
         try:
             extra, data = split(body)
             self._expect(incoming, extra)
-            args, kwargs = decode_call(data)
+            args, kwargs = decode_call(data, agent.travellers.boxes)
             value = context.run(target.func, *args, **(kwargs or {}))
         except BaseException as error:
             return self._fail(incoming, error)
@@ -182,7 +182,7 @@ class Callee:
         if budget != math.inf and target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
         try:
-            args, kwargs = decode_call(body)
+            args, kwargs = decode_call(body, agent.travellers.boxes)
             value = (
                 context.run(target.func, *args, **kwargs)
                 if kwargs
@@ -193,7 +193,7 @@ class Callee:
         if agent.faults is None and self._link.error is None:
             if value is None:
                 return self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
-            data = encode_value(value)
+            data = encode_value(value, agent.travellers.boxes)
             if data is not None and len(data) <= SMALL:
                 return self._outbox.put(REPLY, FLAT, id, 0.0, 0, data)
         incoming = Incoming(self, id, target, CALL)
@@ -228,12 +228,12 @@ class Callee:
             if kind == CALL:
                 context.run(DEADLINE.set, deadline)
         try:
-            if flags & FLAT:
+            if flags & (FLAT | TRAVELLED) == FLAT:
                 data = body.segments[0] if isinstance(body, Transfer) else body
                 if flags & EXTRA:
                     extra, data = split(data)
                     self._expect(incoming, extra)
-                incoming.args, incoming.kwargs = decode_call(data)
+                incoming.args, incoming.kwargs = decode_call(data, agent.travellers.boxes)
             else:
                 waits = self._unpack(incoming, flags, body)
         except Exception as error:
@@ -350,19 +350,13 @@ class Callee:
         else:
             self.succeed(incoming, value)
         finally:
-            incoming.args, incoming.kwargs = (
-                (),
-                None,
-            )  # an error's traceback holds this frame
+            incoming.args, incoming.kwargs = (), None  # an error's traceback holds this frame
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
         if incoming.abandoned:
             self.abandoned -= 1
-        error, incoming.error = (
-            incoming.error,
-            None,
-        )  # its traceback holds `incoming` in turn
+        error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn
         if error is not None:
             self._fail(incoming, error)
         elif incoming.abandoned and not incoming.kept:
@@ -392,7 +386,7 @@ class Callee:
             return self._answer(incoming, value, extra)
         if value is None:
             return link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
-        data = None if link.restricted else encode_value(value)
+        data = None if link.restricted else encode_value(value, agent.travellers.boxes)
         if data is not None:
             return link.send(REPLY, FLAT, incoming.id, 0.0, 0, Payload(data), "reply")
         self._answer(incoming, value)
@@ -438,10 +432,7 @@ class Callee:
             self._answer_fault(incoming, error, extra)
 
     def _answer_fault(
-        self,
-        incoming: Incoming,
-        error: BaseException,
-        extra: dict[str, Any] | None = None,
+        self, incoming: Incoming, error: BaseException, extra: dict[str, Any] | None = None
     ) -> None:
         name, sender = incoming.target.name, self._link.peer.name
         text = faults.traceback_text(error)

@@ -237,8 +237,8 @@ class Caller:
         try:
             if flags & EMPTY:
                 value = None
-            elif flags & FLAT and type(body) is not Transfer:
-                value = decode_value(body)
+            elif flags & (FLAT | TRAVELLED) == FLAT and type(body) is not Transfer:
+                value = decode_value(body, self.agent.travellers.boxes)
             else:
                 arrival = Arrival(self._link.peer, "reply")
                 value = self._unpack(flags, body, arrival)
@@ -249,10 +249,7 @@ class Caller:
                         task.add_done_callback(lambda _: bucket.pop(late, None))
                     return
         except Exception as error:
-            fail(
-                future,
-                faults.annotate(error, future._function, self._link.peer.name, ""),
-            )
+            fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
             return
         finally:
             if bucket is not None:  # not earlier: an empty bucket may be dropped
@@ -296,8 +293,9 @@ class Caller:
     def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
         if isinstance(body, Transfer) and body.refused:
             raise Overloaded(self.agent.name, "no memory here for the result")
-        if flags & FLAT:
-            return decode_value(body.segments[0] if isinstance(body, Transfer) else body)
+        if flags & (FLAT | TRAVELLED) == FLAT:
+            data = body.segments[0] if isinstance(body, Transfer) else body
+            return decode_value(data, self.agent.travellers.boxes)
         return unpack(self.agent, flags, body, arrival)[0]
 
     def _drop(self, flags: int, body: Any) -> None:

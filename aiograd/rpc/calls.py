@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiograd.errors import RpcError, WorkerClosed
+from aiograd.errors import RpcError, WorkerClosed, WrongThread
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.future import Future
 from aiograd.rpc.streams import Stream
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class WrongThread(RpcError, RuntimeError):
-    """A blocking call was made on an event loop's thread, where it would stop everything."""
 
 
 def rpc_async(

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import ProtocolError
-from aiograd.rpc import calls
+from aiograd.errors import ProtocolError, WrongThread
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, block_on
 from aiograd.rref.records import Held, Owned, pack_fork
@@ -128,7 +127,7 @@ class SyncProxy(_Proxy):
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if asyncio._get_running_loop() is not None:
-            raise calls.WrongThread("this is an event loop: await rref.rpc_async().method(...)")
+            raise WrongThread("this is an event loop: await rref.rpc_async().method(...)")
         return block_on(self._rref._refs.agent, self._begin(name, args, kwargs, sys._getframe(1)))
 
 

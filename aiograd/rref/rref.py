@@ -12,8 +12,7 @@ import html
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
-from aiograd.errors import NotOwner, RRefError
-from aiograd.rpc import calls
+from aiograd.errors import NotOwner, RRefError, WrongThread
 from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
@@ -153,7 +152,7 @@ class RRef:
             return known
         if not known.done():
             if asyncio._get_running_loop() is not None:
-                raise calls.WrongThread("await rref._get_type(blocking=False) on an event loop")
+                raise WrongThread("await rref._get_type(blocking=False) on an event loop")
             return block_on(self._refs.agent, known)
         return known.result()
 

@@ -24,6 +24,7 @@ import numpy as np
 from aiograd.errors import AiogradError, SerializationError
 from aiograd.wire.arrays import rebuild_array, reduce_array
 from aiograd.wire.culprit import find_culprit
+from aiograd.wire.flat import Boxes
 
 BORROW: Final = 64 * 1024  # smaller buffers are copied into the message: cheaper than a segment
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
@@ -60,6 +61,7 @@ class Travellers:
     def __init__(self) -> None:
         self._by_class: dict[type, Traveller] = {}
         self._by_tag: dict[str, Traveller] = {}
+        self.boxes: Boxes = None  # the class that may take the quick road of `flat`, and its box
         self.listeners: list[Callable[[], None]] = []  # caches that must forget what they know
 
     def add(self, cls: type, traveller: Traveller) -> None:

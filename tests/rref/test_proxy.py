@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.errors import DeadlineExceeded, RRefReleased
-from aiograd.rpc.calls import WrongThread, rpc_async
+from aiograd.errors import DeadlineExceeded, RRefReleased, WrongThread
+from aiograd.rpc.calls import rpc_async
 from aiograd.rref import RRef, remote
 
 PEERS = pytest.mark.parametrize("to", ["worker0", "worker1"])

@@ -1,0 +1,241 @@
+"""T1: thousands of bad handshakes on a live worker. Nobody gets in, nothing is unpickled, and
+members are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import random
+import ssl
+import struct
+from typing import Any
+
+import pytest
+
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.options import Options
+from aiograd.rpc.transport import split_tcp
+from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+
+BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
+AT_ONCE = 12  # a host may have 16 unproven connections
+SECRET = b"a secret for tests, 32 bytes lo."
+SLOW = 20  # of the bad ones drip or say nothing, which takes them the whole handshake_timeout
+
+
+def negate(x):
+    return -x
+
+
+class Gadget:
+    def __reduce__(self):
+        return os.system, ("echo > marker",)
+
+
+def identity(name: str = "worker7", **other: Any) -> Identity:
+    return Identity(name, 7, os.urandom(16), **other)
+
+
+class Stranger:
+    """One that knows the protocol and the address, not the secret."""
+
+    def __init__(self, seed: int, recorded: list[bytes]) -> None:
+        self.random = random.Random(seed)
+        self.recorded = recorded  # what a member once sent: a hello and a proof
+        self.handshake = Handshake(identity(), b"x" * 32, os.urandom(32), client=True)
+
+    async def attack(self, host: str, port: int, kind: str) -> bytes:
+        """Try one trick; everything the worker said."""
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            with contextlib.suppress(OSError, RuntimeError, asyncio.IncompleteReadError):
+                await getattr(self, kind)(reader, writer)
+                if kind not in SLOW_KINDS:
+                    writer.write_eof()  # it waits for nothing, so the worker need not either
+            heard = b""
+            with contextlib.suppress(OSError):
+                while data := await reader.read(4096):
+                    heard += data
+            return heard
+        finally:
+            writer.transport.abort()
+
+    async def truncated(self, reader: Any, writer: Any) -> None:
+        writer.write(self.handshake.start()[: self.random.randrange(HELLO_SIZE)])
+
+    async def flipped(self, reader: Any, writer: Any) -> None:
+        hello = bytearray(self.recorded[0])
+        hello[self.random.randrange(len(hello))] ^= 1 << self.random.randrange(8)
+        writer.write(hello + self.recorded[1])
+
+    async def replayed(self, reader: Any, writer: Any) -> None:
+        writer.write(self.recorded[0])
+        await reader.readexactly(HELLO_SIZE)
+        writer.write(self.recorded[1])
+
+    async def reflected(self, reader: Any, writer: Any) -> None:
+        writer.write(self.handshake.start())
+        theirs = await reader.readexactly(HELLO_SIZE)
+        writer.write(theirs[:PROOF_SIZE])
+
+    async def echoed(self, reader: Any, writer: Any) -> None:
+        """Sends back whatever it is sent, as its own hello."""
+        writer.write(self.recorded[0])
+        writer.write(await reader.readexactly(HELLO_SIZE))
+
+    async def wrong_secret(self, reader: Any, writer: Any) -> None:
+        writer.write(self.handshake.start())
+        writer.write(self.handshake.receive(await reader.readexactly(HELLO_SIZE)))
+
+    async def proof_of_zeros(self, reader: Any, writer: Any) -> None:
+        writer.write(self.handshake.start())
+        await reader.readexactly(HELLO_SIZE)
+        writer.write(bytes(PROOF_SIZE))
+
+    async def old_version(self, reader: Any, writer: Any) -> None:
+        version = self.random.choice([0, VERSION + 1, 65535])
+        writer.write(identity(version=version).hello(os.urandom(32)))
+
+    async def http(self, reader: Any, writer: Any) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+
+    async def tls_to_plain(self, reader: Any, writer: Any) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        hello = context.wrap_bio(incoming, outgoing, server_hostname="worker0")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            hello.do_handshake()
+        writer.write(outgoing.read())
+
+    async def giant_lengths(self, reader: Any, writer: Any) -> None:
+        hello = bytearray(self.recorded[0])
+        hello[struct.calcsize("<8sH32s16s")] = 255
+        hello[-12:-4] = b"\xff" * 8
+        writer.write(hello)
+
+    async def valid_pickle(self, reader: Any, writer: Any) -> None:
+        writer.write(pickle.dumps(Gadget(), self.random.randrange(6)) * 20)
+
+    async def frames_without_greeting(self, reader: Any, writer: Any) -> None:
+        body = pickle.dumps((Gadget(), (), {}))
+        writer.write(struct.pack("<BBHIQfI", 0xA9, 3, 0, len(body), 1, 60.0, 0) + body)
+
+    async def noise(self, reader: Any, writer: Any) -> None:
+        writer.write(self.random.randbytes(self.random.randrange(1, 2000)))
+
+    async def goes_away(self, reader: Any, writer: Any) -> None:
+        writer.transport.abort()
+
+    async def drips(self, reader: Any, writer: Any) -> None:
+        for byte in self.handshake.start():
+            if reader.at_eof() or writer.is_closing():
+                return
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+    async def silent(self, reader: Any, writer: Any) -> None:
+        pass
+
+
+SLOW_KINDS = ("drips", "silent")
+QUICK = sorted(
+    name
+    for name, what in vars(Stranger).items()
+    if not name.startswith("_") and name not in ("attack", *SLOW_KINDS)
+)
+
+
+async def record(host: str, port: int) -> list[bytes]:
+    """Listen to a member's handshake; then it goes away again."""
+    member = Handshake(identity("worker6"), SECRET, os.urandom(32), client=True)
+    reader, writer = await asyncio.open_connection(host, port)
+    hello = member.start()
+    writer.write(hello)
+    proof = member.receive(await reader.readexactly(HELLO_SIZE))
+    writer.transport.abort()
+    return [hello, proof]
+
+
+def memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.deadline(120)
+async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(lookups, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = Options(handshake_timeout=1.0)
+    worker = Agent("worker0", 0, secret=SECRET, options=options)
+    member = Agent("worker1", 1, secret=SECRET, options=options)
+    await worker.start("tcp:127.0.0.1:0")
+    await member.start("tcp:127.0.0.1:0")
+    member.directory.add(worker.info)
+    try:
+        host, port = split_tcp(worker.info.addresses[0])
+        assert await member.call("worker0", negate, (1,)) == -1
+        recorded = await record(host, port)
+        while worker._doors._strangers:
+            await asyncio.sleep(0.01)
+        gc.collect()
+        files, tasks, links = len(os.listdir("/proc/self/fd")), len(worker._tasks), worker._links
+        known, before = set(links), memory()
+        lookups.clear()
+        served = 0
+        numbers = iter(range(BAD))
+        accepted: list[bytes] = []
+
+        async def attackers() -> None:
+            for number in numbers:
+                turn, rest = divmod(number, max(1, BAD // SLOW))
+                kind = QUICK[number % len(QUICK)] if rest else SLOW_KINDS[turn % len(SLOW_KINDS)]
+                heard = await Stranger(number, recorded).attack(host, port, kind)
+                if len(heard) > HELLO_SIZE:  # more than a hello: it was let in
+                    accepted.append(heard)
+
+        async def good_client(over: asyncio.Event) -> None:
+            nonlocal served
+            while not over.is_set():
+                assert await member.call("worker0", negate, (served,), timeout=5.0) == -served
+                served += 1
+                await asyncio.sleep(0.005)
+
+        over = asyncio.Event()
+        client = asyncio.create_task(good_client(over))
+        await asyncio.gather(*[attackers() for _ in range(AT_ONCE)])
+        over.set()
+        await client
+        while worker._doors._strangers or len(os.listdir("/proc/self/fd")) > files:
+            await asyncio.sleep(0.01)
+
+        assert accepted == []
+        assert [each for each in lookups if "negate" not in each and "loads" not in each] == []
+        assert not any(b"marker" in each.encode() for each in lookups)
+        assert list(tmp_path.iterdir()) == []
+        assert set(worker._links) == known
+        assert len(worker._tasks) == tasks
+        assert worker.limits["handshake"] + worker.limits["strangers"] >= BAD * 0.9
+        assert served > 20
+        assert memory() - before < 32 << 20
+        assert await member.call("worker0", negate, (5,)) == -5
+    finally:
+        await member.close()
+        await worker.close()
+
+
+async def test_too_many_strangers_are_turned_away_and_counted():
+    worker = Agent("worker0", 0, secret=SECRET, options=Options(handshake_timeout=1.0))
+    await worker.start("tcp:127.0.0.1:0")
+    try:
+        host, port = split_tcp(worker.info.addresses[0])
+        silent = [await asyncio.open_connection(host, port) for _ in range(40)]
+        await asyncio.gather(*[reader.read() for reader, _ in silent], return_exceptions=True)
+        assert worker.limits["strangers"] == 40 - 16
+        assert worker.limits["handshake"] == 16 + 24
+        assert not worker._doors._strangers
+        for _, writer in silent:
+            writer.transport.abort()
+    finally:
+        await worker.close()

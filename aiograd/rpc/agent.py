@@ -58,6 +58,7 @@ from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
+from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CALL, EXTRA, FLAT, OP, REQUEST, STREAM
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
@@ -129,6 +130,7 @@ class Agent:
         self.directory.changed = self._routes.clear
         self._service_shipments: dict[str, Shipment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.memory = Memory()  # in which large messages arrive
         self._reserved = 0  # bytes of messages arriving now
         self.limits = Limits()  # which of them others have reached
         self._heart: asyncio.TimerHandle | None = None
@@ -563,6 +565,7 @@ class Agent:
         self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
         for link in list(self._links.values()):
             link.beat()
+        self.memory.trim()
 
     def stay_awake(self) -> None:
         """There was traffic, so more will come soon: poll for a moment instead of sleeping."""

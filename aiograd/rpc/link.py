@@ -59,7 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._link = link
         self.transport = transport
         agent = link.agent
-        self.reader = FrameReader(agent.options.max_message, agent.reserve)
+        self.reader = FrameReader(agent.options.max_message, agent.reserve, agent.memory)
         self.ended = agent.loop.create_future()
         self.read = 0  # how often bytes came; a silent peer does not change it
 

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
+from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CHUNK, KINDS, LARGE
 
 MAGIC: Final = 0xA9
@@ -57,12 +58,12 @@ class Transfer:
 
     __slots__ = ("_filled", "_index", "complete", "kind", "refused", "segments", "size")
 
-    def __init__(self, kind: int, lengths: list[int], refused: bool) -> None:
+    def __init__(self, kind: int, lengths: list[int], refused: bool, memory: Memory) -> None:
         self.kind = kind
         self.size = memory_of(lengths)
         self.refused = refused  # over the memory budget: its bytes are thrown away as they come
         self.segments: list[np.ndarray] = (
-            [] if refused else [np.empty(length, np.uint8) for length in lengths]
+            [] if refused else [memory.take(length) for length in lengths]
         )
         self._index = self._filled = 0
         self.complete = False
@@ -88,8 +89,10 @@ class FrameReader:
         self,
         max_message: int = 1 << 30,
         reserve: Callable[[int], bool] = lambda size: True,
+        memory: Memory | None = None,
     ) -> None:
         self._max_message = max_message
+        self._memory = memory if memory is not None else Memory()
         self._reserve = reserve  # asked before memory is made for an announced size
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
@@ -192,7 +195,7 @@ class FrameReader:
             raise ProtocolError(f"transfer {transfer_number} announced wrongly")
         if len(self._transfers) >= TRANSFERS:
             raise ProtocolError(f"{TRANSFERS} large messages are under way already")
-        transfer = Transfer(kind, lengths, refused=not self._reserve(memory_of(lengths)))
+        transfer = Transfer(kind, lengths, not self._reserve(memory_of(lengths)), self._memory)
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)

@@ -1,0 +1,59 @@
+"""Memory for large segments, used again once what was received in it is gone.
+
+Memory fresh from the system costs a page fault every few kilobytes, which is as much as reading the
+bytes from a socket. So a large block goes back here when the last array over it is dropped, and
+serves the next segment of that size. Blocks that nobody wanted for a while are let go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+LARGE: Final = 1 << 20  # bytes; below that malloc is quick by itself
+IDLE: Final = 512 << 20  # bytes that may wait to be used again
+
+
+class Memory:
+    """Blocks of one worker."""
+
+    def __init__(self) -> None:
+        self._back: deque[memoryview] = deque()  # from finalizers, which may run in any thread
+        self._free: dict[int, list[memoryview]] = {}
+        self._older: dict[int, list[memoryview]] = {}  # not used since the last `trim`
+        self.idle = 0  # bytes in both
+
+    def take(self, size: int) -> np.ndarray:
+        """An array of `size` bytes, whatever is in them."""
+        if size < LARGE:
+            return np.empty(size, np.uint8)
+        self._collect()
+        for blocks in (self._free, self._older):
+            if blocks.get(size):
+                block = blocks[size].pop()
+                self.idle -= size
+                break
+        else:
+            block = np.empty(size, np.uint8).data
+        array = np.frombuffer(block, np.uint8)
+        # Arrays made from this one keep it alive, and it keeps the block; numpy looks no further
+        # back than to an array over foreign memory. So the end of this one is the end of all.
+        weakref.finalize(array, self._back.append, block).atexit = False
+        return array
+
+    def trim(self) -> None:
+        """Let go of blocks that were not used since the last time."""
+        self._collect()
+        for blocks in self._older.values():
+            self.idle -= sum(block.nbytes for block in blocks)
+        self._older, self._free = self._free, {}
+
+    def _collect(self) -> None:
+        while self._back:
+            block = self._back.popleft()
+            if self.idle + block.nbytes <= IDLE:
+                self._free.setdefault(block.nbytes, []).append(block)
+                self.idle += block.nbytes

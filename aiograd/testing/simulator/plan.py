@@ -28,6 +28,7 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
+TIMELY: Final = (*MESSAGES, "gradients", "gradients", "gradients")
 # Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
@@ -159,7 +160,7 @@ def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
         pair = kind in ("reset", "cut")
         duration = seconds if kind in ("cut", "pause") else 0.0
         faults.append(
-            Fault(nth, kind, a, b if pair else "", duration, early, on=rng.choice(MESSAGES))
+            Fault(nth, kind, a, b if pair else "", duration, early, on=rng.choice(TIMELY))
         )
     return faults
 

@@ -1,0 +1,54 @@
+"""Questions about forks that were sent away: when they are asked, and when not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import aiograd as ag
+from aiograd.rpc.current import DEADLINE
+from aiograd.rref import RRefs
+from aiograd.testing import simulate
+
+
+async def test_questions_do_not_inherit_the_deadline_of_a_call(monkeypatch):
+    options = ag.Options(lease=0.02)
+    async with ag.Worker("alone", rank=0, world_size=1, options=options) as worker:
+        loop = asyncio.get_running_loop()
+        control = worker.agent.parts[RRefs].control
+        asked = loop.create_future()
+
+        def audit(hurry: bool) -> list[asyncio.Future[None]]:
+            if not asked.done():
+                asked.set_result(DEADLINE.get())
+            return []
+
+        monkeypatch.setattr(control, "audit", audit)
+        DEADLINE.set(loop.time() + 0.001)
+        control.watch()
+        assert await asked == math.inf
+
+
+async def nap(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def make(number: int) -> int:
+    return number
+
+
+async def look(rref: ag.RRef) -> int:
+    return await rref
+
+
+def test_a_fork_whose_call_waits_for_its_turn_is_not_given_up():
+    async def program() -> int:
+        rref = ag.remote("worker1", make, args=(4,))
+        await rref
+        first = ag.rpc_async("worker0", nap, args=(5.0,))
+        second = ag.rpc_async("worker0", look, args=(rref,))  # leaves when the first has ended
+        del rref
+        await first
+        return await second
+
+    assert simulate(program, options=ag.Options(max_inflight=1, lease=0.5)) == 4

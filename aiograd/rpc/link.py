@@ -67,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._link.error is not None:
+            return  # it broke the rules, and what it sent before it noticed does not count
         self.read += 1
         try:
             frames = self.reader.advance(nbytes)
@@ -294,10 +296,12 @@ class Link:
                     self._receive_between(kind, flags, id, budget, target, body)
                 else:
                     handlers[kind](flags, id, budget, target, body)
-        except ProtocolError as error:
+        except Exception as error:
+            if not isinstance(error, ProtocolError):  # of a message no honest peer would send
+                error = ProtocolError(f"{type(error).__name__}: {error}", self.peer.name)
             self.broken(error)
-        except Exception as error:  # of a message no honest peer would send
-            self.broken(ProtocolError(f"{type(error).__name__}: {error}", self.peer.name))
+            for frame in frames:
+                self._release(frame[5])
         finally:
             outbox.corked = False
             if not outbox.scheduled:
@@ -310,8 +314,7 @@ class Link:
     ) -> None:
         """A large message, or any message while one is under way."""
         if isinstance(body, Transfer) and body in self._inbox:
-            if not body.refused:
-                self.agent.release(body.size)
+            self._release(body)
             self._inbox.complete(body)
             return
         found: Any = self._target(target) if kind in NUMBERED else target
@@ -325,6 +328,12 @@ class Link:
             self._put_behind(kind, flags, id, budget, found, bytes(body))
         else:
             self._handlers[kind](flags, id, budget, target, body)
+
+    def _release(self, body: Any) -> None:
+        """Give back what was reserved for a large message that is all here."""
+        if isinstance(body, Transfer) and body.complete and body.reserved:
+            body.reserved = False
+            self.agent.release(body.size)
 
     def _put_behind(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes

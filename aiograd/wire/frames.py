@@ -56,12 +56,13 @@ def memory_of(lengths: list[int]) -> int:
 class Transfer:
     """A large message on its way in: its header at once, its segments when `complete`."""
 
-    __slots__ = ("_filled", "_index", "complete", "kind", "refused", "segments", "size")
+    __slots__ = ("_filled", "_index", "complete", "kind", "refused", "reserved", "segments", "size")
 
     def __init__(self, kind: int, lengths: list[int], refused: bool, memory: Memory) -> None:
         self.kind = kind
         self.size = memory_of(lengths)
         self.refused = refused  # over the memory budget: its bytes are thrown away as they come
+        self.reserved = not refused  # until whoever takes it gives its memory back
         self.segments: list[np.ndarray] = (
             [] if refused else [memory.take(length) for length in lengths]
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 
 import aiograd as ag
@@ -93,3 +95,13 @@ class Shelf:
 @ag.expose
 def _private():
     return "never"
+
+
+@ag.expose
+async def forever():
+    await asyncio.get_running_loop().create_future()
+
+
+@ag.expose
+def block(size):
+    return bytes(size)

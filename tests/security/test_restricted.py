@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 import numpy as np
@@ -277,7 +278,7 @@ async def test_a_reference_of_somebody_else_cannot_be_used(workers):
 
 
 async def test_a_forged_argument_is_refused(workers):
-    async with workers("restricted", "restricted", "restricted") as (a, b, c):
+    async with workers("restricted", "restricted", "restricted") as (_, b, c):
         rref = ag.remote("worker1", offer.make, ("private",))
         await rref.future()
         thief = c.agent.parts[RRefs]
@@ -298,8 +299,8 @@ async def test_a_forged_argument_is_refused(workers):
                 await c.agent.call("worker1", offer.read, (fake,))
         finally:
             thief._depart = monkey
+        token = (pack_fork(rref._ref.id, ours, 0), "", 0)
         with pytest.raises(NotAllowed):  # a creation under the id of another's value
-            token = (pack_fork(rref._ref.id, ours, 0), "", 0)
             await c.agent.call("worker1", offer.make, ("mine",), keep=token)
         assert await rref == "private"
 
@@ -369,7 +370,7 @@ async def test_ids_of_contexts_cannot_be_guessed(workers):
     async with workers("restricted"):
         ids = [ag.context().id for _ in range(50)]
         assert all(i >> 48 == 0 for i in ids)
-        gaps = {b - a for a, b in zip(ids, ids[1:], strict=False)}
+        gaps = {b - a for a, b in itertools.pairwise(ids)}
         assert len(gaps) == 49
 
 

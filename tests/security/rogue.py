@@ -1,0 +1,121 @@
+"""A member that has the secret and sends whatever it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from aiograd.rpc.functions import EXPOSED, SERVICE
+from aiograd.rpc.memory import MemoryHub
+from aiograd.wire.data import DataCodec
+from aiograd.wire.frames import FrameReader, Transfer, announce, header
+from aiograd.wire.messages import CHUNK, DEFINE, FAULT, LARGE, REPLY
+from aiograd.wire.payload import Travellers
+from aiograd.wire.session import ACCEPTED, Handshake, Identity
+from tests.security import partner_functions as offer
+
+PLAIN = DataCodec(Travellers())
+
+
+def frame(
+    kind: int, body: bytes = b"", *, flags: int = 0, id: int = 0, budget: float = 30.0, to: int = 0
+) -> bytes:
+    return header(kind, flags, len(body), id, budget, to) + body
+
+
+def large(
+    kind: int, number: int, segments: list[bytes], *, flags: int = 0, id: int = 0, to: int = 0
+) -> list[bytes]:
+    """The announcement of a large message, and its chunks."""
+    body = announce(number, to, [len(segment) for segment in segments])
+    chunks = [header(CHUNK, 0, len(part), 0, 0.0, number) + part for part in segments if part]
+    return [frame(kind, body, flags=flags | LARGE, id=id), *chunks]
+
+
+def define(number: int, name: str, flags: int = EXPOSED) -> bytes:
+    return frame(DEFINE, name.encode(), flags=flags, to=number)
+
+
+def service(number: int, name: str) -> bytes:
+    return define(number, name, SERVICE)
+
+
+def exposed(function: Any) -> str:
+    return f"{offer.__name__}:{function}"
+
+
+class Rogue(asyncio.BufferedProtocol):
+    """One connection over a memory network: a proper handshake, then raw frames."""
+
+    def __init__(self, secret: bytes, name: str, rank: int, restricted: bool) -> None:
+        self.incarnation = os.urandom(16)
+        me = Identity(name, rank, self.incarnation, restricted=restricted)
+        self._handshake = Handshake(me, secret, os.urandom(32), client=True)
+        self._buffer = bytearray(1024)
+        self._filled = 0
+        self._reader = FrameReader()
+        self.transport: Any = None
+        self.accepted = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
+        self.answers: asyncio.Queue[tuple[int, int, int, bytes]] = asyncio.Queue()
+
+    @classmethod
+    async def connect(
+        cls,
+        hub: MemoryHub,
+        address: str,
+        secret: bytes,
+        *,
+        name: str = "rogue",
+        rank: int = 99,
+        restricted: bool = True,
+    ) -> Rogue:
+        found = hub.connect(address, lambda: cls(secret, name, rank, restricted))
+        assert isinstance(found, Rogue)
+        await found.accepted
+        return found
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.write(self._handshake.start())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._handshake.needed:
+            return memoryview(self._buffer)[self._filled : self._handshake.needed]
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._handshake.needed:
+            self._filled += nbytes
+            if self._filled == self._handshake.needed:
+                message, self._filled = bytes(self._buffer[: self._filled]), 0
+                self.transport.write(self._handshake.receive(message))
+                if self._handshake.proven:
+                    assert self._handshake.status == ACCEPTED
+                    self.accepted.set_result(None)
+            return
+        for kind, flags, id, _, _, body in self._reader.advance(nbytes):
+            if kind in (REPLY, FAULT):
+                whole = b"" if isinstance(body, Transfer) else bytes(body)
+                self.answers.put_nowait((kind, flags, id, whole))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(ConnectionError("refused"))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        pass
+
+    def resume_writing(self) -> None:
+        pass
+
+    def send(self, *frames: bytes) -> None:
+        for each in frames:
+            self.transport.write(each)
+
+    async def close(self) -> None:
+        self.transport.close()
+        await self.ended

@@ -26,13 +26,15 @@ def backward(
     create_graph: bool = False,
 ) -> None:
     """Add the derivative of `tensors` to `.grad` of every leaf they were made from."""
-    roots, grads = _roots(tensors, gradients, create_graph)
-    retain = retain_graph or create_graph
-    sweep = Sweep([node for node, _ in roots], retain_graph=retain, create_graph=create_graph)
+    starts = entries(tensors, gradients, create_graph)
+    sweep = Sweep(
+        [node for node, _ in starts],
+        retain_graph=retain_graph or create_graph,
+        create_graph=create_graph,
+    )
     del gradients, tensors
-    while roots:
-        node, _ = roots.pop()
-        sweep.feed(node, grads.pop())
+    while starts:
+        sweep.feed(*starts.pop())
     for sink, grad in sweep.drain():
         if grad is not None:
             deposit(sink, grad)
@@ -49,7 +51,8 @@ def deposit(sink: Node, grad: Any) -> None:
     if not isinstance(grad, Tensor):
         grad = wrap(grad)
     leaf._grad = grad if leaf._grad is None else accumulated(leaf._grad, grad)
-    after_accumulation(leaf)
+    if getattr(leaf, "_after_hooks", None):
+        after_accumulation(leaf)
 
 
 def accumulated(old: Tensor, new: Tensor) -> Tensor:
@@ -91,15 +94,15 @@ def grad(
     """Return the derivatives of `outputs` by `inputs`, without touching any `.grad`."""
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]
-    roots, grads = _roots(outputs, grad_outputs, create_graph)
+    starts = entries(outputs, grad_outputs, create_graph)
     retain = create_graph if retain_graph is None else retain_graph
     sweep = Sweep(
-        [node for node, _ in roots],
+        [node for node, _ in starts],
         retain_graph=retain,
         create_graph=create_graph,
         capture=nodes,
     )
-    for (node, _), value in zip(roots, grads, strict=True):
+    for node, value in starts:
         sweep.feed(node, value)
     for sink, value in sweep.drain():
         if value is not None and isinstance(sink, Joint):
@@ -132,34 +135,25 @@ def input_node(tensor: Any) -> Node:
     return node
 
 
-def _roots(
-    tensors: Tensor | Sequence[Tensor], gradients: Any, create_graph: bool
-) -> tuple[list[tuple[Node, Tensor]], list[Any]]:
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    if not roots:
-        raise GradError("backward needs at least one tensor to start from", "no_roots")
-    if (
-        gradients is None
-        or isinstance(gradients, Tensor)
-        or not isinstance(gradients, list | tuple)
-    ):
-        gradients = [gradients] * len(roots) if gradients is None else [gradients]
-    if len(gradients) != len(roots):
-        raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
-    pairs, values = [], []
-    for root, value in zip(roots, gradients, strict=True):
-        node = root_node(root)
-        pairs.append((node, root))
-        values.append(_root_gradient(root, value, create_graph))
-    return pairs, values
-
-
 def entries(
     tensors: Tensor | Sequence[Tensor], gradients: Any = None, create_graph: bool = False
 ) -> list[tuple[Node, Any]]:
     """The nodes a pass from `tensors` starts at, each with its checked gradient."""
-    roots, values = _roots(tensors, gradients, create_graph)
-    return [(node, value) for (node, _), value in zip(roots, values, strict=True)]
+    if isinstance(tensors, Tensor):
+        if isinstance(gradients, list | tuple) and len(gradients) == 1:
+            (gradients,) = gradients
+        return [(root_node(tensors), _root_gradient(tensors, gradients, create_graph))]
+    roots = list(tensors)
+    if not roots:
+        raise GradError("backward needs at least one tensor to start from", "no_roots")
+    if gradients is None:
+        gradients = [None] * len(roots)
+    elif not isinstance(gradients, list | tuple):
+        gradients = [gradients]
+    if len(gradients) != len(roots):
+        raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
+    pairs = zip(roots, gradients, strict=True)
+    return [(root_node(root), _root_gradient(root, value, create_graph)) for root, value in pairs]
 
 
 def root_node(root: Any) -> Node:
@@ -178,13 +172,13 @@ def root_node(root: Any) -> Node:
 
 def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
     if value is None:
-        if root.size != 1:
+        if root.data.size != 1:
             raise GradError(
                 f"backward needs a scalar, or a gradient for this tensor of shape {root.shape}; "
                 "reduce it first, e.g. with .sum()",
                 "not_scalar",
             )
-        value = np.ones(root.shape, root.dtype)
+        value = np.ones(root.data.shape, root.data.dtype)
     elif not isinstance(value, Tensor):
         value = np.asarray(value)
     if tuple(value.shape) != root.shape:

@@ -87,7 +87,11 @@ class Sweep:
 
     def feed(self, node: Node, grad: Any) -> None:
         """Give an entry its gradient (a list with one slot per output for a `Joint`)."""
-        if grad is not None and not isinstance(node, Joint):
+        if (
+            grad is not None
+            and not isinstance(node, Joint)
+            and (self.create_graph or not fits(grad, node))
+        ):
             grad = conform(grad, node, node, self.create_graph)
         self._deposit(node, grad)
 
@@ -229,6 +233,11 @@ def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) 
         if result is not None:
             grad = conform(result, node, node, create_graph)
     return grad
+
+
+def fits(grad: Any, target: Node) -> bool:
+    """Tell whether a gradient is an array of the shape and dtype it should have."""
+    return grad.__class__ is _ndarray and grad.shape == target.shape and grad.dtype is target.dtype
 
 
 def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -> Any:

@@ -63,8 +63,10 @@ PEERS_ray   := ray psutil numpy
 PEERS_dask  := distributed psutil numpy
 BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python $(CURDIR)/$(BIN)/python
 
-bench: $(VENV)/.test.ok .venv-bench/.torch.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
+bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
 	@cd benchmarks/peers && $(BENCH) ratios.py $(ARGS)
+	@$(BIN)/python benchmarks/local/run.py
+	@$(BIN)/python benchmarks/exactness.py
 
 peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## small calls beside every peer
 	@cd benchmarks/peers && $(BENCH) run.py --reps 3 --base torch torch:rpc aiograd:rpc grpc:rpc rpyc:rpc zmq:rpc ray:rpc dask:rpc

@@ -56,6 +56,7 @@ class Rogue(asyncio.BufferedProtocol):
         self._filled = 0
         self._reader = FrameReader()
         self.transport: Any = None
+        self.sent = 0  # numbers used so far
         self.accepted = asyncio.get_running_loop().create_future()
         self.ended = asyncio.get_running_loop().create_future()
         self.answers: asyncio.Queue[tuple[int, int, int, bytes]] = asyncio.Queue()

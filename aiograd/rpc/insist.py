@@ -72,7 +72,7 @@ class _Efforts:
         self._service, self._args, self._carry = service, args, carry
         self._deadline, self._context = deadline, context
         self._pause = _FIRST
-        self._attempts: set[Future[Any]] = set()  # sent, and not answered so far
+        self._attempts: dict[Future[Any], None] = {}  # sent, and not answered so far, in order
         self._timer: asyncio.TimerHandle | None = None  # of the next attempt
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class _Efforts:
         except Exception as error:
             fail(self._future, error)
             return
-        self._attempts.add(attempt)
+        self._attempts[attempt] = None
         attempt.add_done_callback(self._ended, context=self._context)
         pause = min(self._pause, left)
         self._timer = loop.call_later(pause, self._try, context=self._context)
@@ -110,7 +110,7 @@ class _Efforts:
 
     def _ended(self, attempt: Future[Any]) -> None:
         """An attempt was answered or failed; one that never left is no answer."""
-        self._attempts.discard(attempt)
+        self._attempts.pop(attempt, None)
         if attempt.cancelled():
             return
         error = attempt.exception()

@@ -42,6 +42,28 @@ class Owner(Protocol):
 OWNER: Final[contextvars.ContextVar[Owner | None]] = contextvars.ContextVar("owner", default=None)
 
 
+class SimTask(asyncio.Task[Any]):
+    """A task whose place in a set, such as a TaskGroup's, does not depend on its address."""
+
+    def __init__(self, number: int, *args: Any, **kwargs: Any) -> None:
+        self._number = number
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimFuture(asyncio.Future[Any]):
+    """The same for futures."""
+
+    def __init__(self, number: int, *args: Any, **kwargs: Any) -> None:
+        self._number = number
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """asyncio's loop over virtual time."""
 
@@ -50,12 +72,14 @@ class SimLoop(asyncio.BaseEventLoop):
     _scheduled: list[asyncio.TimerHandle]
     _timer_cancelled_count: int
     _stopping: bool
+    _check_closed: Any
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self._now = 0.0
         self._random = rng
         self._still = 0  # callbacks since time passed last
+        self._made = 0  # tasks and futures so far
         self.steps = 0  # callbacks run so far
         self.blocked: list[tuple[Any, contextvars.Context, Any, Any]] = []  # threads and locks
         self.owners: weakref.WeakKeyDictionary[asyncio.Task[Any], Owner | None] = (
@@ -183,12 +207,18 @@ class SimLoop(asyncio.BaseEventLoop):
         name: object = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        task = super().create_task(coro, name=name, context=context)
+        self._check_closed()
+        self._made += 1
+        task = SimTask(self._made, coro, loop=self, name=name, context=context)
         self.owners[task] = OWNER.get() if context is None else context.get(OWNER)
         if self.over:
             coro.close()  # a finaliser of something that crashed; it will never run
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
+
+    def create_future(self) -> asyncio.Future[Any]:
+        self._made += 1
+        return SimFuture(self._made, loop=self)
 
     def tasks_of(self, owner: Owner | None) -> list[asyncio.Task[Any]]:
         """What a node has not finished."""

@@ -152,3 +152,30 @@ def test_no_random_bytes_are_ever_accepted(hello, proof):
     except (AuthError, ProtocolError):
         pass
     assert not server.proven
+
+
+def test_the_mode_is_told_and_cannot_be_changed_on_the_way():
+    strict = Identity("carol", 2, b"c" * 16, restricted=True)
+    client, server = pair(client=strict)
+    run(client, server)
+    assert server.peer == strict
+    client, server = pair(client=strict)
+    hello = bytearray(client.start())
+    plain = Identity("carol", 2, b"c" * 16).hello(b"1" * 32)
+    (at,) = [i for i, (a, b) in enumerate(zip(hello, plain, strict=True)) if a != b]
+    hello[at] = plain[at]
+    proof = client.receive(server.receive(bytes(hello)))
+    assert server.peer is not None
+    assert not server.peer.restricted
+    with pytest.raises(AuthError):
+        server.receive(proof)
+
+
+def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():
+    client, server = pair(bindings=(b"", b"certificates"))
+    client.bind(b"certificates")
+    run(client, server)
+    client, server = pair(bindings=(b"", b"certificates"))
+    client.bind(b"others")
+    with pytest.raises(AuthError):
+        run(client, server)

@@ -27,6 +27,7 @@ from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import current
+from aiograd.rpc.functions import exposing_modules
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 
@@ -180,6 +181,8 @@ class LocalCluster:
             network=self._network,
             listen=(self._address(rank),),
             spin=SPIN if self._processes and len(self._names) < _cores() else 0.0,
+            # A worker of these modes imports nothing that a peer names.
+            modules=() if self._options.mode == "trusted" else exposing_modules(),
         )
         if name == DRIVER:
             return plan

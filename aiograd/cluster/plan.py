@@ -38,6 +38,7 @@ class Plan:
     listen: tuple[str, ...] = ()  # where to listen, if that is decided
     secret: bytes | None = None  # if it is known already; never in `options`, which are shown
     spin: float = 0.0
+    modules: tuple[str, ...] = ()  # to import first: they expose functions
     patience: float = PATIENCE
 
     @property

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import os
 import pickle
 import shutil
@@ -59,6 +60,8 @@ def main() -> None:
 
 async def serve(plan: Plan) -> bool:
     """Be a worker until dismissed, or until the coordinator is gone; tells which."""
+    for module in plan.modules:
+        importlib.import_module(module)
     worker = Worker.planned(plan)
     await worker.start()
     worker.make_current()

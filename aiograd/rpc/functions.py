@@ -289,6 +289,24 @@ def exposed_name(func: Any) -> str:
     return f"{func.__module__}:{func.__qualname__}"
 
 
+def exposing_modules() -> tuple[str, ...]:
+    """The modules here, other than the script itself, that expose functions of their own."""
+    return tuple(
+        name
+        for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType)
+        and name != "__main__"
+        and any(is_exposed(each) and each.__module__ == name for each in _contents(module))
+    )
+
+
+def _contents(module: types.ModuleType) -> list[Any]:
+    found = [each for each in list(vars(module).values()) if isinstance(each, types.FunctionType)]
+    for cls in [each for each in list(vars(module).values()) if isinstance(each, type)]:
+        found += [getattr(each, "__func__", each) for each in vars(cls).values()]
+    return [each for each in found if isinstance(each, types.FunctionType)]
+
+
 def find_exposed(name: str) -> Any:
     """The exposed function of that name, from modules that are already here; None if none is.
 

@@ -390,3 +390,22 @@ async def test_a_pickle_in_the_quick_form_ends_the_connection(workers, lookups, 
             await ag.rpc_async("worker1", offer.add, (1,))
         assert await ag.rpc_async("worker2", offer.add, (1,)) == 2
     assert lookups == []
+
+
+# ── processes ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", ["registered", "restricted"])
+async def test_a_cluster_of_processes_serves_what_is_exposed(mode):
+    async with ag.LocalCluster(2, options=ag.Options(mode=mode)) as cluster:
+        assert await cluster["worker1"].call(offer.add, 1) == 2
+        assert await ag.Group(cluster.workers).call(offer.add, 1) == [2, 2]
+        with pytest.raises(NotAllowed):
+            await cluster["worker0"].call(offer.hidden)
+        x = ag.tensor(np.ones((1, 3)), requires_grad=True)
+        async with ag.context() as ctx:
+            y = await ag.rpc_async("worker1", offer.project, (x,))
+            await ctx.backward(y.sum())
+            np.testing.assert_allclose(ctx.gradients[x].numpy(), np.ones((1, 3)))
+        rref = ag.remote("worker0", offer.make, ("kept",))
+        assert await rref == "kept"

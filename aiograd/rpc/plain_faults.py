@@ -28,8 +28,8 @@ def describe(codec: DataCodec, error: BaseException, left: int = _CAUSES) -> Pla
     """Say what happened, in plain data. Never raises, whatever the exception's methods do."""
     cause = error.__cause__
     return (
-        type_name(error),
-        text_of(error),
+        _readable(type_name(error)),
+        _readable(text_of(error)),
         _arguments(codec, error),
         describe(codec, cause, left - 1) if cause is not None and left else None,
     )
@@ -68,9 +68,14 @@ def _arguments(codec: DataCodec, error: BaseException) -> tuple[Any, ...] | None
         return None
     try:
         payload = codec.encode(error.args, None)
-    except SerializationError:
+    except (SerializationError, ValueError):  # such as text that is no Unicode
         return None
     return error.args if len(payload.data) <= _TEXT and not payload.travelled else None
+
+
+def _readable(text: str) -> str:
+    """Names of files, say, may hold halves of characters, which are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _known(name: str, arguments: Any) -> Exception | None:

@@ -76,6 +76,8 @@ class Identity:
             text = name[:length].decode()
         except UnicodeDecodeError:
             raise ProtocolError("the other side has no readable name") from None
+        if not text.isprintable():  # it goes into logs before anything is proven
+            raise ProtocolError("the other side has no readable name")
         restricted = bool(marks & _RESTRICTED)
         return cls(text, rank, incarnation, cluster, message, inflight, version, restricted)
 

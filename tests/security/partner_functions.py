@@ -65,6 +65,8 @@ def fail(kind):
         raise Secretive("reason")
     if kind == "ours":
         raise ag.errors.Overloaded("worker1", "too much")
+    if kind == "half":
+        raise ValueError("half a character: \udcff")
     raise KeyError(object())
 
 

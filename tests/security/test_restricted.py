@@ -127,8 +127,9 @@ async def test_known_errors_arrive_as_themselves_and_others_as_text(workers, mod
         assert own.value.type_name.endswith("Secretive")
         assert own.value.message == "reason"
         assert own.value.traceback_text == ""
-        with pytest.raises(RemoteError):
-            await ag.rpc_async("worker1", offer.fail, ("object",))
+        for kind in ("object", "half"):
+            with pytest.raises(RemoteError):
+                await ag.rpc_async("worker1", offer.fail, (kind,))
     assert lookups == []
 
 

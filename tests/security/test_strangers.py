@@ -11,10 +11,13 @@ import pickle
 import random
 import ssl
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import split_tcp
@@ -164,19 +167,40 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def papers(folder: Path, *names: str) -> list[TLS]:
+    """Certificates of one authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca")
+    found = []
+    for name in names:
+        leaf = authority.issue_cert(name)
+        leaf.private_key_and_cert_chain_pem.write_to_path(folder / name)
+        found.append(TLS(folder / name, folder / name, folder / "ca"))
+    return found
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.deadline(120)
-async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(lookups, tmp_path, monkeypatch):
+async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
+    lookups, tmp_path, tmp_path_factory, monkeypatch, tls
+):
     monkeypatch.chdir(tmp_path)
-    options = Options(handshake_timeout=1.0)
-    worker = Agent("worker0", 0, secret=SECRET, options=options)
-    member = Agent("worker1", 1, secret=SECRET, options=options)
+    certificates: list[TLS | None] = [None, None]
+    if tls:
+        certificates[:] = papers(tmp_path_factory.mktemp("papers"), "worker0", "worker1")
+    worker, member = (
+        Agent(f"worker{i}", i, secret=SECRET, options=Options(handshake_timeout=1.0, tls=each))
+        for i, each in enumerate(certificates)
+    )
     await worker.start("tcp:127.0.0.1:0")
     await member.start("tcp:127.0.0.1:0")
     member.directory.add(worker.info)
     try:
         host, port = split_tcp(worker.info.addresses[0])
         assert await member.call("worker0", negate, (1,)) == -1
-        recorded = await record(host, port)
+        recorded = [os.urandom(HELLO_SIZE), os.urandom(PROOF_SIZE)]
+        if not tls:
+            recorded = await record(host, port)
         while worker._doors._strangers:
             await asyncio.sleep(0.01)
         gc.collect()
@@ -192,7 +216,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(lookups, tmp_
                 turn, rest = divmod(number, max(1, BAD // SLOW))
                 kind = QUICK[number % len(QUICK)] if rest else SLOW_KINDS[turn % len(SLOW_KINDS)]
                 heard = await Stranger(number, recorded).attack(host, port, kind)
-                if len(heard) > HELLO_SIZE:  # more than a hello: it was let in
+                if len(heard) > HELLO_SIZE and not tls:  # more than a hello: it was let in
                     accepted.append(heard)
 
         async def good_client(over: asyncio.Event) -> None:

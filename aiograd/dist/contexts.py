@@ -55,7 +55,7 @@ class Contexts:
 
     def new(self) -> Context:
         number = next(self._ids)
-        if self.agent.restricted:  # a partner must not guess it
+        if self.agent.directory.has_partners:  # who must not guess it
             number = int.from_bytes(self.agent.runtime.token_bytes(6), "little")
         context = Context(self, self.agent.rank << 48 | number)
         self._table[context.id] = context

@@ -66,6 +66,7 @@ from aiograd.wire.session import Identity
 _log = logging.getLogger("aiograd")
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
 _SPIN_MISSES, _SPIN_REST = 8, 200
+_NAME = 1024  # bytes of a function's name; thousands of them are kept
 _LAST_WORDS = 0.25  # seconds for what was written before closing to leave
 
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
@@ -482,6 +483,8 @@ class Agent:
         """What a peer's DEFINE means here."""
         trusts = self.options.mode == "trusted" and not peer.restricted
         if flags & (SERVICE | OP | EXPOSED):
+            if len(data) > _NAME:
+                raise ProtocolError(f"a function's name of {len(data)} bytes", peer.name)
             try:
                 name = data.decode()
             except UnicodeDecodeError:

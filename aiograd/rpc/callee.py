@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aiograd")
 _NOTHING = Payload(b"")
+_REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
@@ -108,7 +109,8 @@ class Callee:
 
     def call(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """A call is complete."""
-        if self._held or self._outbox.over(self._limit):
+        outbox = self._outbox
+        if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(CALL, flags, id, budget, target, body)
         elif (
             target.mode == INLINE
@@ -152,10 +154,10 @@ class Callee:
             self._agent.release(size)
             self.arrived(*message)
 
-    def _crowded(self) -> bool:
-        """Whether the peer has more calls under way than were agreed on."""
-        if len(self.running) < self._most:
-            return False
+    def _crowded(self, kind: int) -> bool:
+        """Whether the peer has more under way than was agreed on, or than anybody needs."""
+        if kind != CALL:
+            return len(self.running) >= self._most * _REQUESTS
         wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
         return wanted >= self._most
 
@@ -210,7 +212,7 @@ class Callee:
             return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
         if not budget > 0:  # spent, or no number
             return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
-        if kind == CALL and self._crowded():
+        if len(self.running) >= self._most and self._crowded(kind):
             agent.limits.reached("max_inflight")
             why = f"{self._most} of its calls are under way"
             return self._fail(incoming, Overloaded(agent.name, why))

@@ -94,6 +94,11 @@ class Directory:
             raise UnknownWorker(str(getattr(to, "name", to)), tuple(self._by_name))
         return peer
 
+    @property
+    def has_partners(self) -> bool:
+        """Whether some member speaks plain data only."""
+        return any(peer.restricted for peer in self._by_name.values())
+
     def __iter__(self) -> Iterator[PeerInfo]:
         return iter(sorted(self._by_name.values(), key=lambda peer: peer.rank))
 

@@ -41,7 +41,7 @@ class Outbox:
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
-        self._paused = False
+        self.paused = False
         self.scheduled = False
         self.corked = False  # while a batch is read: everything it causes leaves in one write
         self.written = 0  # writes so far; a quiet connection does not change it
@@ -78,7 +78,7 @@ class Outbox:
 
     def open(self, transport: Any) -> None:
         transport.set_write_buffer_limits(high=_HIGH, low=_HIGH // 4)
-        self._transport, self._paused = transport, False
+        self._transport, self.paused = transport, False
         self.flush()
 
     def close(self) -> None:
@@ -88,16 +88,16 @@ class Outbox:
         self.waiting = 0
 
     def pause(self) -> None:
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         self.flush()
         self._sent()
 
     def flush(self) -> None:
         self.scheduled = False
-        if self._transport is None or self._paused:
+        if self._transport is None or self.paused:
             return
         small = self.small
         if small:
@@ -109,7 +109,7 @@ class Outbox:
 
     def _send_chunks(self) -> None:
         for _ in range(_TURNS):
-            if self._paused or self._transport is None or not self._parcels:
+            if self.paused or self._transport is None or not self._parcels:
                 return
             parcel = self._parcels.popleft()
             self._send_chunk(parcel)
@@ -117,7 +117,7 @@ class Outbox:
                 self._parcels.append(parcel)
             else:
                 self._sent()
-        if self._parcels and not self.scheduled and not self._paused:
+        if self._parcels and not self.scheduled and not self.paused:
             self.schedule()
 
     def _send_chunk(self, parcel: _Parcel) -> None:
@@ -153,7 +153,7 @@ class Outbox:
 
     def over(self, limit: int) -> bool:
         """Whether more than so many bytes wait for a peer that does not read them."""
-        return self.waiting > limit or (self._paused and self.size > limit)
+        return self.waiting > limit or (self.paused and self.size > limit)
 
     def unsent(self) -> set[tuple[int, int]]:
         """(kind, id) of messages that have not left completely."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import (
     DeadlineExceeded,
     NotAllowed,
+    Overloaded,
     OwnerLost,
     RemoteError,
     RRefError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from aiograd.rref.rref import RRef
 
 _log = logging.getLogger("aiograd")
+VALUES = 65_536  # kept at once by a worker before it takes no more from partners
 
 
 class RRefs:
@@ -145,6 +147,8 @@ class RRefs:
         creator = self.control.heard(sender)
         if ref_id[1] != creator.stamp or fork[1] != creator.stamp:
             raise NotAllowed("a value is created under an id of its creator", self.agent.name)
+        if len(self.protocol.owning.owners) >= VALUES and self.agent.restricts(sender):
+            raise Overloaded(self.agent.name, f"{VALUES} values are kept for others already")
         self.protocol.owning.expect(sender.incarnation, ref_id, fork, (file, line))
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.rref.records import pack_fork
 from aiograd.wire.frames import HEADER, HEADER_SIZE, header
 from aiograd.wire.messages import (
     CALL,
@@ -21,6 +22,7 @@ from aiograd.wire.messages import (
     CHUNK,
     CREDIT,
     DEFINE,
+    EXTRA,
     FAULT,
     FORGET,
     GOODBYE,
@@ -304,3 +306,38 @@ async def test_strange_budgets_are_refused_or_endless(target):
         assert b"DeadlineExceeded" in fault
     rogue.send(frame(CALL, encoded(((1,), None)), id=9, to=1, budget=3e38))
     assert (await rogue.answers.get())[0] == REPLY
+
+
+async def test_endless_requests_are_bounded(target):
+    agent, rogue = target
+    stamp = int.from_bytes(rogue.incarnation[:8], "big")
+    for i in range(1, 8 * 64 + 101):  # each waits for a creation that never comes
+        own = pack_fork((99, stamp, i), (99, stamp, i), 0)
+        rogue.send(frame(REQUEST, encoded((own,)), id=i, to=10, budget=float("inf")))
+    for _ in range(100):
+        kind, _, _, fault = await rogue.answers.get()
+        assert kind == FAULT
+        assert b"Overloaded" in fault
+    assert agent.limits["max_inflight"] == 100
+
+
+async def test_a_name_as_long_as_a_book_is_refused(target):
+    agent, rogue = target
+    rogue.send(define(50, "x" * 60_000))
+    await rogue.ended
+    assert agent.limits["protocol"] == 1
+
+
+async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
+    agent, rogue = target
+    monkeypatch.setattr("aiograd.rref.owners.VALUES", 5)
+    stamp = int.from_bytes(rogue.incarnation[:8], "big")
+    outcomes = []
+    for i in range(1, 9):
+        token = {"keep": (pack_fork((99, stamp, i), (99, stamp, 100 + i), 0), "", 0)}
+        first = encoded(token)
+        body = len(first).to_bytes(4, "little") + first + encoded(((1,), None))
+        rogue.send(frame(CALL, body, flags=EXTRA, id=i, to=1))
+        outcomes.append((await rogue.answers.get())[0])
+    assert outcomes == [REPLY] * 5 + [FAULT] * 3
+    assert len(agent.keeper.protocol.owning.owners) == 5

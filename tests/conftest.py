@@ -32,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.obj = _limited(item.obj, mark.args[0] if mark else DEADLINE)
 
 
+def pytest_collection_finish() -> None:
+    # Every test ends with a garbage collection; it need not look at pytest and all modules again.
+    gc.collect()
+    gc.freeze()
+
+
 def _limited(test: Callable[..., object], seconds: float) -> Callable[..., object]:
     @functools.wraps(test)
     async def limited(*args: object, **kwargs: object) -> None:

@@ -8,7 +8,6 @@ leaked references.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,12 +25,6 @@ COUNTERS = (
     "abandoned_calls",
     "buffered_bytes",
 )
-
-
-def pytest_collection_finish() -> None:
-    # Every test ends with a garbage collection; it need not look at pytest and all modules again.
-    gc.collect()
-    gc.freeze()
 
 
 async def counters(cluster: ag.LocalCluster) -> dict[str, dict[str, int]]:

@@ -31,7 +31,7 @@ class Endings:
 
     def failed(self, running: Running, error: Exception) -> None:
         """Something here went wrong: end the pass, or have its originator end it."""
-        if not self._engine.is_live(running):
+        if not self._engine.is_live(running) or running.over:
             return
         play = running.play
         node = play.sweep.failed
@@ -41,22 +41,41 @@ class Endings:
             op = ""
         else:
             worker = self.agent.name
+        failure = failure_of(worker, op, error)
         if running.done is not None:
-            self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+            self.agent.spawn(self._end_unless_over(running, failure))
         else:
-            try:
-                fault = self.shell.describe(error, play.originator)
-                self.agent.post(
-                    play.originator,
-                    "gradients.failed",
-                    running.context.id,
-                    play.number,
-                    worker,
-                    op,
-                    fault,
-                )
-            except Exception:
-                self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+            fault = self.shell.describe(error, play.originator)
+            running.context.failure = failure  # in doubt: no number is shown until it is settled
+            running.context.changed()
+            self.agent.spawn(self._report(running, failure, (worker, op, fault)))
+
+    async def _report(
+        self, running: Running, failure: BackwardFailed, facts: tuple[str, str, Any]
+    ) -> None:
+        """Tell the originator, and learn whether the pass had ended well before."""
+        context, play = running.context, running.play
+        try:
+            well = await self.shell.ask(
+                play.originator,
+                "gradients.failed",
+                context.id,
+                play.number,
+                *facts,
+                timeout=ABORT_WAIT,
+            )
+        except Exception:
+            well = False
+        if not well:
+            await self.end(running, failure)
+        elif context.failure is failure:
+            context.failure = None
+            context.commit(play.number)
+            context.changed()
+
+    async def _end_unless_over(self, running: Running, failure: BackwardFailed) -> None:
+        if not running.over:  # it may have ended well in the same tick
+            await self.end(running, failure)
 
     def failure_reported(
         self,
@@ -66,11 +85,15 @@ class Endings:
         worker: str,
         op: str,
         fault: Any,
-    ) -> None:
+    ) -> bool:
+        """A participant cannot go on; the answer says whether the pass had ended well before."""
         running = self._engine.passes.get((context_id, number))
-        if running is not None and running.done is not None:
+        if running is not None and running.done is not None and not running.over:
             error = self.shell.rebuild(fault, sender, worker)
-            self.agent.spawn(self.end(running, failure_of(worker, op, error)))
+            self.agent.spawn(self._end_unless_over(running, failure_of(worker, op, error)))
+            return False
+        context = self._engine.contexts.find(context_id)
+        return context is not None and number not in context.aborted
 
     async def end(self, running: Running, failure: BackwardFailed) -> None:
         """End a pass that failed: here first, then wherever it went; then tell who awaits it."""

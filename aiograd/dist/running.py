@@ -28,6 +28,11 @@ class Running:
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
         self.heavy = is_heavy(play.sweep)
 
+    @property
+    def over(self) -> bool:
+        """At the originator: whether it has ended, even if who awaits it has not heard so yet."""
+        return self.done is not None and self.done.done()
+
     def feed(self) -> None:
         """Give the pass the messages that came."""
         for message in self.inbox:

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from aiograd.testing.simulator.plan import make_plan
+from aiograd.testing.simulator.plan import MESSAGES, make_plan
 from aiograd.testing.simulator.run import run
 
 SEEDS = int(os.environ.get("AIOGRAD_SEEDS", "300"))
@@ -21,3 +21,13 @@ def test_every_seed_keeps_every_invariant(first: int) -> None:
     for seed in range(first, min(first + PORTION, SEEDS)):
         report = run(make_plan(seed))
         assert report.ok, f"{report}\n" + "\n".join(report.trace)
+
+
+def test_faults_meet_every_kind_of_message_and_many_kinds_of_failure() -> None:
+    """A message that got another name would never trigger its faults again."""
+    reports = [run(make_plan(seed)) for seed in range(60)]
+    messages = {kind for report in reports for kind in report.messages}
+    outcomes = {kind for report in reports for kind in report.outcomes}
+    assert messages >= set(MESSAGES)
+    assert outcomes >= {"ok", "cancelled", "Boom", "WorkerLost", "OwnerLost"}
+    assert outcomes >= {"DeadlineExceeded", "BackwardFailed"}

@@ -62,7 +62,7 @@ def _no_cancel(original: Any) -> Any:
 
 def _never_drained(original: Any) -> Any:
     def resume(self: Outbox) -> None:
-        self._paused = False  # and what waits goes on waiting
+        self.paused = False  # and what waits goes on waiting
 
     return resume
 

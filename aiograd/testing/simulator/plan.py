@@ -28,7 +28,6 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
-TIMELY: Final = (*MESSAGES, "gradients", "gradients", "gradients")
 # Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
@@ -69,7 +68,7 @@ def make_plan(seed: int) -> Plan:
         faults=PROFILES[profile](rng, names),
         actors=rng.randint(2, 5),
         acts=rng.randint(3, 8),
-        themes=rng.choice(THEMES),
+        themes=["gradients"] if profile == "backward" else rng.choice(THEMES),
         collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
     )
 
@@ -160,8 +159,21 @@ def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
         pair = kind in ("reset", "cut")
         duration = seconds if kind in ("cut", "pause") else 0.0
         faults.append(
-            Fault(nth, kind, a, b if pair else "", duration, early, on=rng.choice(TIMELY))
+            Fault(nth, kind, a, b if pair else "", duration, early, on=rng.choice(MESSAGES))
         )
+    return faults
+
+
+def _backward(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Something happens in the middle of a backward pass."""
+    faults = []
+    for _ in range(rng.randint(1, 4)):
+        a, b = _two(rng, names)
+        kind = rng.choice(("crash", "vanish", "reset", "cut"))
+        pair = kind in ("reset", "cut")
+        seconds = rng.uniform(0.5, 8.0) if kind == "cut" else 0.0
+        nth, early = float(rng.randint(1, 12)), float(rng.randint(0, 1))
+        faults.append(Fault(nth, kind, a, b if pair else "", seconds, early, on="gradients"))
     return faults
 
 
@@ -205,5 +217,6 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "timely": _timely,
     "swizzle": _swizzle,
     "mail": _mail,
+    "backward": _backward,
     "everything": _everything,
 }

@@ -40,6 +40,7 @@ class Report:
     digest: str
     trace: list[str]
     outcomes: dict[str, int] = field(default_factory=dict)
+    messages: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0  # simulated
     steps: int = 0
 
@@ -97,6 +98,7 @@ def run(plan: Plan, *, trace: bool = False, resume: bool = False) -> Report:
             world.trace.digest,
             world.trace.lines(),
             dict(sorted(book.outcomes.items())),
+            dict(sorted(player.messages.items())),
             loop.time(),
             loop.steps,
         )

@@ -12,6 +12,7 @@ fewer of them.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -43,6 +44,7 @@ class Fault:
 HARMFUL: Final = frozenset(
     {"crash", "vanish", "restart", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse"}
 )
+ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
 SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen, once sessions resume
@@ -185,6 +187,7 @@ class Player:
         self.harm = Harm(resume)
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
+        self.messages: Counter[str] = Counter()  # sent so far, by kind
         self._seen: dict[tuple[str, str], int] = {}
 
     async def play(self) -> None:
@@ -202,6 +205,8 @@ class Player:
 
     def message(self, name: str, kind: str) -> Verdict:
         """A message of this kind is about to leave a node: what becomes of it."""
+        kind = ALIASES.get(kind, kind)
+        self.messages[kind] += 1
         if not self._triggered:
             return SEND
         verdict = SEND

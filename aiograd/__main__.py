@@ -28,11 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from aiograd.cluster.launch import join_cluster
     from aiograd.errors import AiogradError
     from aiograd.rpc.options import Options
+    from aiograd.rpc.tls import TLS
 
     options = Options(
         secret_file=given.secret_file,
         allow_plaintext=given.allow_plaintext,
         transport=given.transport,
+        tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
     )
     try:
         return join_cluster(given.join, given.name or _own_name(), options)
@@ -66,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     worker.add_argument("--name", help="the worker's name (default: host name and process number)")
     worker.add_argument("--secret-file", metavar="PATH", help="a file with the cluster's secret")
+    worker.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
+    worker.add_argument("--key", metavar="PATH", help="its key (default: in the same file)")
+    worker.add_argument("--ca", metavar="PATH", help="the authority that signed the others' ones")
     worker.add_argument("--transport", choices=["auto", "unix", "tcp"], default="auto")
     worker.add_argument(
         "--allow-plaintext",

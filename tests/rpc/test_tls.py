@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import pickle
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import trustme
 
 from aiograd.cluster import TLS
+from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, InsecureTransport, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
@@ -231,3 +234,23 @@ def test_files_that_are_no_certificates_are_named(tmp_path):
     for wrong in (tls, TLS(os.fspath(tmp_path / "missing"), "k")):
         with pytest.raises(SecurityError, match="certificates"):
             Credentials(wrong, 1.0)
+
+
+@pytest.mark.deadline(60)
+async def test_a_worker_joins_by_hand_over_tls(papers, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that both have, 32 bytes")
+    mine, theirs = papers("boss"), papers("helper")
+    options = Options(tls=mine, transport="tcp", secret_file=secret)
+    async with Worker("boss", rank=0, rendezvous="127.0.0.1:0", options=options) as boss:
+        (place,) = [a.removeprefix("tcp:") for a in boss.agent.info.addresses]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aiograd", "worker", "--join", place, "--name", "helper"),
+            *("--secret-file", str(secret), "--transport", "tcp"),
+            *("--cert", str(theirs.cert), "--key", str(theirs.key), "--ca", str(theirs.ca)),
+        )
+        await boss.members.wait_for(["helper"])
+        assert await boss.agent.call("helper", math.sqrt, (49.0,)) == 7.0
+        link = boss.agent.link("helper")
+        assert link.connection.transport.get_extra_info("ssl_object") is not None
+    assert await process.wait() == 0

@@ -49,7 +49,9 @@ async def main():
             with mock.patch("aiograd.dist.engine.Pass", Trusting):
                 trusting.append(await one_round("worker0", x, w))
     for name, times in (("exact", exact), ("trusting", trusting)):
-        print(f"{name:9s} {min(times):7.1f} us a pass at best, {statistics.median(times):.1f} median")
+        print(
+            f"{name:9s} {min(times):7.1f} us a pass at best, {statistics.median(times):.1f} median"
+        )
     print(f"exactness costs {(min(exact) / min(trusting) - 1) * 100:+.1f} % (best against best)")
 
 

@@ -201,6 +201,7 @@ ANY: Final = Anything()
 def equal(value: Any, expected: Any) -> bool:
     if expected is ANY:
         return True
-    if isinstance(expected, np.ndarray):
-        return isinstance(value, np.ndarray) and bool(np.array_equal(value, expected))
+    if isinstance(expected, np.ndarray) or isinstance(value, np.ndarray):
+        same = isinstance(expected, type(value))
+        return same and bool(np.array_equal(value, expected))
     return bool(value == expected)

@@ -1,0 +1,58 @@
+"""A worker dies near the end of a pass: what ended well counts, what failed shows no number."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.testing import simulate
+
+
+async def multiply(path: list[str], x: ag.Tensor) -> ag.Tensor:
+    if path:
+        return await ag.rpc_async(path[0], multiply, args=(path[1:], x))
+    return x * 3.0
+
+
+@pytest.mark.parametrize("tick", range(0, 40, 2))
+def test_a_death_around_the_end_of_a_pass_never_halves_a_gradient(tick):
+    """The second pass ends in the very tick in which the participant is lost, or near it."""
+
+    async def program(world) -> None:
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        async with ag.context() as ctx:
+            y = await multiply(["worker0"], x)
+            await ctx.backward(y.sum(), retain_graph=True)
+            world.loop.call_later(tick * 1e-4, world.crash, "worker0", context=world.context)
+            try:
+                await ctx.backward(y.sum())
+            except ag.errors.BackwardFailed:
+                with pytest.raises(ag.errors.BackwardFailed):
+                    _ = ctx.gradients
+            else:
+                assert np.array_equal(ctx.gradients[x].numpy(), [6.0, 6.0])
+
+    simulate(program, seed=tick, workers=1)
+
+
+def test_numbers_stay_readable_when_a_participant_dies_after_a_good_pass():
+    """The neighbour is in doubt, asks the originator, and learns that the pass had ended well."""
+
+    async def program(world) -> None:
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        async with ag.context() as ctx:
+            y = await multiply(["worker0", "worker1"], x)
+            await ctx.backward(y.sum())
+            world.crash("worker0")
+            await asyncio.sleep(5)
+            assert await ag.rpc_async("worker1", readable, args=(ctx.id,))
+            assert np.array_equal(ctx.gradients[x].numpy(), [3.0, 3.0])
+
+    simulate(program, workers=2)
+
+
+async def readable(context_id: int) -> bool:
+    return ag.get_gradients(context_id) is not None

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from aiograd.testing.simulator.network import USER_TIMEOUT, HostNetwork, Manner
+from aiograd.testing.simulator.network import HostNetwork, Manner
+from aiograd.testing.simulator.transport import USER_TIMEOUT
 from aiograd.testing.simulator.world import Node, World
 
 

@@ -1,7 +1,8 @@
 """The simulator: the library's own code in virtual time, on a wire with seeded faults.
 
 loop, threads         time that jumps; callbacks and threads that belong to nodes
-network, world        byte streams that can be cut anywhere; nodes that crash and come back
+network, transport    byte streams that can be cut anywhere
+world                 nodes that crash and come back
 plan, schedule        what a seed means; faults, and which errors they justify
 actors, functions, references, gradients      programs whose outcome is known
 ledger, invariants    what must hold

@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-GROUP  ?= test
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check style types cov oracle bench peers examples docs notebooks sim clean
@@ -81,6 +80,12 @@ docs: $(VENV)/.docs.ok  ## the pages, with executed notebooks: docs/_build/html/
 notebooks: $(VENV)/.notebooks.ok  ## examples/notebooks as .ipynb files, to open and to play with
 	@$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 examples/notebooks/*.py
 	@ls examples/notebooks/*.ipynb
+
+SEED ?= 0
+COUNT ?= 1
+sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 BUG=all
+	@$(BIN)/python -m aiograd.testing.simulator $(SEED) --count $(COUNT) \
+	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

@@ -209,8 +209,11 @@ class Child:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give a worker its parent's environment, with one thread per array library unless set."""
-    return {**dict.fromkeys(ONE_THREAD, "1"), **environment}
+    """Give a worker its parent's environment, with one thread per array library unless set.
+
+    A secret stays out of it: other users of a host may read it there."""
+    inherited = {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
+    return {**dict.fromkeys(ONE_THREAD, "1"), **inherited}
 
 
 def python(*arguments: str) -> list[str]:

@@ -30,6 +30,7 @@ from aiograd.rpc import current
 from aiograd.rpc.functions import exposing_modules
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
+from aiograd.wire.secret import Secret
 
 __all__ = ["LocalCluster"]
 
@@ -67,7 +68,7 @@ class LocalCluster:
             raise ValueError("processes cannot share memory connections: use processes=False")
         self._names = worker_names(n_workers, names)
         self._processes = processes
-        self._secret = self._options.secret or os.urandom(32)
+        self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
         self._folder: str | None = None
         self._sockets = itertools.count()

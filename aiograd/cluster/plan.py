@@ -36,7 +36,8 @@ class Plan:
     coordinator: PeerInfo | None = None  # given by a LocalCluster
     network: Network | None = None  # one that several workers share
     listen: tuple[str, ...] = ()  # where to listen, if that is decided
-    secret: bytes | None = None  # if it is known already; never in `options`, which are shown
+    # If it is known already; never in `options`, which are shown.
+    secret: bytes | None = field(default=None, repr=False)
     spin: float = 0.0
     modules: tuple[str, ...] = ()  # to import first: they expose functions
     patience: float = PATIENCE

@@ -24,6 +24,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.transport import split_tcp
+from aiograd.wire.secret import Secret
 
 __all__ = ["Premises", "is_listening", "private_folder"]
 
@@ -76,13 +77,13 @@ class Premises:
 
     # ── the secret ──────────────────────────────────────────────────────────────────────────────
 
-    async def _secret(self) -> tuple[bytes, bool]:
+    async def _secret(self) -> tuple[Secret, bool]:
         """Find the secret; the flag says that it is new and must be told through the sign."""
         plan = self._plan
         if plan.secret is not None:
-            return plan.secret, False
+            return Secret(plan.secret), False
         if plan.place is None:
-            return plan.options.secret or self._runtime.token_bytes(32), False
+            return Secret(plan.options.secret or self._runtime.token_bytes(32)), False
         file = plan.options.secret_file
         secret = find_secret(
             plan.place,
@@ -94,7 +95,7 @@ class Premises:
         if secret is not None:
             return secret, False
         if plan.leads:
-            return self._runtime.token_bytes(32), True
+            return Secret(self._runtime.token_bytes(32)), True
         sign = await self._read_sign(with_secret=True)
         assert sign.secret is not None
         return sign.secret, False
@@ -159,7 +160,7 @@ class Premises:
 
     # ── finding the coordinator ─────────────────────────────────────────────────────────────────
 
-    async def _ask_for_rank(self, secret: bytes) -> int:
+    async def _ask_for_rank(self, secret: Secret) -> int:
         """Let the coordinator give a rank, asked by a guest that is gone again before we come."""
         name = f"newcomer-{self._runtime.token_bytes(8).hex()}"
         if self._plan.options.tls is not None:

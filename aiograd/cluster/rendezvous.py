@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport import is_loopback, split_tcp
+from aiograd.wire.secret import Secret
 
 __all__ = ["Place", "Sign", "find_secret", "parse_place", "read_secret_file"]
 
@@ -76,7 +77,7 @@ class Sign:
     """What rank 0 writes into the file: where it listens, and the secret if it made one."""
 
     addresses: tuple[str, ...]
-    secret: bytes | None = None
+    secret: Secret | None = None
 
     def write(self, path: str) -> None:
         """Put it there in one step, so that nobody reads half of it; only this user may read it."""
@@ -89,8 +90,8 @@ class Sign:
         """Read it; None while it is not there."""
         try:
             data = json.loads(Path(path).read_bytes())
-            secret = data["secret"]
-            return cls(tuple(data["addresses"]), bytes.fromhex(secret) if secret else None)
+            secret = Secret.fromhex(data["secret"]) if data["secret"] else None
+            return cls(tuple(data["addresses"]), secret)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -113,15 +114,32 @@ def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) ->
 SHORTEST = 16  # bytes; a shorter secret can be guessed
 
 
-def read_secret_file(path: str) -> bytes:
-    """Read a secret file: raw bytes, surrounding whitespace stripped."""
+def read_secret_file(path: str) -> Secret:
+    """Read a secret file: raw bytes, surrounding whitespace stripped; private to this user."""
     try:
-        secret = Path(path).read_bytes().strip()
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            secret = Secret(file.read().strip())
     except OSError as error:
         raise AuthError(f"cannot read the secret file {path}: {error.strerror}") from error
+    if (why := exposure(found.st_mode, found.st_uid, os.geteuid())) is not None:
+        raise AuthError(f"the secret file {path} {why}")
     if len(secret) < SHORTEST:
         raise AuthError(f"the secret in {path} has {len(secret)} bytes; {SHORTEST} are the least")
     return secret
+
+
+def exposure(mode: int, owner: int, user: int) -> str | None:
+    """Say what is wrong with a secret file of this mode and owner, if anything is.
+
+    One of root's may be read by a group: that is how orchestrators hand secrets to other users.
+    """
+    if owner not in (user, 0):
+        return f"belongs to another user ({owner}), who knows it and can change it"
+    if mode & (0o077 if owner == user else 0o037):
+        shown = f"{stat.S_IMODE(mode):04o}"
+        return f"can be read or changed by others (mode {shown}): `chmod 600` it, or make another"
+    return None
 
 
 def find_secret(
@@ -131,20 +149,20 @@ def find_secret(
     secret_file: str | None,
     environment: MutableMapping[str, str],
     token: Callable[[int], bytes],
-) -> bytes | None:
+) -> Secret | None:
     """Find the cluster's secret; None when a file rendezvous is to carry a new one.
 
     A secret in the environment is taken out of it: children and error reports need not have it.
     """
-    given = environment.pop("AIOGRAD_SECRET", None)
+    given = _taken_from(environment)
     if secret is not None:
-        return secret
+        return Secret(secret)
     if secret_file is not None:
         return read_secret_file(secret_file)
     if given is not None:
-        if len(given.strip()) < SHORTEST:
+        if len(given) < SHORTEST:
             raise AuthError(f"AIOGRAD_SECRET is too short; {SHORTEST} characters are the least")
-        return given.strip().encode()
+        return given
     if place.kind == "file":
         return None
     if place.local:
@@ -155,7 +173,12 @@ def find_secret(
     )
 
 
-def user_secret(parent: Path, user: int, token: Callable[[int], bytes]) -> bytes:
+def _taken_from(environment: MutableMapping[str, str]) -> Secret | None:
+    given = environment.pop("AIOGRAD_SECRET", None)
+    return None if given is None else Secret(given.strip().encode())
+
+
+def user_secret(parent: Path, user: int, token: Callable[[int], bytes]) -> Secret:
     """Give the secret of this user on this host; the first worker makes it.
 
     It keeps other users of the host out, and is for meetings that nobody else can reach.

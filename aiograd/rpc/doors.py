@@ -20,6 +20,7 @@ from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
 from aiograd.rpc.transport import Listener, tune
+from aiograd.wire.secret import Secret
 from aiograd.wire.session import ACCEPTED, DUPLICATE, LOST, Handshake, Identity
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Doors:
         if len(cluster) != 16:
             raise ValueError("a cluster id has 16 bytes")
         self._agent = agent
-        self._secret = secret
+        self._secret = Secret(secret)
         tls, patience = agent.options.tls, agent.options.handshake_timeout
         self._credentials = Credentials(tls, patience) if tls is not None else None
         self.cluster = cluster

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from aiograd.rpc.tls import TLS
+from aiograd.wire.secret import Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
@@ -41,7 +42,7 @@ class Options:
     secret: bytes | None = field(default=None, repr=False)
     """What members prove to know; at least 16 bytes. A local cluster makes its own."""
     secret_file: str | os.PathLike[str] | None = None
-    """Where to read the secret, so that it is never in the process list."""
+    """Where to read the secret, so that it is never in the process list; for your eyes only."""
     tls: TLS | None = None
     """Certificates for TCP connections; without them none is accepted from beyond this host."""
     allow_plaintext: bool = False
@@ -86,6 +87,7 @@ class Options:
                 raise TypeError(f"secret is bytes, not {type(self.secret).__name__}")
             if len(self.secret) < _SECRET_MIN:
                 raise ValueError(f"a secret has at least {_SECRET_MIN} bytes")
+            object.__setattr__(self, "secret", Secret(self.secret))
 
     def __reduce__(self) -> Any:
         # The secret stays here: whoever may know it got it another way.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.secret import Secret
 
 VERSION: Final = 1
 _MAGIC: Final = b"aiograd\0"
@@ -82,10 +83,10 @@ class Identity:
         return cls(text, rank, incarnation, cluster, message, inflight, version, restricted)
 
 
-def derive_key(secret: bytes, cluster: bytes) -> bytes:
+def derive_key(secret: bytes, cluster: bytes) -> Secret:
     """HKDF-SHA256 of the secret, so that it signs nothing itself."""
-    extracted = hmac.digest(cluster, secret, hashlib.sha256)
-    return hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256)
+    extracted = Secret(hmac.digest(cluster, secret, hashlib.sha256))
+    return Secret(hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256))
 
 
 class Handshake:

@@ -128,6 +128,7 @@ async def name_of_worker() -> str:
 @pytest.mark.parametrize("ending", ["cluster", "interrupt"])
 async def test_worker_joins_a_running_cluster(tmp_path, ending):
     secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
     secret.write_bytes(b"0123456789abcdef\n")
     place = f"127.0.0.1:{free_port()}"
     options = Options(secret_file=str(secret), grace=3.0)

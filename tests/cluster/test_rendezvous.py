@@ -11,6 +11,7 @@ import pytest
 from aiograd.cluster.rendezvous import (
     Place,
     Sign,
+    exposure,
     find_secret,
     parse_place,
     read_secret_file,
@@ -62,6 +63,7 @@ def test_a_file_of_something_else_is_not_taken_for_a_sign(tmp_path):
 
 def test_a_secret_file_holds_raw_bytes_without_the_whitespace_around_them(tmp_path):
     path = tmp_path / "secret"
+    path.touch(mode=0o600)
     path.write_bytes(b" \n0123456789abcdef\n")
     assert read_secret_file(str(path)) == b"0123456789abcdef"
     path.write_bytes(b"short\n")
@@ -69,6 +71,29 @@ def test_a_secret_file_holds_raw_bytes_without_the_whitespace_around_them(tmp_pa
         read_secret_file(str(path))
     with pytest.raises(AuthError, match="cannot read"):
         read_secret_file(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602, 0o660, 0o777])
+def test_a_secret_file_that_others_can_read_or_change_is_refused(tmp_path, mode):
+    path = tmp_path / "secret"
+    path.write_bytes(b"0123456789abcdef")
+    path.chmod(mode)
+    with pytest.raises(AuthError, match=f"mode {mode:04o}.*chmod 600") as caught:
+        read_secret_file(str(path))
+    assert "0123456789abcdef" not in str(caught.value)
+    for private in (0o600, 0o400):
+        path.chmod(private)
+        assert read_secret_file(str(path)) == b"0123456789abcdef"
+
+
+def test_a_secret_file_belongs_to_this_user_or_to_root():
+    me, root, other = 1000, 0, 1001
+    assert exposure(0o600, me, me) is None
+    assert exposure(0o440, root, me) is None  # as orchestrators mount it
+    assert "0444" in exposure(0o444, root, me)
+    assert "0460" in exposure(0o460, root, me)
+    assert "0440" in exposure(0o440, root, root)
+    assert "another user" in exposure(0o600, other, me)
 
 
 def secret_for(rendezvous: str, environment=None, secret=None, secret_file=None) -> bytes | None:

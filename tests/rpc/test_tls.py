@@ -239,6 +239,7 @@ def test_files_that_are_no_certificates_are_named(tmp_path):
 @pytest.mark.deadline(60)
 async def test_a_worker_joins_by_hand_over_tls(papers, tmp_path):
     secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
     secret.write_text("a secret that both have, 32 bytes")
     mine, theirs = papers("boss"), papers("helper")
     options = Options(tls=mine, transport="tcp", secret_file=secret)

@@ -63,6 +63,7 @@ def folder(tmp_path: Path) -> Path:
         leaf.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         for i, blob in enumerate(leaf.cert_chain_pems):
             blob.write_to_path(tmp_path / f"{name}.pem", append=i > 0)
+    (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(secrets.token_hex(32))
     return tmp_path
 

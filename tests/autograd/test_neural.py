@@ -194,6 +194,14 @@ def test_pooling_at_a_tie_gives_the_gradient_to_the_first():
     assert x.grad.tolist() == [[[[1, 0], [0, 0]]]]
 
 
+def test_pooling_does_not_lose_what_is_not_a_number():
+    x = ag.tensor([[[[1.0, np.nan, 5.0], [2.0, 3.0, 4.0], [7.0, 6.0, 8.0]]]], requires_grad=True)
+    y = ag.max_pool2d(x, 2, stride=1)
+    np.testing.assert_array_equal(y.numpy(), [[[[np.nan, np.nan], [7.0, 8.0]]]])
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), [[[[0, 2, 0], [0, 0, 0], [1, 0, 1]]]])
+
+
 def test_images_without_a_batch_are_taken_alone():
     x = leaf(1, 4, 4)
     assert ag.conv2d(x, leaf(2, 1, 3, 3)).shape == (2, 2, 2)

@@ -5,6 +5,8 @@ Images are (batch, channels, height, width), kernels (out, in / groups, height, 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -43,15 +45,18 @@ def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
 def _add_windows(values: Any, shape: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     """Add windows up at their places in an image of `shape`: the reverse of taking them."""
     total = np.zeros(shape, values.dtype)
-    oh, ow = values.shape[4:]
-    for i in range(kernel[0]):
-        top = i * dilation[0]
-        for j in range(kernel[1]):
-            left = j * dilation[1]
-            rows = slice(top, top + stride[0] * (oh - 1) + 1, stride[0])
-            columns = slice(left, left + stride[1] * (ow - 1) + 1, stride[1])
-            total[:, :, rows, columns] += values[:, :, i, j]
+    for i, j, place in _places(values.shape[4:], kernel, stride, dilation):
+        total[place] += values[:, :, i, j]
     return total
+
+
+def _places(out: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Iterator[tuple[Any, ...]]:
+    """For every element (i, j) of the kernel: where in the image it lies, in all windows at once."""
+    for i, j in np.ndindex(*kernel):
+        top, left = i * dilation[0], j * dilation[1]
+        rows = slice(top, top + stride[0] * (out[0] - 1) + 1, stride[0])
+        columns = slice(left, left + stride[1] * (out[1] - 1) + 1, stride[1])
+        yield i, j, (..., rows, columns)
 
 
 windows: Op = op(
@@ -158,7 +163,10 @@ def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
 # ── pooling ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float) -> Any:
+def _prepared(
+    input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float
+) -> tuple[Any, Pair, Pair]:
+    """The image with its border, the size of the windows and the step between them."""
     a = as_tensor(input)
     if a.ndim != 4:
         raise ValueError(f"pooling takes (batch, channels, height, width), not {a.shape}")
@@ -167,8 +175,58 @@ def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float
     border = pair(padding, "padding")
     if 2 * border[0] > kernel[0] or 2 * border[1] > kernel[1]:
         raise ValueError("padding is at most half the kernel")
-    a = _with_border(a, [(border[0],) * 2, (border[1],) * 2], fill)
-    return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
+    return _with_border(a, [(border[0],) * 2, (border[1],) * 2], fill), kernel, step
+
+
+def _each(shape: Any, kernel: Pair, stride: Pair) -> Iterator[tuple[int, Any]]:
+    """The elements of a window, numbered, and where they lie in all windows."""
+    found = _places(shape, kernel, stride, (1, 1))
+    return ((number, place) for number, (*_, place) in enumerate(found))
+
+
+def _largest(a: Any, kernel: Pair, stride: Pair) -> Any:
+    """Which element of each window is the largest: the first one at a tie."""
+    out = _windows_view(a, kernel, stride, (1, 1)).shape[4:]
+    places = [place for _, place in _each(out, kernel, stride)]
+    best = functools.reduce(np.maximum, [a[place] for place in places])
+    lost = np.isnan(best).any()  # not a number is the largest of all, and equals nothing
+    missed = np.ones(best.shape, bool)
+    chosen = np.zeros(best.shape, np.min_scalar_type(len(places)))
+    for place in places:
+        differs = a[place] != best
+        missed &= differs & ~np.isnan(a[place]) if lost else differs
+        chosen += missed
+    return chosen
+
+
+def _pick(a: Any, chosen: Any, kernel: Pair, stride: Pair) -> Any:
+    picked = np.zeros(chosen.shape, a.dtype)
+    for number, place in _each(chosen.shape[2:], kernel, stride):
+        picked = np.where(chosen == number, a[place], picked)
+    return picked
+
+
+def _spread(values: Any, chosen: Any, shape: Any, kernel: Pair, stride: Pair) -> Any:
+    total = np.zeros(shape, values.dtype)
+    for number, place in _each(chosen.shape[2:], kernel, stride):
+        total[place] += values * (chosen == number)
+    return total
+
+
+_picked: Op = op(
+    "picked_from_windows",
+    _pick,
+    lambda g, y, a, chosen=(), kernel=(), stride=(): _spread_out.of(
+        g, chosen=chosen, shape=a.shape, kernel=kernel, stride=stride
+    ),
+)
+_spread_out: Op = op(
+    "spread_over_windows",
+    _spread,
+    lambda g, y, values, chosen=(), shape=(), kernel=(), stride=(): _picked.of(
+        g, chosen=chosen, kernel=kernel, stride=stride
+    ),
+)
 
 
 @composite()
@@ -176,10 +234,13 @@ def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 
     """Keep the largest element of every window; at a tie the first one gets the gradient."""
     if np.ndim(input) == 3:
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
-    view = _pooled(input, kernel_size, stride, padding, -np.inf)
-    flat = view.reshape(*view.shape[:2], -1, *view.shape[4:])
-    first = np.argmax(flat.data, axis=2)[:, :, None]
-    return np.take_along_axis(flat, first, axis=2)[:, :, 0]
+    a, kernel, step = _prepared(input, kernel_size, stride, padding, -np.inf)
+    return _picked(a, chosen=_largest(a.data, kernel, step), kernel=kernel, stride=step)
+
+
+def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
+    a, kernel, step = _prepared(input, kernel_size, stride, padding, 0.0)
+    return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
 
 
 @composite()
@@ -194,9 +255,9 @@ def avg_pool2d(
     if np.ndim(input) == 3:
         lone = as_tensor(input)[None]
         return avg_pool2d(lone, kernel_size, stride, padding, count_include_pad)[0]
-    view = _pooled(input, kernel_size, stride, padding, 0.0)
+    view = _pooled(input, kernel_size, stride, padding)
     if count_include_pad:
         return view.mean(axis=(2, 3))
     ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
-    sizes = _pooled(ones, kernel_size, stride, padding, 0.0).sum(axis=(2, 3))
+    sizes = _pooled(ones, kernel_size, stride, padding).sum(axis=(2, 3))
     return view.sum(axis=(2, 3)) / sizes.data

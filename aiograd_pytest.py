@@ -5,7 +5,8 @@
             assert await ag.rpc_async("worker1", max, args=(1, 2)) == 2
 
 Workers live in the test's own loop, over an in-memory transport, unless `processes=True`. Every
-pytest run of every user loads this module, so it imports nothing but pytest until it is used.
+pytest run of every project loads this module, so it stands beside the package, whose import takes
+a moment, and imports it when a test asks for a cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools for our tests and for users' own: gradient checks, faults, a simulator, a pytest plugin."""
+"""Tools for our tests and for users' own: gradient checks, faults, a simulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Faults", "gradcheck", "gradgradcheck", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulate":  # every pytest run loads this package, few simulate
+    if name == "simulate":  # few of those who check gradients do
         from aiograd.testing.simulator import simulate
 
         return simulate

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import aiograd as ag
+
+ROOT = Path(__file__).parents[2]
 
 
 async def where() -> tuple[str, int]:
@@ -29,11 +33,23 @@ async def test_settings_are_passed_on(cluster):
         assert ag.current_worker().options.timeout == 7.0
 
 
-def test_the_plugin_itself_loads_nothing_until_it_is_used():
-    source = Path(ag.__file__).with_name("testing") / "plugin.py"
-    found = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Import)]
-    found += [
-        node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)
-    ]
-    modules = {getattr(node, "module", None) or node.names[0].name for node in found}
-    assert modules == {"__future__", "typing", "pytest"}
+def test_a_run_without_clusters_does_not_load_the_library(tmp_path):
+    (tmp_path / "test_other.py").write_text(
+        "import sys\ndef test():\n    assert 'aiograd_pytest' in sys.modules\n"
+        "    assert not {'aiograd', 'numpy', 'asyncio.events'} & sys.modules.keys()\n"
+    )
+    command = "-m pytest -q -p aiograd_pytest -p no:cacheprovider"
+    done = subprocess.run(
+        [sys.executable, *command.split(), "-c", os.devnull, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_names_the_plugin():
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert names["pytest11"] == {"aiograd": "aiograd_pytest"}

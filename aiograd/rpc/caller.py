@@ -25,6 +25,7 @@ from aiograd.rpc import faults
 from aiograd.rpc.baggage import unpack
 from aiograd.rpc.functions import Shipment
 from aiograd.rpc.future import Future, fail
+from aiograd.rpc.outbox import EARLY
 from aiograd.rpc.travel import Arrival, run_undo
 from aiograd.wire.flat import decode_value
 from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
@@ -88,7 +89,9 @@ class Caller:
         small = outbox.small
         small.append(HEADER.pack(MAGIC, CALL, flags, len(data), id, seconds, number))
         small.append(data)
-        if not outbox.scheduled and not outbox.corked:
+        if len(small) > EARLY:
+            outbox.flush_early()
+        elif not outbox.scheduled and not outbox.corked:
             outbox.schedule()
 
     def begin(

@@ -1,8 +1,9 @@
 """What waits to be written to one peer: small messages at once, large ones in turns.
 
-All small messages of a tick leave in one write. Large ones are announced in order and then share
-the connection chunk by chunk, so that nothing small waits behind a gigabyte. Nothing is written
-while the transport asks for a pause, so what waits for a slow peer waits here, where it is counted.
+The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
+first while the last are made. Large ones are announced in order and then share the connection chunk
+by chunk, so that nothing small waits behind a gigabyte. Nothing is written while the transport asks
+for a pause, so what waits for a slow peer waits here, where it is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from aiograd.wire.frames import CHUNK_SIZE, HEADER, HEADER_SIZE, MAGIC, announce, header
 from aiograd.wire.messages import CHUNK, LARGE
 
-_HIGH = 2 * CHUNK_SIZE  # enough to keep the socket busy, little enough to let others in
+EARLY = 64  # headers and bodies that do not wait for the end of the tick
 _TURNS = 4  # chunks written before the loop gets a turn
 
 
@@ -55,7 +56,9 @@ class Outbox:
         small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
             small.append(body)
-        if not self.scheduled and not self.corked:
+        if len(small) > EARLY:
+            self.flush_early()
+        elif not self.scheduled and not self.corked:
             self.schedule()
 
     def put_large(
@@ -69,6 +72,14 @@ class Outbox:
         parcel = _Parcel(number, kind, id, [view for view in views if len(view)])
         self._parcels.append(parcel)
         self.waiting += parcel.left
+        if not self.scheduled and not self.corked:
+            self.schedule()
+
+    def flush_early(self) -> None:
+        """Let the peer begin with what there is while more is made."""
+        scheduled = self.scheduled
+        self.flush()
+        self.scheduled = scheduled
 
     def schedule(self) -> None:
         self.scheduled = True
@@ -77,7 +88,8 @@ class Outbox:
     # ── emptying ────────────────────────────────────────────────────────────────────────────────
 
     def open(self, transport: Any) -> None:
-        transport.set_write_buffer_limits(high=_HIGH, low=_HIGH // 4)
+        # Everything is written at once, and what the socket does not take makes us pause.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._transport, self.paused = transport, False
         self.flush()
 

@@ -45,7 +45,8 @@ class GradError(AiogradError, RuntimeError):
     """A gradient was asked for that does not exist, or would be wrong.
 
     `reason` names the case in one word: "no_roots", "no_requires_grad", "not_scalar",
-    "no_grad_fn", "freed", "shape", "modified", "unused", "dtype", "received", "context", "inplace".
+    "no_grad_fn", "freed", "shape", "modified", "unused", "dtype", "received", "context", "inplace",
+    "stale".
     """
 
     def __init__(self, message: str, reason: str = "other") -> None:
@@ -54,6 +55,21 @@ class GradError(AiogradError, RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class StaleGradients(GradError):
+    """Others have stepped too often since this context saw the parameters; no parameter changed."""
+
+    def __init__(self, worker: str, behind: int, allowed: int) -> None:
+        AiogradError.__init__(self, worker, behind, allowed)
+        self.worker, self.behind, self.allowed = worker, behind, allowed
+        self.reason = "stale"
+
+    def __str__(self) -> str:
+        return (
+            f"others have stepped {self.behind} times on {self.worker} since this context saw its "
+            f"parameters, and {self.allowed} are allowed; compute the gradients in a new context"
+        )
 
 
 # ── calls ───────────────────────────────────────────────────────────────────────────────────────

@@ -34,6 +34,7 @@ class Context:
     def __init__(self, home: Contexts, context_id: int) -> None:
         self.id = context_id
         self.home = home
+        self.since = home.steps  # what optimisers did on this worker before it has been seen
         self.sends: dict[int, SendNode] = {}
         self.receives: dict[int, RecvNode] = {}
         self.told: dict[str, PeerInfo] = {}  # whom we sent the context to, so whom to release

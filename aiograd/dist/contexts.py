@@ -44,6 +44,7 @@ class Contexts:
         self.engine: Engine  # set by `attach`
         self.partners = Partners(self)
         self.gone: set[bytes] = set()  # incarnations of peers known to be dead
+        self.steps = 0  # of optimisers on this worker's leaves, so far
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         # A restarted worker must not give out the ids of its former self.
@@ -80,6 +81,12 @@ class Contexts:
         if kind != "reply":
             context.callers[sender.incarnation] = sender.name
         return context
+
+    def count_step(self) -> tuple[int, int]:
+        """An optimiser has stepped: the number of the step, and up to which all contexts saw."""
+        contexts = list(self._table.values())  # in the order they came; we are in any thread
+        self.steps += 1
+        return self.steps, contexts[0].since if contexts else self.steps
 
     def current(self) -> Context | None:
         context = CURRENT.get()

@@ -1,36 +1,54 @@
 """One optimiser over parameters that live on many workers.
 
-Each owner gets a local optimiser for its own parameters. A step is one call per owner, all at
-once; gradients are taken from the context, where they already are, and never touch `.grad`.
+Each owner gets a local optimiser for its own parameters (`owned.py`). A step is one call per owner,
+all at once; gradients are taken from the context, where they already are, and never touch `.grad`.
 Steps of several trainers on the same owner wait for each other, so each one is whole. Between a
 trainer's forward pass and its step others may have stepped: its gradients are then those of the
-values it saw.
+values it saw, and `staleness` bounds how often that may have happened.
+
+Settings such as the learning rate are kept here, in `param_groups`, and those that were changed go
+along with each step. So schedulers work as on a local optimiser, without messages of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import math
 from collections.abc import Awaitable, Generator, Iterable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
-import numpy as np
-
-from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import resolve
-from aiograd.optim.optimizer import Optimizer
-from aiograd.rpc.calls import rpc_async
-from aiograd.rpc.current import current_agent
+from aiograd.errors import StaleGradients
+from aiograd.optim import owned
+from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.rpc.calls import rpc_async, rpc_stream
 from aiograd.rref.rref import RRef
 
 
 class DistributedOptimizer:
-    """`opt = await ag.optim.DistributedOptimizer(ag.optim.SGD, param_rrefs, lr=0.1)`."""
+    """`opt = await ag.optim.DistributedOptimizer(ag.optim.SGD, param_rrefs, lr=0.1)`.
+
+    With `staleness=n` a step is refused with `StaleGradients`, on all owners, if other contexts
+    have stepped more than `n` times on one of its parameters since this context came to the owner;
+    the remedy is to compute the gradients anew in a new context. 0 gives what trainers would
+    reach that take turns, from forward to step; whoever is refused was overtaken, so somebody
+    always gets on. Without a bound no step is ever refused or waits for more than others' steps.
+    Give it to every optimiser of shared parameters: steps of one without it count as well, but
+    such a step may slip in between the look and the step of another.
+    """
 
     def __init__(
-        self, optimizer_class: type[Optimizer], params: Iterable[RRef], *args: Any, **kwargs: Any
+        self,
+        optimizer_class: type[Optimizer],
+        params: Iterable[RRef],
+        *args: Any,
+        staleness: int | None = None,
+        **kwargs: Any,
     ) -> None:
+        if staleness is not None and not (type(staleness) is int and staleness >= 0):
+            raise ValueError(f"staleness is None or a number of steps, not {staleness!r}")
         owners: dict[str, list[RRef]] = {}
         for param in params:
             if not isinstance(param, RRef):
@@ -41,11 +59,15 @@ class DistributedOptimizer:
             owners.setdefault(param.owner_name(), []).append(param)
         if not owners:
             raise ValueError("the optimizer got an empty list of parameters")
+        self.staleness = staleness
         self._making = {
-            owner: rpc_async(owner, _make, args=(optimizer_class, rrefs, args, kwargs))
+            owner: rpc_async(owner, owned.make, args=(optimizer_class, rrefs, args, kwargs))
             for owner, rrefs in owners.items()
         }
         self._locals: dict[str, RRef] | None = None  # owner → its local optimiser, once made
+        self._groups: list[Group] = []
+        self._first: list[Group] = []  # the same as the owners made them
+        self._changed: list[set[str]] = []  # what was ever different from that
 
     def __await__(self) -> Generator[Any, None, DistributedOptimizer]:
         yield from self._made().__await__()
@@ -53,8 +75,29 @@ class DistributedOptimizer:
 
     async def _made(self) -> dict[str, RRef]:
         if self._locals is None:
-            self._locals = await _all(self._making)
+            made = await _all(self._making)
+            if self._locals is None:  # nobody else was faster
+                self._locals = {owner: rref for owner, (rref, _) in made.items()}
+                self._first = next(iter(made.values()))[1]
+                self._groups = [dict(group) for group in self._first]
+                self._changed = [set() for _ in self._first]
         return self._locals
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """The settings, to read and to change; the next step takes them to every owner."""
+        if self._locals is None:
+            raise RuntimeError(
+                "the optimizer is still being made; `await` it before you look at its settings"
+            )
+        return self._groups
+
+    def _settings(self) -> list[Group]:
+        """What the owners must be told: every setting that was changed here, now or ever."""
+        for group, first, changed in zip(self._groups, self._first, self._changed, strict=True):
+            changed |= {key for key in group if key not in first or first[key] != group[key]}
+        pairs = zip(self._groups, self._changed, strict=True)
+        return [{key: group[key] for key in changed} for group, changed in pairs]
 
     async def _everywhere(self, function: Any, *args: Any) -> dict[str, Any]:
         """Call `function(local optimiser, *args)` on every owner at once."""
@@ -64,8 +107,22 @@ class DistributedOptimizer:
         )
 
     async def step(self, context: Context | int) -> None:
-        """Update every parameter that has a gradient in the context, on all owners at once."""
-        await self._everywhere(_step, resolve(context).id)
+        """Update every parameter that has a gradient in the context, on all owners at once.
+
+        `StaleGradients` if there is a bound on their age and one owner finds them older; then no
+        parameter has changed anywhere.
+        """
+        context_id, found = resolve(context).id, await self._made()
+        settings = self._settings()
+        async with AsyncExitStack() as turns:
+            if self.staleness is not None:
+                for owner in sorted(found):  # in one order, so that no two wait for each other
+                    turn = rpc_stream(owner, owned.take_turn, args=(found[owner], context_id))
+                    turns.push_async_callback(turn.aclose)
+                    behind = await anext(turn)
+                    if behind > self.staleness:
+                        raise StaleGradients(owner, behind, self.staleness)
+            await self._everywhere(owned.step, context_id, settings)
 
     async def clip_grad_norm(self, context: Context | int, max_norm: float) -> float:
         """Scale the gradients of a context so that their norm over all owners is at most this.
@@ -73,31 +130,37 @@ class DistributedOptimizer:
         Returns the norm before. Call it between `backward` and `step`.
         """
         context_id = resolve(context).id
-        squares = await self._everywhere(_squared_norm, context_id)
-        norm = float(np.sqrt(sum(squares.values())))
+        squares = await self._everywhere(owned.squared_norm, context_id)
+        norm = math.sqrt(sum(squares.values()))
         if norm > max_norm:
-            await self._everywhere(_scale, context_id, max_norm / (norm + 1e-6))
+            await self._everywhere(owned.scale, context_id, max_norm / (norm + 1e-6))
         return norm
 
     async def set_lr(self, lr: float) -> None:
-        """Set the learning rate on all owners, e.g. from a schedule."""
-        await self._everywhere(_set_lr, lr)
+        """Set the learning rate of the steps from now on."""
+        await self._made()
+        for group in self._groups:
+            group["lr"] = lr
 
     async def state_dict(self) -> dict[str, Any]:
         """The state of the local optimisers, by owner."""
-        return await self._everywhere(_state_dict)
+        await self._made()
+        return await self._everywhere(owned.state_dict, self._settings())
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the state back that `state_dict` gave."""
+        """Put the state back that `state_dict` gave, settings included."""
         found = await self._made()
         if set(state) != set(found):
             raise ValueError(f"the state is of owners {sorted(state)}, here are {sorted(found)}")
         await _all(
             {
-                owner: rpc_async(owner, _load_state_dict, args=(rref, state[owner]))
+                owner: rpc_async(owner, owned.load_state_dict, args=(rref, state[owner]))
                 for owner, rref in found.items()
             }
         )
+        loaded = owned.settings_of(next(iter(state.values()))["param_groups"])
+        for group, settings in zip(self._groups, loaded, strict=True):
+            group.update(settings)
 
 
 async def _all(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
@@ -114,66 +177,3 @@ async def _all(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
             first.add_note(f"{owner} failed too: {type(error).__name__}: {error}")
         raise first
     return dict(zip(calls, results, strict=True))
-
-
-# ── at the owners ───────────────────────────────────────────────────────────────────────────────
-
-
-class _Steps:
-    """One per worker: steps on its parameters are done one after another."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def _lock() -> threading.Lock:
-    lock: threading.Lock = current_agent().parts.setdefault(_Steps, _Steps()).lock
-    return lock
-
-
-def _make(cls: type[Optimizer], params: list[RRef], args: Any, kwargs: Any) -> RRef:
-    return RRef(cls([param.local_value() for param in params], *args, **kwargs))
-
-
-def _step(optimizer: RRef, context_id: int) -> None:
-    gradients = resolve(context_id).gradients
-    local = optimizer.local_value()
-    with _lock():
-        for group in local.param_groups:
-            for param in group["params"]:
-                if param in gradients:
-                    param.renew()  # graphs and messages of other trainers keep what they saw
-        local.step_with(gradients)
-
-
-def _own_gradients(optimizer: RRef, context_id: int) -> dict[Tensor, Tensor]:
-    gradients = resolve(context_id).gradients
-    groups = optimizer.local_value().param_groups
-    return {p: gradients[p] for group in groups for p in group["params"] if p in gradients}
-
-
-def _squared_norm(optimizer: RRef, context_id: int) -> float:
-    own = _own_gradients(optimizer, context_id).values()
-    return float(sum(np.vdot(g.numpy(), g.numpy()).real for g in own))
-
-
-def _scale(optimizer: RRef, context_id: int, factor: float) -> None:
-    context = resolve(context_id)
-    for param, gradient in _own_gradients(optimizer, context_id).items():
-        context.replace_gradient(param, gradient * factor)
-
-
-def _set_lr(optimizer: RRef, lr: float) -> None:
-    with _lock():
-        for group in optimizer.local_value().param_groups:
-            group["lr"] = lr
-
-
-def _state_dict(optimizer: RRef) -> Any:
-    with _lock():
-        return optimizer.local_value().state_dict()
-
-
-def _load_state_dict(optimizer: RRef, state: Any) -> None:
-    with _lock():
-        optimizer.local_value().load_state_dict(state)

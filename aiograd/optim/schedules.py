@@ -1,13 +1,23 @@
-"""Learning rates over time: a schedule is a formula of the epoch, applied after each `step()`."""
+"""Learning rates over time: a schedule is a formula of the epoch, applied after each `step()`.
+
+The optimiser may be local or a `DistributedOptimizer`, whose next step tells its owners.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from aiograd.optim.optimizer import Optimizer
+from aiograd.optim.optimizer import Group
+
+
+class Optimizer(Protocol):
+    """Anything with settings in groups: an optimiser here, or one over many workers."""
+
+    @property
+    def param_groups(self) -> list[Group]: ...
 
 
 class Scheduler:

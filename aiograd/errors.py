@@ -129,6 +129,35 @@ class WrongThread(RpcError, RuntimeError):
     """A blocking call was made on an event loop's thread, where it would stop everything."""
 
 
+class WrongLoopError(RpcError, RuntimeError):
+    """A worker was used on another event loop than the one it was started on."""
+
+    def __init__(self, worker: str, ended: bool = False) -> None:
+        super().__init__(worker, ended)
+        self.worker, self.ended = worker, ended
+
+    def __str__(self) -> str:
+        state = ", which has ended" if self.ended else ""
+        return (
+            f"worker {self.worker!r} lives on another event loop{state}: use it there, start a "
+            "worker on this loop, or wait for it in a thread without a loop (ag.rpc_sync)"
+        )
+
+
+class ForkedProcessError(RpcError, RuntimeError):
+    """A worker was used in a forked child of its process, which has only a copy of it."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return (
+            f"this process is a fork of the one that worker {self.worker!r} lives in, and has only "
+            "a dead copy of it: start a worker here, or let the parent make the calls"
+        )
+
+
 class UnknownWorker(RpcError, LookupError):
     """No member of the cluster has this name or rank."""
 

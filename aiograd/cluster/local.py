@@ -316,6 +316,8 @@ class LocalCluster:
         """
         if self._driver is None:
             return
+        if self._driver.running:
+            self._driver.agent.here()
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return

@@ -228,6 +228,7 @@ class Worker:
             check_timeout(timeout)
         if self._agent is None:
             return
+        self._agent.here()
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return

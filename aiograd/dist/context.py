@@ -120,6 +120,7 @@ class Context:
         Ends when every gradient is in its worker's `ctx.gradients`. Any failure anywhere ends the
         pass everywhere and raises `BackwardFailed`.
         """
+        self.home.agent.here()
         await self.home.engine.backward(
             self, roots, retain_graph=retain_graph, create_graph=create_graph, timeout=timeout
         )

@@ -55,6 +55,7 @@ class Contexts:
         return self.agent.rank << 48 | next(self._edges)
 
     def new(self) -> Context:
+        self.agent.here()
         number = next(self._ids)
         if self.agent.directory.has_partners:  # who must not guess it
             number = int.from_bytes(self.agent.runtime.token_bytes(6), "little")

@@ -13,6 +13,7 @@ import contextvars
 import importlib
 import logging
 import math
+import os
 import pickle
 import sys
 import threading
@@ -49,6 +50,7 @@ from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
@@ -90,7 +92,9 @@ class Agent:
         self.options = options if options is not None else Options()
         self.runtime = runtime if runtime is not None else Runtime()
         self.loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()
+        self.thread, self.process = threading.get_ident(), os.getpid()
+        self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
+        settle(self)
         self.incarnation = self.runtime.token_bytes(16)
         self.closed = False
         self.started = 0  # calls ever made; two equal readings say that none was made between
@@ -256,6 +260,9 @@ class Agent:
         """Call `func` on another worker. What is known before sending is raised here.
 
         `future` is a fresh one of the caller's own kind to answer with."""
+        here = threading.get_ident() == self.thread
+        if not (here and self.loop_runs()):
+            check_place(self)
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -290,7 +297,7 @@ class Agent:
             if data is not None:
                 flags = (shipment.flags & OP) | FLAT
                 begin = link.caller.begin_small
-                if threading.get_ident() == self.thread:
+                if here:
                     begin(future, flags, seconds, deadline, shipment, data)
                 else:
                     self.from_thread(begin, future, flags, seconds, deadline, shipment, data)
@@ -340,6 +347,7 @@ class Agent:
         """Call a generator function; iterate over what comes. On the loop only.
 
         `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
+        self.here()
         link = self.link(to)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
@@ -367,6 +375,7 @@ class Agent:
         future: Future[Any] | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers."""
+        self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -395,6 +404,7 @@ class Agent:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
         `held` is the baggage to take along, if any."""
+        here = self.here()
         link = self.link(to)
         shipment = self._service(service)
         undo: list[Callable[[], None]] = []
@@ -404,10 +414,17 @@ class Agent:
             departure = Departure(link.peer, service, held)
             flags, payload = pack(self, args, departure, f"{service} arguments")
             undo = departure.undo
-        if threading.get_ident() == self.thread:
+        if here:
             link.post(shipment, flags, payload, undo)
         else:
             self.from_thread(link.post, shipment, flags, payload, undo)
+
+    def here(self) -> bool:
+        """Whether this is the worker's thread; raises where the worker cannot be used at all."""
+        here = threading.get_ident() == self.thread
+        if not (here and self.loop_runs()):
+            check_place(self)
+        return here
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:
         if threading.get_ident() == self.thread:

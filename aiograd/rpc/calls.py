@@ -47,8 +47,7 @@ def rpc_sync(
     timeout: float | None = None,
 ) -> Any:
     """The blocking form of `rpc_async`, for code off the loop."""
-    _refuse_on_loop("await ag.rpc_async(...)")
-    agent = current_agent()
+    agent = _agent_off_loop("await ag.rpc_async(...)")
     future: Future[Any] = Future(loop=agent.loop)
     ended = _Latch(future)
     agent.call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1), future=future)
@@ -69,7 +68,7 @@ def rpc_stream(
     budget) is for the whole stream; without one each item may take `Options.timeout`.
     """
     agent = current_agent()
-    if threading.get_ident() != agent.thread:
+    if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
     return agent.stream(to, func, args, kwargs, timeout=timeout)
 
@@ -77,8 +76,7 @@ def rpc_stream(
 def run_sync(awaitable: Awaitable[T]) -> T:
     """Wait, off the loop, for anything awaitable: it runs on the worker's loop, in this context."""
     try:
-        _refuse_on_loop("await it")
-        agent = current_agent()
+        agent = _agent_off_loop("await it")
     except RpcError:
         if isinstance(awaitable, Coroutine):
             awaitable.close()
@@ -201,9 +199,16 @@ def _fan_out(
 # ── waiting in a thread ─────────────────────────────────────────────────────────────────────────
 
 
-def _refuse_on_loop(instead: str) -> None:
+def _agent_off_loop(instead: str) -> Agent:
+    """The current agent, if this thread can wait for its loop."""
     if asyncio._get_running_loop() is not None:
         raise WrongThread(f"this is an event loop's thread, blocking would stop it: {instead}")
+    agent = current_agent()
+    if agent.here():
+        raise WrongThread(
+            f"this thread should run {agent.name}'s event loop: let it, and {instead}"
+        )
+    return agent
 
 
 class _Latch:

@@ -277,7 +277,6 @@ class Agent:
         if future is None:
             future = Future(loop=self.loop)
         future._function, future._seconds = shipment.name, seconds
-        future._stream = future._bucket = future._trace = None  # looked at with every reply
         future._kind = shipment.kind if keep is None else "remote"
         if frame is None:
             frame = sys._getframe(1)

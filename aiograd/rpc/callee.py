@@ -45,6 +45,7 @@ _log = logging.getLogger("aiograd")
 _NOTHING = Payload(b"")
 _REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
+_NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM  # of these a call by the quick road has FLAT alone
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
@@ -113,17 +114,20 @@ class Callee:
         if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(CALL, flags, id, budget, target, body)
         elif (
-            target.mode == INLINE
-            and flags & (FLAT | TRAVELLED) == FLAT
+            flags & _NO_QUICK_ROAD == FLAT
             and budget > 0
             and target.error is None
             and type(body) is not Transfer
             and self._agent.profiles is None
         ):
-            if flags & EXTRA:
+            if target.mode == THREAD or (flags & EXTRA and target.mode != INLINE):
+                self.arrived(CALL, flags, id, budget, target, body)
+            elif flags & EXTRA:
                 self._keep_at_once(id, budget, target, body)
-            else:
+            elif target.mode == INLINE:
                 self._run_at_once(id, budget, target, body)
+            else:
+                self._begin_at_once(id, budget, target, body)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
@@ -201,6 +205,24 @@ class Callee:
         incoming = Incoming(self, id, target, CALL)
         incoming.context = context
         self._result(incoming, value)
+
+    def _begin_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+        """The shortest way from bytes to a task: plain arguments, a coroutine function."""
+        agent, running = self._agent, self.running
+        if len(running) >= self._most:
+            return self.arrived(CALL, FLAT, id, budget, target, body)
+        incoming = running[id] = Incoming(self, id, target, CALL)
+        incoming.context = context = agent.context.copy()
+        if budget <= _AGES:
+            deadline = agent.loop.time() + budget
+            incoming.bucket = bucket = agent.deadlines.bucket(deadline)
+            bucket[incoming] = None
+            context.run(DEADLINE.set, deadline)
+        try:
+            incoming.args, incoming.kwargs = decode_call(body, agent.travellers.boxes)
+        except Exception as error:
+            return self._fail(incoming, error)
+        incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
 
     def arrived(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
@@ -372,7 +394,10 @@ class Callee:
     # ── answering ───────────────────────────────────────────────────────────────────────────────
 
     def succeed(self, incoming: Incoming, value: Any) -> None:
-        self._forget(incoming)
+        self.running.pop(incoming.id, None)
+        bucket, incoming.bucket = incoming.bucket, None
+        if bucket is not None:
+            bucket.pop(incoming, None)
         if incoming.kind == POST or incoming.answered:
             return
         incoming.answered = True
@@ -386,12 +411,16 @@ class Callee:
             return self._answer(incoming, value, extra)
         if extra is not None:
             return self._answer(incoming, value, extra)
-        if value is None:
-            return link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
-        data = None if link.restricted else encode_value(value, agent.travellers.boxes)
-        if data is not None:
-            return link.send(REPLY, FLAT, incoming.id, 0.0, 0, Payload(data), "reply")
-        self._answer(incoming, value)
+        data: bytes | None = b""
+        if value is not None:
+            data = None if link.restricted else encode_value(value, agent.travellers.boxes)
+        if data is None:
+            return self._answer(incoming, value)
+        flags = FLAT if data else EMPTY
+        if agent.faults is None and link.error is None and len(data) <= SMALL:
+            self._outbox.put(REPLY, flags, incoming.id, 0.0, 0, data)
+        else:
+            link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
 
     def _seen(
         self, incoming: Incoming, value: Any, error: BaseException | None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from aiograd.rpc.caller import Caller
@@ -24,8 +24,6 @@ class Future(asyncio.Future[T]):
     the call.
     """
 
-    # Slots without an initial value: one future is made per call, and setting everything that is
-    # not needed costs as much as sending. What is not set reads as in `_UNSET`.
     __slots__ = (
         "_bucket",
         "_caller",
@@ -47,15 +45,15 @@ class Future(asyncio.Future[T]):
     _id: int  # its number there, once sent
     _kind: str
     _seconds: float
-    _stream: Any
     _trace: Trace | None  # while somebody records it
     _undo: list[Any] | None
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return _UNSET[name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._bucket = self._caller = self._code = self._trace = self._undo = None
+        self._stream: Any = None
+        self._function, self._kind, self._seconds = "", "call", 0.0
+        self._id = self._instruction = 0
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
@@ -99,21 +97,6 @@ class Future(asyncio.Future[T]):
             if start <= self._instruction < end and number is not None:
                 line = number
         return f"at {code.co_filename}:{line}"
-
-
-_UNSET: Final = {
-    "_bucket": None,
-    "_caller": None,
-    "_code": None,
-    "_function": "",
-    "_id": 0,
-    "_instruction": 0,
-    "_kind": "call",
-    "_seconds": 0.0,
-    "_stream": None,
-    "_trace": None,
-    "_undo": None,
-}
 
 
 def fail(future: Future[Any], error: BaseException) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 CODES: Final = {
     np.dtype(char): np.dtype(char).str for char in "?bBhHiIlLqQefdFD"
 }  # dtypes whose buffer and name say everything
+DTYPES: Final = {code: dtype for dtype, code in CODES.items()}
 
 
 def rebuild_array(shape: tuple[int, ...], dtype: Any, memory: Any, order: Any = None) -> np.ndarray:

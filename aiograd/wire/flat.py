@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from aiograd.wire.arrays import CODES
+from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 LIMIT: Final = 32 * 1024  # bytes of one array; larger ones gain nothing here
@@ -40,6 +40,22 @@ def encode_call(
     """`(args, kwargs)` for `decode_call`; None if something else than the simplest is in them."""
     if not args and not kwargs:
         return _NOTHING
+    for value in args:
+        if type(value) not in _ATOMS:
+            return _encode_arrays(args, kwargs, boxes, departure)
+    if kwargs and not _are_atoms(kwargs):
+        return None
+    return pickle.dumps((args, kwargs, None), 5)
+
+
+def _are_atoms(kwargs: dict[str, Any]) -> bool:
+    return all(type(value) in _ATOMS for value in kwargs.values())
+
+
+def _encode_arrays(
+    args: tuple[Any, ...], kwargs: dict[str, Any] | None, boxes: Boxes, departure: Any
+) -> bytes | None:
+    """`encode_call` where something may be an array or a box."""
     arrays: list[int] | None = None
     boxed: list[tuple[int, int]] | None = None
     seen: dict[int, int] = {}
@@ -70,10 +86,8 @@ def encode_call(
                 arrays, args = [], list(args)  # type: ignore[assignment]
             arrays.append(index)
         args[index] = flat  # type: ignore[index]
-    if kwargs:
-        for value in kwargs.values():
-            if type(value) not in _ATOMS:
-                return None
+    if kwargs and not _are_atoms(kwargs):
+        return None
     if boxed is None:
         return pickle.dumps((args, kwargs, arrays), 5)
     return pickle.dumps((args, kwargs, arrays, boxed), 5)
@@ -85,7 +99,7 @@ def decode_call(
     args, kwargs, arrays, *boxed = pickle.loads(data)
     if arrays is not None:
         for index in arrays:
-            args[index] = np.ndarray(*args[index])
+            args[index] = _array(*args[index])
     if boxed:
         assert boxes is not None
         close = boxes[1].close
@@ -93,7 +107,7 @@ def decode_call(
             if note < 0:
                 args[index] = args[-1 - note]
             else:
-                args[index] = close(np.ndarray(*args[index]), note, arrival)
+                args[index] = close(_array(*args[index]), note, arrival)
     return args, kwargs
 
 
@@ -118,11 +132,15 @@ def decode_value(data: Any, boxes: Boxes = None, arrival: Any = None) -> Any:
     value, note = pickle.loads(data)
     if note is None:
         return value
-    array: Any = np.ndarray(*value)
+    array = _array(*value)
     if note < 0:
         return array
     assert boxes is not None
     return boxes[1].close(array, note, arrival)
+
+
+def _array(shape: tuple[int, ...], code: str, memory: bytearray) -> np.ndarray:
+    return np.ndarray(shape, DTYPES[code], memory)
 
 
 def _flat(array: np.ndarray) -> tuple[tuple[int, ...], str, bytearray] | None:

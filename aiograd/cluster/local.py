@@ -187,7 +187,8 @@ class LocalCluster:
         )
         if name == DRIVER:
             return plan
-        return replace(plan, coordinator=self.driver.agent.info)
+        # Of those that share a loop, the driver watches it.
+        return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
 
     def _address(self, rank: int) -> str:
         if not self._processes:

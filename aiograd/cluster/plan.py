@@ -41,6 +41,7 @@ class Plan:
     spin: float = 0.0
     modules: tuple[str, ...] = ()  # to import first: they expose functions
     patience: float = PATIENCE
+    watch: bool = True  # whether to tell who blocks the loop
 
     @property
     def leads(self) -> bool:

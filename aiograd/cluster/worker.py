@@ -30,6 +30,7 @@ from aiograd.rpc.calls import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.verdict import Faults
+from aiograd.rpc.watchdog import Watchdog
 from aiograd.rref import attach as attach_references
 
 __all__ = [
@@ -87,6 +88,7 @@ class Worker:
         self._closed: asyncio.Future[None] | None = None  # made when closing begins
         self._token: Token[Agent | None] | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._watchdog: Watchdog | None = None
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────
 
@@ -184,6 +186,9 @@ class Worker:
             self._parts.append(attach(agent))
         await self._members.join(plan.patience)
         self._ticking()
+        if plan.watch:
+            self._watchdog = Watchdog(agent)
+            self._watchdog.start()
 
     def make_current(self) -> None:
         """Let this worker be the current one, here and wherever no other is."""
@@ -286,6 +291,8 @@ class Worker:
         """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._token is not None:
             with contextlib.suppress(ValueError):  # left in another context than entered
                 current.AGENT.reset(self._token)

@@ -15,15 +15,8 @@ from aiograd.optim.optimizer import (
     average_square,
     decayed,
     lerp,
-    require,
 )
-
-
-def _check(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    require(lr >= 0, "learning rate", lr)
-    require(eps >= 0, "eps", eps)
-    require(all(0 <= beta < 1 for beta in betas), "betas", betas)
-    require(weight_decay >= 0, "weight decay", weight_decay)
+from aiograd.optim.settings import checked
 
 
 class Adam(Optimizer):
@@ -40,16 +33,7 @@ class Adam(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        _check(lr, betas, eps, weight_decay)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         self._move(param, decayed(grad, param, group), state, group)
@@ -109,15 +93,7 @@ class Adamax(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        _check(lr, betas, eps, weight_decay)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         if not state:

@@ -15,8 +15,8 @@ from aiograd.optim.optimizer import (
     average_square,
     decayed,
     lerp,
-    require,
 )
+from aiograd.optim.settings import checked
 
 
 class Adagrad(Optimizer):
@@ -33,20 +33,7 @@ class Adagrad(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        require(lr >= 0, "learning rate", lr)
-        require(lr_decay >= 0, "lr_decay", lr_decay)
-        require(weight_decay >= 0, "weight decay", weight_decay)
-        require(initial_accumulator_value >= 0, "initial value", initial_accumulator_value)
-        require(eps >= 0, "eps", eps)
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def _begin(self, param: Any, state: State, group: Group) -> float:
         if not state:
@@ -89,21 +76,7 @@ class RMSprop(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        require(lr >= 0, "learning rate", lr)
-        require(eps >= 0, "eps", eps)
-        require(momentum >= 0, "momentum", momentum)
-        require(weight_decay >= 0, "weight decay", weight_decay)
-        require(alpha >= 0, "alpha", alpha)
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         if not state:
@@ -140,18 +113,7 @@ class Adadelta(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        require(lr >= 0, "learning rate", lr)
-        require(0 <= rho <= 1, "rho", rho)
-        require(eps >= 0, "eps", eps)
-        require(weight_decay >= 0, "weight decay", weight_decay)
-        defaults = {
-            "lr": lr,
-            "rho": rho,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         if not state:
@@ -178,10 +140,7 @@ class Rprop(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        require(lr >= 0, "learning rate", lr)
-        require(0 < etas[0] < 1 < etas[1], "etas", etas)
-        defaults = {"lr": lr, "etas": etas, "step_sizes": step_sizes, "maximize": maximize}
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         if not state:

@@ -180,12 +180,6 @@ def _update_complex(rule: Optimizer, param: Any, grad: Any, state: State, group:
         param[...] = work
 
 
-def require(condition: bool, name: str, value: Any) -> None:
-    """Refuse a setting that makes no sense."""
-    if not condition:
-        raise ValueError(f"invalid {name}: {value}")
-
-
 def decayed(grad: Any, param: Any, group: Group) -> Any:
     """The gradient with that of `weight_decay / 2 · param²` added."""
     decay = group["weight_decay"]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from aiograd.autograd.coo import Coo
-from aiograd.optim.optimizer import Group, Optimizer, State, decayed, require
+from aiograd.optim.optimizer import Group, Optimizer, State, decayed
+from aiograd.optim.settings import checked
 
 
 class SGD(Optimizer):
@@ -23,20 +24,9 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        require(lr >= 0, "learning rate", lr)
-        require(momentum >= 0, "momentum", momentum)
-        require(weight_decay >= 0, "weight decay", weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum needs a momentum and no dampening")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, checked(locals()))
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         grad = decayed(grad, param, group)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, ProtocolError
+from aiograd.errors import DeadlineExceeded, ProtocolError, RpcError
 from aiograd.rpc.baggage import pack
 from aiograd.rpc.travel import Departure
 from aiograd.wire.messages import CREDIT, ITEM
@@ -108,7 +108,10 @@ async def _close(run: Any, generator: Any) -> None:
 
 
 class Stream(AsyncIterator[Any]):
-    """The caller's end: `async for item in stream`. Leaving the loop closes the generator."""
+    """The caller's end: `async for item in stream`.
+
+    Leaving the loop closes the generator, and so does cancelling a task that waits for an item.
+    """
 
     def __init__(self, future: Future[Any], link: Link, patience: float | None) -> None:
         self._future, self._link = future, link
@@ -153,6 +156,12 @@ class Stream(AsyncIterator[Any]):
             self.cancel()
             name = self._future._function
             raise DeadlineExceeded(self._link.peer.name, name, self._patience or 0.0) from None
+        except asyncio.CancelledError:
+            # The reader may be kept alive by the traceback, and nobody would close the generator.
+            self.cancel()
+            name = self._future._function
+            self._error = RpcError(f"the stream of {name}() was cancelled while it was read")
+            raise
 
     async def aclose(self) -> None:
         """Stop reading; the remote generator is closed."""

@@ -19,6 +19,7 @@ import pytest
 from aiograd.errors import (
     DeadlineExceeded,
     Overloaded,
+    RpcError,
     SerializationError,
     UnknownWorker,
     WorkerClosed,
@@ -772,6 +773,21 @@ async def test_without_a_deadline_each_item_has_the_default_time(agents):
         stream = rpc_stream("worker1", slow_items)
         assert await anext(stream) == 1
         with pytest.raises(DeadlineExceeded):
+            await anext(stream)
+
+
+async def test_a_cancelled_read_closes_the_generator_and_later_reads_say_so(agents):
+    async with agents(2) as (a, b):
+        stream = rpc_stream("worker1", slow_items)
+        assert await anext(stream) == 1
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        while any(a.counters().values()) or any(b.counters().values()):
+            await asyncio.sleep(0.002)
+        with pytest.raises(RpcError, match=r"slow_items\(\) was cancelled while it was read"):
             await anext(stream)
 
 

@@ -184,11 +184,11 @@ class Worker:
         self._members = Members(agent, plan.world_size, coordinator)
         for attach in LAYERS:
             self._parts.append(attach(agent))
-        await self._members.join(plan.patience)
-        self._ticking()
-        if plan.watch:
+        if plan.watch:  # before joining: a member can be called at once
             self._watchdog = Watchdog(agent)
             self._watchdog.start()
+        await self._members.join(plan.patience)
+        self._ticking()
 
     def make_current(self) -> None:
         """Let this worker be the current one, here and wherever no other is."""

@@ -27,7 +27,7 @@ from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import current
-from aiograd.rpc.functions import exposing_modules
+from aiograd.rpc.exposure import exposing_modules
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 from aiograd.wire.secret import Secret

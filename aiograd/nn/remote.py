@@ -3,6 +3,10 @@
 Creation is a `remote` call, so it returns at once and its errors show at the first use. Inside
 a context gradients flow through `forward` as through any other call; the parameters' own
 gradients stay on the owner.
+
+Where the caller is a guest (see `Options.mode`), the class must be exposed. It may then make such
+modules, run those to which it holds a reference, and get references to their parameters. Of other
+modules it may run an exposed `forward`.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NoReturn
 
+from aiograd.errors import NotAllowed
 from aiograd.nn.module import Module
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.calls import expose, rpc_async
+from aiograd.rpc.current import GUEST, current_agent
+from aiograd.rpc.exposure import exposed_method, is_exposed
 from aiograd.rpc.future import Future
 from aiograd.rref.rref import RRef, remote
 
@@ -36,7 +43,7 @@ class RemoteModule:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.module_rref: RRef = remote(to, _create, args=(module_class, args, kwargs or {}))
+        self.module_rref: RRef = remote(to, create_module, args=(module_class, args, kwargs or {}))
         self.on = self.module_rref.owner_name()
 
     @classmethod
@@ -62,11 +69,13 @@ class RemoteModule:
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the module's forward on its owner, and return the future of its result."""
-        return rpc_async(self.on, _forward, args=(self.module_rref, args, kwargs))
+        return rpc_async(self.on, run_forward, args=(self.module_rref, args, kwargs))
 
     async def remote_parameters(self, recurse: bool = True) -> list[RRef]:
         """Return an RRef to every parameter of the module, for a DistributedOptimizer."""
-        found: list[RRef] = await rpc_async(self.on, _parameters, args=(self.module_rref, recurse))
+        found: list[RRef] = await rpc_async(
+            self.on, list_parameters, args=(self.module_rref, recurse)
+        )
         return found
 
     def get_module_rref(self) -> RRef:
@@ -74,7 +83,7 @@ class RemoteModule:
 
     async def train(self, mode: bool = True) -> RemoteModule:
         """Switch the module to training mode (or, with False, to evaluation)."""
-        await rpc_async(self.on, _train, args=(self.module_rref, mode))
+        await rpc_async(self.on, set_training, args=(self.module_rref, mode))
         return self
 
     async def eval(self) -> RemoteModule:
@@ -106,7 +115,10 @@ def _rebuild(state: dict[str, Any]) -> RemoteModule:
 # ── at the owner ────────────────────────────────────────────────────────────────────────────────
 
 
-def _create(cls: Any, args: Any, kwargs: Any) -> Module:
+@expose
+def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
+    if GUEST.get() is not None and not is_exposed(cls):
+        raise _refusal(cls)
     module = cls(*args, **kwargs)
     if not isinstance(module, Module):
         raise ValueError(
@@ -115,22 +127,32 @@ def _create(cls: Any, args: Any, kwargs: Any) -> Module:
     return module
 
 
-def _module(rref: RRef) -> Module:
+def _module(rref: RRef, method: str = "") -> Module:
     module = rref.local_value()
     if not isinstance(module, Module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
-    return module
+    if GUEST.get() is None or is_exposed(type(module)) or exposed_method(module, method):
+        return module
+    raise _refusal(type(module))
 
 
-def _forward(rref: RRef, args: Any, kwargs: Any) -> Any:
-    return _module(rref)(*args, **kwargs)
+def _refusal(cls: Any) -> NotAllowed:
+    name = getattr(cls, "__name__", type(cls).__name__)
+    return NotAllowed(f"the class {name} is not exposed here", current_agent().name)
 
 
-def _parameters(rref: RRef, recurse: bool) -> list[RRef]:
+@expose
+def run_forward(rref: RRef, args: Any, kwargs: Any) -> Any:
+    return _module(rref, "forward")(*args, **kwargs)
+
+
+@expose
+def list_parameters(rref: RRef, recurse: bool) -> list[RRef]:
     return [RRef(parameter) for parameter in _module(rref).parameters(recurse)]
 
 
-def _train(rref: RRef, mode: bool) -> None:
+@expose
+def set_training(rref: RRef, mode: bool) -> None:
     _module(rref).train(mode)
 
 

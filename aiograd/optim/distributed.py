@@ -145,7 +145,8 @@ class DistributedOptimizer:
     async def state_dict(self) -> dict[str, Any]:
         """The state of the local optimisers, by owner."""
         await self._made()
-        return await self._everywhere(owned.state_dict, self._settings())
+        found = await self._everywhere(owned.state_dict, self._settings())
+        return {owner: owned.numbered(state) for owner, state in found.items()}
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the state back that `state_dict` gave, settings included."""
@@ -154,7 +155,9 @@ class DistributedOptimizer:
             raise ValueError(f"the state is of owners {sorted(state)}, here are {sorted(found)}")
         await _all(
             {
-                owner: rpc_async(owner, owned.load_state_dict, args=(rref, state[owner]))
+                owner: rpc_async(
+                    owner, owned.load_state_dict, args=(rref, owned.listed(state[owner]))
+                )
                 for owner, rref in found.items()
             }
         )

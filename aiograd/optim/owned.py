@@ -4,23 +4,30 @@ A context saw a parameter as it was when the context came to its owner, or later
 stepped since then it may not have seen; their number is how far its gradients are behind. A
 trainer with a bound on that takes a turn at every owner before it steps at any: so it is refused
 everywhere or nowhere, and nobody else who takes turns steps in between.
+
+A guest (see `Options.mode`) may have optimisers of exposed classes, of the parameters to which it
+holds references, and use gradients of contexts that it takes part in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import resolve
+from aiograd.dist.contexts import Contexts, resolve
+from aiograd.errors import NotAllowed
 from aiograd.optim.clip import gradient_norm
 from aiograd.optim.optimizer import Group, Optimizer
-from aiograd.rpc.current import current_agent
+from aiograd.rpc.calls import expose
+from aiograd.rpc.current import GUEST, current_agent
+from aiograd.rpc.exposure import is_exposed
 from aiograd.rref.rref import RRef
 
 
@@ -65,12 +72,38 @@ def _steps() -> Steps:
     return found
 
 
+@expose
 def make(
     cls: type[Optimizer], params: list[RRef], args: Any, kwargs: Any
 ) -> tuple[RRef, list[Group]]:
     """Make the local optimiser; a reference to it, and the settings it starts with."""
+    _check_guest(cls)
     local = cls([param.local_value() for param in params], *args, **kwargs)
     return RRef(local), settings_of(local.param_groups)
+
+
+def _check_guest(cls: Any) -> None:
+    """NotAllowed if the caller is a guest, and guests may not have optimisers of this class."""
+    if GUEST.get() is None:
+        return
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer) and is_exposed(cls)):
+        name = getattr(cls, "__name__", type(cls).__name__)
+        raise NotAllowed(f"{name} is no optimiser that is exposed here", current_agent().name)
+
+
+def _local(optimizer: RRef) -> Optimizer:
+    """The optimiser that the caller means, if it may use it."""
+    local: Optimizer = optimizer.local_value()
+    _check_guest(type(local))
+    return local
+
+
+def _context(context_id: int) -> Context:
+    """The context that the caller means, if it takes part in it."""
+    guest = GUEST.get()
+    if guest is not None:
+        current_agent().parts[Contexts].partners.takes_part(guest, context_id)
+    return resolve(context_id)
 
 
 def settings_of(groups: Iterable[Group]) -> list[Group]:
@@ -88,20 +121,25 @@ def _own_gradients(local: Optimizer, context: Context) -> dict[Tensor, Tensor]:
     return {param: gradients[param] for param in params if param in gradients}
 
 
+@expose
 async def take_turn(optimizer: RRef, context_id: int) -> AsyncIterator[int]:
     """A stream of one item: it is the caller's turn until it closes the stream, and so far behind
     are its gradients."""
     steps = _steps()
     async with steps.turn:
-        context = resolve(context_id)
-        params = _own_gradients(optimizer.local_value(), context)
+        context = _context(context_id)
+        params = _own_gradients(_local(optimizer), context)
         yield steps.history.behind(params, context.since, context_id)
-        await asyncio.Event().wait()
+        # A guest must not keep others from their turns.
+        patience = math.inf if GUEST.get() is None else current_agent().options.timeout
+        async with asyncio.timeout(None if patience == math.inf else patience):
+            await asyncio.Event().wait()
 
 
+@expose
 def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
     """Step with these settings, on the parameters that have a gradient in the context."""
-    context, local, steps = resolve(context_id), optimizer.local_value(), _steps()
+    context, local, steps = _context(context_id), _local(optimizer), _steps()
     changing = _own_gradients(local, context)
     with steps.lock:
         _use(local, settings)
@@ -112,24 +150,39 @@ def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
         steps.history.add(changing, number, context_id, oldest)
 
 
+@expose
 def squared_norm(optimizer: RRef, context_id: int) -> float:
-    own = _own_gradients(optimizer.local_value(), resolve(context_id))
+    own = _own_gradients(_local(optimizer), _context(context_id))
     return gradient_norm(own.values()) ** 2
 
 
+@expose
 def scale(optimizer: RRef, context_id: int, factor: float) -> None:
-    context = resolve(context_id)
-    for param, gradient in _own_gradients(optimizer.local_value(), context).items():
+    context = _context(context_id)
+    for param, gradient in _own_gradients(_local(optimizer), context).items():
         context.replace_gradient(param, gradient * factor)
 
 
+@expose
 def state_dict(optimizer: RRef, settings: list[Group]) -> Any:
-    local: Optimizer = optimizer.local_value()
+    local = _local(optimizer)
     with _steps().lock:
         _use(local, settings)
-        return local.state_dict()
+        return listed(local.state_dict())
 
 
+@expose
 def load_state_dict(optimizer: RRef, state: Any) -> None:
+    local = _local(optimizer)
     with _steps().lock:
-        optimizer.local_value().load_state_dict(state)
+        local.load_state_dict(numbered(state))
+
+
+def listed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it travels to everybody: a dict whose keys are no text would not."""
+    return {**state, "state": list(state["state"].items())}
+
+
+def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it was before `listed`."""
+    return {**state, "state": dict(state["state"])}

@@ -35,21 +35,13 @@ from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
-from aiograd.rpc.functions import (
-    EXPOSED,
-    SERVICE,
-    Shipment,
-    Shipper,
-    Target,
-    find_exposed,
-    function_name,
-    is_exposed,
-)
+from aiograd.rpc.exposure import ClassTraveller, find_exposed, is_exposed
+from aiograd.rpc.functions import EXPOSED, SERVICE, Shipment, Shipper, Target, function_name
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Connection, Link
-from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.options import OTHERS, Options, check_timeout
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
@@ -106,6 +98,7 @@ class Agent:
         self.plain_travellers = Travellers()  # types that need care only where nothing is pickled
         self.plain_travellers.add(PeerInfo, RecordTraveller("peer", PeerInfo))
         self.plain_travellers.add(WorkerInfo, RecordTraveller("worker", WorkerInfo))
+        self.plain_travellers.add(type, ClassTraveller(self.name))
         self.baggage: Baggage | None = None
         self.keeper: Keeper | None = None
         self.services: dict[str, Service] = {}
@@ -118,13 +111,10 @@ class Agent:
         self.codec = Codec(self.travellers)
         # For peers that may not run code here.
         self.data_codec = DataCodec(self.travellers, self.plain_travellers)
-        self.restricted = self.options.mode == "restricted"
         self.shipper = Shipper(self.codec)
         why = "only exposed functions may be called here"
         self.refused = Target.broken("a function", NotAllowed(why, self.name))
-        # Stands for functions that come inside their call.
-        trusts = self.options.mode == "trusted"
-        self.inside = Target(None, "a function") if trusts else self.refused
+        self.inside = Target(None, "a function")  # stands for functions that come inside their call
         self.deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context = contextvars.Context()  # in which called functions run
@@ -142,7 +132,7 @@ class Agent:
         self._awake_until, self._spinning = 0.0, False
         self._spin_misses = self._spin_rest = 0  # polls in vain, and reads for which to leave it
         self._doors = Doors(self, secret, cluster)
-        self.directory.add(PeerInfo(name, rank, self.incarnation, (), self.restricted))
+        self.directory.add(self.info)
 
     # ── living ──────────────────────────────────────────────────────────────────────────────────
 
@@ -160,15 +150,29 @@ class Agent:
     @property
     def info(self) -> PeerInfo:
         """This worker as others should know it."""
-        addresses = self._doors.addresses
-        return PeerInfo(self.name, self.rank, self.incarnation, addresses, self.restricted)
+        mode, addresses = self.options.mode, self._doors.addresses
+        if isinstance(mode, str):
+            rule: tuple[Any, ...] = (mode == "restricted",)
+        else:
+            rest = mode[OTHERS] == "restricted"
+            others = [name for name in mode if (mode[name] == "restricted") != rest]
+            rule = (rest, tuple(sorted(others)))
+        return PeerInfo(self.name, self.rank, self.incarnation, addresses, *rule)
+
+    def trusts(self, peer: PeerInfo) -> bool:
+        """Whether a peer may call anything here: then its calls are not a guest's."""
+        trusted = self.options.mode_for(peer.name) == "trusted"
+        return trusted and not peer.restricts(self.name)
 
     def restricts(self, peer: PeerInfo) -> bool:
         """Whether only plain data crosses the connection to a peer: if either side wants it so."""
-        return self.restricted or peer.restricted
+        link = self._links.get(peer.incarnation)
+        if link is not None:  # agreed on, for as long as it lives
+            return link.restricted
+        return self.options.mode_for(peer.name) == "restricted" or peer.restricts(self.name)
 
     def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
-        return self.data_codec if self.restricted or peer.restricted else self.codec
+        return self.data_codec if self.restricts(peer) else self.codec
 
     @property
     def identity(self) -> Identity:
@@ -180,7 +184,6 @@ class Agent:
             self._doors.cluster,
             options.max_message,
             options.max_inflight,
-            restricted=self.restricted,
         )
 
     async def connect(self, address: str) -> PeerInfo:
@@ -485,7 +488,8 @@ class Agent:
             if self._heart is None:
                 self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
         elif link.peer.addresses != peer.addresses:
-            link.peer = replace(peer, restricted=link.peer.restricted)
+            was = link.peer
+            link.peer = replace(peer, restricted=was.restricted, exceptions=was.exceptions)
         return link
 
     def dial(self, link: Link) -> None:
@@ -497,7 +501,7 @@ class Agent:
 
     def resolve(self, flags: int, data: bytes, peer: PeerInfo) -> Target:
         """What a peer's DEFINE means here."""
-        trusts = self.options.mode == "trusted" and not peer.restricted
+        trusts = self.trusts(peer)
         if flags & (SERVICE | OP | EXPOSED):
             if len(data) > _NAME:
                 raise ProtocolError(f"a function's name of {len(data)} bytes", peer.name)

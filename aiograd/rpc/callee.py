@@ -27,7 +27,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc import faults
 from aiograd.rpc.baggage import in_front, pack, split, unpack
-from aiograd.rpc.current import DEADLINE
+from aiograd.rpc.current import DEADLINE, GUEST
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
 from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.tracing import Visit, visit
@@ -103,6 +103,7 @@ class Callee:
         self._most = link.agent.options.max_inflight
         # Messages that wait until the peer has read its answers, with the memory they take.
         self._held: deque[tuple[int, tuple[Any, ...]]] = deque()
+        self._context = _context_for(link)  # in which the peer's calls run
         self.running: dict[int, Incoming] = {}
         self.abandoned = 0
 
@@ -169,7 +170,7 @@ class Callee:
         """The same, for a result that stays here."""
         agent = self._agent
         incoming = Incoming(self, id, target, CALL)
-        incoming.context = context = agent.context.copy()
+        incoming.context = context = self._context.copy()
         if budget != math.inf and target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
         try:
@@ -184,7 +185,7 @@ class Callee:
     def _run_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
         agent = self._agent
-        context = agent.context.copy()
+        context = self._context.copy()
         if budget != math.inf and target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
         try:
@@ -212,7 +213,7 @@ class Callee:
         if len(running) >= self._most:
             return self.arrived(CALL, FLAT, id, budget, target, body)
         incoming = running[id] = Incoming(self, id, target, CALL)
-        incoming.context = context = agent.context.copy()
+        incoming.context = context = self._context.copy()
         if budget <= _AGES:
             deadline = agent.loop.time() + budget
             incoming.bucket = bucket = agent.deadlines.bucket(deadline)
@@ -244,7 +245,7 @@ class Callee:
             return self._fail(incoming, target.error)
         self.running[id] = incoming
         waits: list[asyncio.Future[Any]] = []
-        incoming.context = context = agent.context.copy()
+        incoming.context = context = self._context.copy()
         if budget != math.inf:
             deadline = agent.loop.time() + budget
             incoming.bucket = bucket = agent.deadlines.bucket(deadline)
@@ -537,6 +538,16 @@ class Callee:
             self._agent.release(self._held.popleft()[0])
         for incoming in list(self.running.values()):
             self._abandon(incoming)
+
+
+def _context_for(link: Link) -> contextvars.Context:
+    """The worker's context, in which a guest is known as one."""
+    agent = link.agent
+    if agent.trusts(link.peer):
+        return agent.context
+    context = agent.context.copy()
+    context.run(GUEST.set, link.peer)
+    return context
 
 
 async def _itself(awaitable: Any) -> Any:

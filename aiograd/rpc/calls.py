@@ -111,7 +111,10 @@ def inline(func: F) -> F:
 
 
 def expose(func: F) -> F:
-    """Let `registered` and `restricted` peers call this function, by its module and name."""
+    """Let `registered` and `restricted` peers call this function, by its module and name.
+
+    Of a class: let them make it. Of a method: let them call it where they hold a reference.
+    """
     func.__aiograd_exposed__ = True  # type: ignore[attr-defined]
     return func
 

@@ -1,6 +1,6 @@
-"""Which agent is current, and how much time the running call has left.
+"""Which agent is current, how much time the running call has left, and whether it is a guest's.
 
-Inside a called function both are set in its `contextvars.Context`. Elsewhere the current agent is
+Inside a called function these are set in its `contextvars.Context`. Elsewhere the current agent is
 the last one started in this process and still open: a notebook cell that awaits loses its
 ContextVars, so it must be found without them.
 """
@@ -17,9 +17,12 @@ from aiograd.errors import WorkerClosed
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
+    from aiograd.rpc.directory import PeerInfo
 
 AGENT: Final[ContextVar[Agent | None]] = ContextVar("aiograd_agent", default=None)
 DEADLINE: Final[ContextVar[float]] = ContextVar("aiograd_deadline", default=math.inf)
+# Who called, if it may call only what is exposed.
+GUEST: Final[ContextVar[PeerInfo | None]] = ContextVar("aiograd_guest", default=None)
 
 _open: list[Agent] = []  # agents of this process in order of their start; the one process-wide list
 

@@ -43,10 +43,15 @@ class PeerInfo:
     incarnation: bytes
     addresses: tuple[str, ...] = ()
     restricted: bool = False  # speaks plain data only
+    exceptions: tuple[str, ...] = ()  # names of those for whom it is the other way round
 
     @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, self.rank)
+
+    def restricts(self, name: str) -> bool:
+        """Whether it speaks plain data only with the worker of this name."""
+        return self.restricted != (name in self.exceptions)
 
 
 class Directory:
@@ -97,7 +102,7 @@ class Directory:
     @property
     def has_partners(self) -> bool:
         """Whether some member speaks plain data only."""
-        return any(peer.restricted for peer in self._by_name.values())
+        return any(peer.restricted or peer.exceptions for peer in self._by_name.values())
 
     def __iter__(self) -> Iterator[PeerInfo]:
         return iter(sorted(self._by_name.values(), key=lambda peer: peer.rank))

@@ -92,7 +92,9 @@ class Doors:
     def _handshake(self, *, client: bool) -> Handshake:
         agent = self._agent
         nonce = agent.runtime.token_bytes(32)
-        return Handshake(agent.identity, self._secret, nonce, client=client)
+        return Handshake(
+            agent.identity, self._secret, nonce, client=client, restricts=agent.info.restricts
+        )
 
     def _accept(self, secure: bool) -> asyncio.BufferedProtocol:
         credentials = self._credentials if secure else None
@@ -112,7 +114,7 @@ class Doors:
         """What becomes of a proven client's connection."""
         agent = self._agent
         peer = self._known(identity)
-        if peer.restricted != identity.restricted:
+        if peer.restricts(agent.name) != identity.restricted:
             raise AuthError("another mode than the one it joined with", identity.name)
         link = agent.link_of(peer)
         if link.state in ("lost", "closed"):
@@ -171,7 +173,8 @@ class Doors:
             if link.state != "dialling":  # the peer's own dial was quicker
                 greeting.transport.abort()
                 return
-            if greeting.peer is None or greeting.peer.restricted != peer.restricted:
+            terms = greeting.peer is not None and greeting.peer.restricted
+            if greeting.peer is None or terms != peer.restricts(self._agent.name):
                 greeting.transport.abort()
                 error = AuthError("another mode than the one it joined with", peer.name)
                 continue

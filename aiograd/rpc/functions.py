@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cloudpickle import cloudpickle
 
+from aiograd.rpc.exposure import exposed_name, is_exposed
 from aiograd.rpc.travel import Departure
 from aiograd.wire.frames import SMALL
 from aiograd.wire.messages import OP
@@ -277,50 +278,3 @@ def function_name(func: Any) -> str:
         if isinstance(name, str):
             return name.replace("<locals>.", "").rpartition("<locals>")[2] or name
     return type(func).__name__
-
-
-def is_exposed(func: Any) -> bool:
-    """Whether it carries the mark itself: neither its class nor a `__getattr__` can lend it one."""
-    marks = getattr(func, "__dict__", None)
-    return isinstance(marks, dict) and marks.get("__aiograd_exposed__") is True
-
-
-def exposed_name(func: Any) -> str:
-    return f"{func.__module__}:{func.__qualname__}"
-
-
-def exposing_modules() -> tuple[str, ...]:
-    """The modules here, other than the script itself, that expose functions of their own."""
-    return tuple(
-        name
-        for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType)
-        and name != "__main__"
-        and any(is_exposed(each) and each.__module__ == name for each in _contents(module))
-    )
-
-
-def _contents(module: types.ModuleType) -> list[Any]:
-    found = [each for each in list(vars(module).values()) if isinstance(each, types.FunctionType)]
-    for cls in [each for each in list(vars(module).values()) if isinstance(each, type)]:
-        found += [getattr(each, "__func__", each) for each in vars(cls).values()]
-    return [each for each in found if isinstance(each, types.FunctionType)]
-
-
-def find_exposed(name: str) -> Any:
-    """The exposed function of that name, from modules that are already here; None if none is.
-
-    Looks into the dictionaries of modules and classes only, so that finding runs no code, and
-    gives a function under its own name only.
-    """
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        if not isinstance(found, types.ModuleType | type) or part.startswith("_"):
-            return None
-        found = vars(found).get(part)
-        if isinstance(found, types.ModuleType):
-            return None
-    if isinstance(found, staticmethod):
-        found = found.__func__
-    return found if is_exposed(found) and exposed_name(found) == name else None

@@ -110,8 +110,8 @@ class Link:
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
         self.restricted = agent.restricts(peer)  # plain data only, functions by name only
-        # Functions the peer may name.
-        self._targets: dict[int, Target] = {0: agent.refused if self.restricted else agent.inside}
+        inside = agent.inside if agent.trusts(peer) else agent.refused
+        self._targets: dict[int, Target] = {0: inside}  # functions the peer may name
         self._once = Once()
         self._inbox = Inbox()
         self._silent = 0  # heartbeats without a byte from the peer

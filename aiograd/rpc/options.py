@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from aiograd.rpc.directory import check_name
 from aiograd.rpc.tls import TLS
 from aiograd.wire.secret import Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
+OTHERS = "*"  # in a mapping of modes; no worker can have this name
 _SECRET_MIN = 16  # bytes; shorter ones can be guessed
 
 
@@ -47,9 +50,10 @@ class Options:
     """Certificates for TCP connections; without them none is accepted from beyond this host."""
     allow_plaintext: bool = False
     """Listen beyond this host without TLS. Off, because anyone on the path could read and write."""
-    mode: str = "trusted"
+    mode: str | Mapping[str, str] = "trusted"
     """What peers may do: "trusted" any function, "registered" exposed ones, "restricted" exposed
-    ones and data without pickle."""
+    ones and data without pickle. Or a mode for each name, and one for all others:
+    `{"bank": "restricted", "*": "trusted"}`."""
     heartbeat: float = 1.0
     """Seconds between signs of life on a quiet connection."""
     silence: float = 5.0
@@ -77,9 +81,10 @@ class Options:
             _check_seconds(name, getattr(self, name), zero=name in ("grace", "lease"))
         for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
             _check_count(name, getattr(self, name))
-        for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS), ("mode", _MODES)):
+        for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
+        self._check_mode()
         if self.tls is not None and not isinstance(self.tls, TLS):
             raise TypeError(f"tls is an aiograd.cluster.TLS, not {type(self.tls).__name__}")
         if self.secret is not None:
@@ -88,6 +93,29 @@ class Options:
             if len(self.secret) < _SECRET_MIN:
                 raise ValueError(f"a secret has at least {_SECRET_MIN} bytes")
             object.__setattr__(self, "secret", Secret(self.secret))
+
+    def _check_mode(self) -> None:
+        modes = self.mode
+        if isinstance(modes, Mapping):
+            modes = dict(modes)
+            object.__setattr__(self, "mode", modes)
+            if OTHERS not in modes:
+                raise ValueError('modes by name need one for all others: {"bank": …, "*": …}')
+            for name in modes.keys() - {OTHERS}:
+                check_name(name)
+            if isinstance(self.tls, TLS) and not self.tls.mutual:
+                raise ValueError(
+                    "modes by name need TLS(mutual=True): only a certificate proves a name"
+                )
+        for mode in modes.values() if isinstance(modes, dict) else (modes,):
+            if mode not in _MODES:
+                raise ValueError(f"mode is one of {_MODES}, not {mode!r}")
+
+    def mode_for(self, name: str) -> str:
+        """What the worker of this name may do here."""
+        if isinstance(self.mode, str):
+            return self.mode
+        return self.mode.get(name, self.mode[OTHERS])
 
     def __reduce__(self) -> Any:
         # The secret stays here: whoever may know it got it another way.

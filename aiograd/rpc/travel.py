@@ -73,12 +73,15 @@ class RecordTraveller:
         self._names = [field.name for field in fields(cls)]
         samples = {"str": str, "int": int, "bytes": bytes, "bool": bool}
         self._types = [samples.get(str(field.type), tuple) for field in fields(cls)]
+        self._texts = [i for i, f in enumerate(fields(cls)) if str(f.type) == "tuple[str, ...]"]
 
     def depart(self, value: Any, departure: Departure) -> Any:
         return tuple(getattr(value, name) for name in self._names)
 
     def arrive(self, data: Any, arrival: Arrival) -> Any:
         if type(data) is not tuple or list(map(type, data)) != self._types:
+            raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
+        if any(type(text) is not str for i in self._texts for text in data[i]):
             raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
         return self._cls(*data)
 

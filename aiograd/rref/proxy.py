@@ -2,6 +2,7 @@
 
 A proxy call is an ordinary call of `call_method` at the owner. Its first argument, the subject,
 stands for the value: it arrives as the owner's record, and the call starts when the value is there.
+A guest may call what the value's class exposes, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import ProtocolError, WrongThread
+from aiograd.errors import NotAllowed, ProtocolError, WrongThread
+from aiograd.rpc.calls import expose
+from aiograd.rpc.current import GUEST, current_agent
+from aiograd.rpc.exposure import exposed_method
 from aiograd.rpc.future import Future
 from aiograd.rref.answers import Answer, block_on
 from aiograd.rref.records import Held, Owned, pack_fork
@@ -62,16 +66,29 @@ class SubjectTraveller:
         return owned
 
 
+@expose
 def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run at the owner: call a method of the value. A coroutine is awaited by the worker."""
+    if type(subject) is not Owned:
+        raise ProtocolError("a method is called without its object", current_agent().name)
     value = subject.result()
-    result = getattr(value, name)(*args, **kwargs)
+    result = _method(value, name)(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(
             f"{type(value).__name__}.{name}() is a generator, and a proxy call gives one result: "
             "return a list, or use ag.rpc_stream with a function that takes the RRef"
         )
     return result
+
+
+def _method(value: Any, name: str) -> Callable[..., Any]:
+    if GUEST.get() is None:
+        return getattr(value, name)  # type: ignore[no-any-return]
+    method = exposed_method(value, name)
+    if method is None:
+        why = f"{type(value).__name__}.{name!s:.80}() is not exposed here"
+        raise NotAllowed(why, current_agent().name)
+    return method
 
 
 class _Proxy:

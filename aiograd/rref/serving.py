@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, RRefError
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.exposure import exposed_method
 from aiograd.rref.control import Control
 from aiograd.rref.records import Owned, again, unpack_fork
 
@@ -84,20 +85,19 @@ class Serving:
         return owned.result() if owned.ready else self.later(owned)
 
     def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
-        self._not_for_partners(sender)
+        if self._agent.restricts(sender):  # types are code
+            raise NotAllowed("a partner may fetch a value, not look at its type", self._agent.name)
         return self.later(self.found(sender, fork), lambda owned: type(owned.value))
 
     def _on_created(self, sender: PeerInfo, fork: bytes) -> Any:
         return self.later(self.found(sender, fork), lambda owned: None)
 
     def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
-        self._not_for_partners(sender)
-        return self.later(self.found(sender, fork), lambda owned: hasattr(owned.value, name))
-
-    def _not_for_partners(self, sender: PeerInfo) -> None:
-        """Types are code, and looking for an attribute may run some."""
-        if self._agent.restricts(sender):
-            raise NotAllowed("a partner may fetch a value, not look at its type", self._agent.name)
+        if self._agent.trusts(sender):
+            return self.later(self.found(sender, fork), lambda owned: hasattr(owned.value, name))
+        return self.later(
+            self.found(sender, fork), lambda owned: exposed_method(owned.value, name) is not None
+        )
 
     async def _on_backward(
         self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool

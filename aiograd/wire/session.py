@@ -3,12 +3,14 @@
     client                                    server
     HELLO_C  version, nonce, who I am    ──▶
                                          ◀──  HELLO_S  version, nonce, who I am
-    PROOF_C  HMAC("client" ‖ transcript) ──▶
-                                         ◀──  PROOF_S  status, HMAC("server" ‖ status ‖ transcript)
+    PROOF_C  terms, HMAC("client" ‖ …)   ──▶
+                                         ◀──  PROOF_S  terms, status, HMAC("server" ‖ …)
 
 Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
-replay, the role labels stop reflection, and the transcript covers version, names, limits and mode,
-so that nobody can change them on the way. A refusal is a closed connection and nothing else.
+replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
+and what comes with them, so that nobody can change it on the way. The terms are whether this side
+speaks plain data only with the other one, whose name it knows by then. A refusal is a closed
+connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
 """
@@ -18,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from aiograd.errors import AuthError, ProtocolError
@@ -26,15 +29,15 @@ from aiograd.wire.secret import Secret
 
 VERSION: Final = 1
 _MAGIC: Final = b"aiograd\0"
-_HELLO: Final = struct.Struct("<8sH32s16sB127siH16sQI")
+_HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 _PROOF: Final = struct.Struct("<B32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
 
 ACCEPTED: Final = 1
-_RESTRICTED: Final = 1  # a mark in HELLO
 DUPLICATE: Final = 2  # authentic, but another connection between the two is already being used
 LOST: Final = 3  # authentic, but this start of the client was declared lost: it must not return
+_RESTRICTED: Final = 0x80  # beside the status: the terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Identity:
     max_message: int = 1 << 30
     max_inflight: int = 1024
     version: int = VERSION
-    restricted: bool = False  # no pickle over this connection, in either direction
+    restricted: bool = False  # it speaks plain data only with us; known when it is proven
 
     def hello(self, nonce: bytes) -> bytes:
         name = self.name.encode()
@@ -60,7 +63,6 @@ class Identity:
             len(name),
             name,
             self.rank,
-            _RESTRICTED if self.restricted else 0,
             self.incarnation,
             self.max_message,
             self.max_inflight,
@@ -68,7 +70,7 @@ class Identity:
 
     @classmethod
     def from_hello(cls, data: bytes) -> Identity:
-        magic, version, _, cluster, length, name, rank, marks, incarnation, message, inflight = (
+        magic, version, _, cluster, length, name, rank, incarnation, message, inflight = (
             _HELLO.unpack(data)
         )
         if magic != _MAGIC or length > len(name):
@@ -79,8 +81,7 @@ class Identity:
             raise ProtocolError("the other side has no readable name") from None
         if not text.isprintable():  # it goes into logs before anything is proven
             raise ProtocolError("the other side has no readable name")
-        restricted = bool(marks & _RESTRICTED)
-        return cls(text, rank, incarnation, cluster, message, inflight, version, restricted)
+        return cls(text, rank, incarnation, cluster, message, inflight, version)
 
 
 def derive_key(secret: bytes, cluster: bytes) -> Secret:
@@ -93,9 +94,17 @@ class Handshake:
     """One side of the handshake. `needed` is the size of the next message, 0 when it is over."""
 
     def __init__(
-        self, us: Identity, secret: bytes, nonce: bytes, *, client: bool, binding: bytes = b""
+        self,
+        us: Identity,
+        secret: bytes,
+        nonce: bytes,
+        *,
+        client: bool,
+        binding: bytes = b"",
+        restricts: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._us = us
+        self._restricts = restricts  # whether we speak plain data only with a worker of this name
         self._key = derive_key(secret, us.cluster)
         self._client = client
         self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
@@ -128,7 +137,7 @@ class Handshake:
         assert self.proven
         assert not self._client
         self.status = status
-        return _PROOF.pack(status, self._mac(b"server", status))
+        return self._proof(b"server", status)
 
     def _receive_hello(self, message: bytes) -> bytes:
         self._theirs = message
@@ -139,7 +148,7 @@ class Handshake:
             self._expects, self.needed = "nothing", 0
             return b"" if self._client else self._ours
         if self._client:
-            return _PROOF.pack(0, self._mac(b"client", 0))
+            return self._proof(b"client", 0)
         return self._ours
 
     @property
@@ -159,9 +168,17 @@ class Handshake:
                 self.peer.name if self.peer else "",
             )
         self.proven, self._expects, self.needed = True, "nothing", 0
+        assert self.peer is not None
+        self.peer = replace(self.peer, restricted=bool(status & _RESTRICTED))
         if self._client:
-            self.status = status
+            self.status = status & ~_RESTRICTED
         return b""
+
+    def _proof(self, label: bytes, status: int) -> bytes:
+        assert self.peer is not None
+        if self._restricts(self.peer.name):
+            status |= _RESTRICTED
+        return _PROOF.pack(status, self._mac(label, status))
 
     def _mac(self, label: bytes, status: int) -> bytes:
         first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
+from aiograd.rpc.current import GUEST
 
 WEIGHT = ag.tensor(np.full((3, 2), 0.5), requires_grad=True)
 
@@ -107,3 +108,120 @@ async def forever():
 @ag.expose
 def block(size):
     return bytes(size)
+
+
+@ag.expose
+class Account:
+    """What partners may make, and call some methods of."""
+
+    rate = 0.5
+
+    def __init__(self, balance=0):
+        self.balance = balance
+
+    @ag.expose
+    def deposit(self, amount, *, fee=0):
+        self.balance += amount - fee
+        return self.balance
+
+    @ag.expose
+    async def later(self, amount):
+        await asyncio.sleep(0)
+        return self.balance + amount
+
+    @classmethod
+    @ag.expose
+    def named(cls):
+        return cls.__name__
+
+    @staticmethod
+    @ag.expose
+    def double(x):
+        return 2 * x
+
+    @ag.expose
+    def opened(self):
+        return ag.RRef([self.balance])
+
+    @ag.expose
+    def _inner(self):
+        return "never"
+
+    def hidden(self):
+        return "never"
+
+
+class Savings(Account):
+    """Not exposed, and hides a method."""
+
+    def deposit(self, amount, *, fee=0):
+        return "never"
+
+
+@ag.expose
+def open_savings():
+    return Savings(7)
+
+
+@ag.expose
+class Layer(ag.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = ag.nn.Parameter(np.full((n, n), 0.5))
+        self.seen = 0
+
+    def forward(self, x, scale=1.0):
+        return x @ self.weight * scale
+
+
+class OwnLayer(Layer):
+    """A module that partners may run, and nothing else."""
+
+    @ag.expose
+    def forward(self, x, scale=1.0):
+        return super().forward(x, scale)
+
+
+class SecretLayer(Layer):
+    pass
+
+
+@ag.expose
+def lend_layer(kind):
+    return ag.RRef({"own": OwnLayer, "secret": SecretLayer}[kind](3))
+
+
+@ag.expose
+class Descent(ag.optim.SGD):
+    pass
+
+
+@ag.expose
+def lend_optimizer(parameters):
+    return ag.RRef(ag.optim.SGD([each.local_value() for each in parameters], lr=0.1))
+
+
+def _guest():
+    found = GUEST.get()
+    return None if found is None else found.name
+
+
+@ag.expose
+def guest_in_thread(x):
+    return _guest()
+
+
+@ag.expose
+async def guest_in_task(x):
+    return _guest()
+
+
+@ag.expose
+@ag.inline
+def guest_inline(x):
+    return _guest()
+
+
+@ag.expose
+async def guest_in_stream(x):
+    yield _guest()

@@ -50,8 +50,10 @@ class Rogue(asyncio.BufferedProtocol):
 
     def __init__(self, secret: bytes, name: str, rank: int, restricted: bool) -> None:
         self.incarnation = os.urandom(16)
-        me = Identity(name, rank, self.incarnation, restricted=restricted)
-        self._handshake = Handshake(me, secret, os.urandom(32), client=True)
+        me = Identity(name, rank, self.incarnation)
+        self._handshake = Handshake(
+            me, secret, os.urandom(32), client=True, restricts=lambda name: restricted
+        )
         self._buffer = bytearray(1024)
         self._filled = 0
         self._reader = FrameReader()

@@ -238,3 +238,19 @@ def test_a_message_over_the_limit_is_refused():
     body = announce(1, 2, [(1 << 20) + 1])
     with pytest.raises(ProtocolError, match="over the limit"):
         reader.feed(header(CALL, LARGE, len(body), 1, 60.0, 0) + body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ("worker1", 3, b"x" * 16, (np.ones(2),), False, ()),
+        ("worker1", 3, b"x" * 16, (), False, (1,)),
+        ("worker1", 3, b"x" * 16, (), 1, ()),
+        ("worker1", 3, b"x" * 16),
+    ],
+    ids=["address", "exception", "mode", "short"],
+)
+def test_a_peer_is_described_by_text_and_numbers_only(data):
+    traveller = RecordTraveller("peer", PeerInfo)
+    with pytest.raises(ProtocolError):
+        traveller.arrive(data, ARRIVAL)

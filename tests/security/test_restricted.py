@@ -20,7 +20,7 @@ from aiograd.errors import (
     SerializationError,
     WorkerLost,
 )
-from aiograd.rpc.functions import find_exposed, is_exposed
+from aiograd.rpc.exposure import find_exposed, is_exposed
 from aiograd.rref.owners import RRefs
 from aiograd.rref.records import pack_fork
 from aiograd.wire.messages import CALL, FLAT
@@ -108,6 +108,19 @@ async def test_a_context_left_is_gone_on_the_partners(workers):
             assert found[1].debug_info()["contexts"] == 1
         while found[1].debug_info()["contexts"]:
             await asyncio.sleep(0)
+
+
+async def test_everybody_knows_everybody_whatever_their_modes(workers):
+    modes = (
+        "trusted",
+        "restricted",
+        "trusted",
+        "registered",
+        {"*": "trusted", "worker1": "restricted"},
+    )
+    async with workers(*modes) as found:
+        for worker in found:
+            assert list(worker.agent.directory) == [each.agent.info for each in found]
 
 
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────

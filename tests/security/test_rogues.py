@@ -41,6 +41,7 @@ from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
 
 FRAMES = int(os.environ.get("AIOGRAD_HOSTILE", "5000"))
+PATIENCE = max(90, FRAMES * 0.018)  # seconds
 BATCH = 25  # frames per session
 SERVICES = [
     "rref.fetch",
@@ -158,7 +159,7 @@ def spoil(rng: random.Random, data: bytes) -> bytes:
     return bytes(whole)
 
 
-@pytest.mark.deadline(90)
+@pytest.mark.deadline(PATIENCE)
 async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("restricted", "restricted") as (_, worker):
@@ -195,7 +196,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
         assert agent.counters()["buffered_bytes"] == 0
 
 
-@pytest.mark.deadline(60)
+@pytest.mark.deadline(PATIENCE)
 async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("trusted", "trusted") as (_, worker):

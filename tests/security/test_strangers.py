@@ -24,6 +24,7 @@ from aiograd.rpc.transport import split_tcp
 from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
+PATIENCE = max(120, BAD * 0.06)  # seconds
 AT_ONCE = 12  # a host may have 16 unproven connections
 SECRET = b"a secret for tests, 32 bytes lo."
 SLOW = 20  # of the bad ones drip or say nothing, which takes them the whole handshake_timeout
@@ -180,7 +181,7 @@ def papers(folder: Path, *names: str) -> list[TLS]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.deadline(120)
+@pytest.mark.deadline(PATIENCE)
 async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
     lookups, tmp_path, tmp_path_factory, monkeypatch, tls
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,21 +156,39 @@ def test_no_random_bytes_are_ever_accepted(hello, proof):
     assert not server.proven
 
 
-def test_the_mode_is_told_and_cannot_be_changed_on_the_way():
-    strict = Identity("carol", 2, b"c" * 16, restricted=True)
-    client, server = pair(client=strict)
+@pytest.mark.parametrize("modes", [(True, False), (False, True), (True, True), (False, False)])
+def test_each_side_tells_its_terms_to_the_one_they_are_for(modes):
+    client, server = with_terms(*modes)
     run(client, server)
-    assert server.peer == strict
-    client, server = pair(client=strict)
-    hello = bytearray(client.start())
-    plain = Identity("carol", 2, b"c" * 16).hello(b"1" * 32)
-    (at,) = [i for i, (a, b) in enumerate(zip(hello, plain, strict=True)) if a != b]
-    hello[at] = plain[at]
-    proof = client.receive(server.receive(bytes(hello)))
     assert server.peer is not None
-    assert not server.peer.restricted
+    assert client.peer is not None
+    assert (server.peer.restricted, client.peer.restricted) == modes
+    assert (client.status, server.status) == (ACCEPTED, ACCEPTED)
+
+
+def test_the_terms_cannot_be_changed_on_the_way():
+    client, server = with_terms(True, True)
+    proof = client.receive(server.receive(client.start()))
     with pytest.raises(AuthError):
-        server.receive(proof)
+        server.receive(bytes([proof[0] ^ 0x80]) + proof[1:])
+    client, server = with_terms(True, True)
+    server.receive(client.receive(server.receive(client.start())))
+    proof = server.admit(ACCEPTED)
+    with pytest.raises(AuthError):
+        client.receive(bytes([proof[0] ^ 0x80]) + proof[1:])
+
+
+def with_terms(client_restricts: bool, server_restricts: bool) -> tuple[Handshake, Handshake]:
+    """Two sides with a rule for each other, and another one for everybody else."""
+
+    def rule(who: str, restricts: bool) -> Callable[[str], bool]:
+        return lambda name: restricts if name == who else not restricts
+
+    alice, bob = Identity("alice", 0, b"a" * 16), Identity("bob", 1, b"b" * 16)
+    return (
+        Handshake(alice, SECRET, b"1" * 32, client=True, restricts=rule("bob", client_restricts)),
+        Handshake(bob, SECRET, b"2" * 32, client=False, restricts=rule("alice", server_restricts)),
+    )
 
 
 def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():

@@ -43,7 +43,16 @@ from aiograd.cluster.worker import (
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import context, current_context, get_context, get_gradients
 from aiograd.dist.derivatives import backward, grad
-from aiograd.rpc.calls import Group, expose, inline, rpc_async, rpc_stream, rpc_sync, run_sync
+from aiograd.rpc.calls import (
+    Group,
+    expose,
+    idempotent,
+    inline,
+    rpc_async,
+    rpc_stream,
+    rpc_sync,
+    run_sync,
+)
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
@@ -105,6 +114,7 @@ __all__ = [
     "get_gradients",
     "get_worker_info",
     "grad",
+    "idempotent",
     "init_rpc",
     "inline",
     "is_grad_enabled",

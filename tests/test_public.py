@@ -14,7 +14,7 @@ import aiograd as ag
 NAMES = """
     init_rpc shutdown Worker LocalCluster current_worker get_worker_info WorkerInfo workers Options
     barrier all_gather debug_info
-    rpc_async remote rpc_sync run_sync rpc_stream Group inline expose Future
+    rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent Future
     RRef
     context Context backward get_gradients current_context get_context grad checkpoint
     Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable sparse testing

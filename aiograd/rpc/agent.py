@@ -30,6 +30,7 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc import current
+from aiograd.rpc.again import Persistence
 from aiograd.rpc.baggage import in_front, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
@@ -259,10 +260,12 @@ class Agent:
         keep: Any = None,
         frame: FrameType | None = None,
         future: Future[Any] | None = None,
+        once: bool = False,
     ) -> Future[Any]:
         """Call `func` on another worker. What is known before sending is raised here.
 
-        `future` is a fresh one of the caller's own kind to answer with."""
+        `future` is a fresh one of the caller's own kind to answer with. `once`: even if it could
+        be called again."""
         here = threading.get_ident() == self.thread
         if not (here and self.loop_runs()):
             check_place(self)
@@ -275,6 +278,9 @@ class Agent:
             kwargs = _as_dict(kwargs)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
+        if shipment.again and keep is None and not once:
+            where = frame if frame is not None else sys._getframe(1)
+            return self._persist(to, func, args, kwargs, timeout, where, future)
         seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
         if future is None:
@@ -305,6 +311,22 @@ class Agent:
                     self.from_thread(begin, future, flags, seconds, deadline, shipment, data)
                 return future
         self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
+        return future
+
+    def _persist(
+        self,
+        to: Any,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        timeout: float | None,
+        frame: FrameType,
+        future: Future[Any] | None,
+    ) -> Future[Any]:
+        """Call a function that may be called again."""
+        if future is None:
+            future = Future(loop=self.loop)
+        Persistence(self, to, func, args, kwargs, timeout, frame, future).start()
         return future
 
     def _begin_call(

@@ -119,6 +119,18 @@ def expose(func: F) -> F:
     return func
 
 
+def idempotent(func: F) -> F:
+    """Say that running a function twice does no harm: its calls survive the loss of a worker.
+
+    When the worker is lost, or refuses for want of room, the call is made again up to four times,
+    also at a restarted worker of that name, with growing pauses and never past its deadline.
+    Arrays and objects among the arguments must stay as they are until the call has ended. `remote`
+    and `rpc_stream` are not repeated: what they made would be gone.
+    """
+    func.__aiograd_idempotent__ = True  # type: ignore[attr-defined]
+    return func
+
+
 class Group:
     """Several workers at once.
 

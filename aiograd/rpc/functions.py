@@ -39,7 +39,7 @@ _STABLE: Final = (int, float, str, bytes, bool, type(None), complex, types.Modul
 class Shipment:
     """A function as it is sent: `data` goes into DEFINE, or is None if it goes inside the call."""
 
-    __slots__ = ("data", "flags", "kind", "name", "quiet")
+    __slots__ = ("again", "data", "flags", "kind", "name", "quiet")
 
     def __init__(
         self,
@@ -47,10 +47,11 @@ class Shipment:
         data: bytes | None,
         flags: int = 0,
         kind: str = "call",
-        quiet: bool = False,
+        func: Any = None,
     ) -> None:
         self.name, self.data, self.flags, self.kind = name, data, flags, kind
-        self.quiet = quiet  # not counted as a call
+        self.quiet = is_quiet(func)  # not counted as a call
+        self.again = is_idempotent(func)  # may be called again when a worker is lost
 
 
 class Shipper:
@@ -85,9 +86,9 @@ class Shipper:
             return known[1]
         name = function_name(func)
         if is_exposed(func):
-            shipment = Shipment(name, exposed_name(func).encode(), EXPOSED)
+            shipment = Shipment(name, exposed_name(func).encode(), EXPOSED, func=func)
         else:
-            shipment = Shipment(name, name.encode(), quiet=is_quiet(func))
+            shipment = Shipment(name, name.encode(), func=func)
         with contextlib.suppress(TypeError):
             if len(self._named) > TABLE:
                 self._named.clear()
@@ -111,10 +112,11 @@ class Shipper:
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
             if _is_global(func):  # such as numpy's functions
                 return self._remember(func, self._by_reference(func, name, to), None)
-            return Shipment(name, None)  # a bound method, partial, …: its state goes with the call
+            # A bound method, partial, …: its state goes with the call.
+            return Shipment(name, None, func=func)
         if isinstance(func, types.BuiltinFunctionType):
             if not isinstance(func.__self__, types.ModuleType | None):
-                return Shipment(name, None)
+                return Shipment(name, None, func=func)
             return self._remember(func, self._by_reference(func, name, to), None)
         if _importable(func):
             return self._remember(func, self._by_reference(func, name, to), None)
@@ -122,21 +124,21 @@ class Shipper:
         payload = encode_named(self._codec, func, departure, "func")
         if payload.travelled or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
-            return Shipment(name, None)
+            return Shipment(name, None, func=func)
         shipment = self._by_content(func, name, payload.data)
         watch = _watch(func)
         return shipment if watch is None else self._remember(func, shipment, watch)
 
     def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
         if is_exposed(func):
-            return Shipment(name, exposed_name(func).encode(), EXPOSED)
+            return Shipment(name, exposed_name(func).encode(), EXPOSED, func=func)
         payload = encode_named(self._codec, func, Departure(to, "call"), "func")
         return self._by_content(func, name, payload.data)
 
     def _by_content(self, func: Any, name: str, data: bytes) -> Shipment:
         shipment = self._contents.get(data)
         if shipment is None:
-            shipment = self._contents[data] = Shipment(name, data, quiet=is_quiet(func))
+            shipment = self._contents[data] = Shipment(name, data, func=func)
             if len(self._contents) > TABLE:
                 self._contents.popitem(last=False)
         else:
@@ -147,6 +149,11 @@ class Shipper:
 def is_quiet(func: Any) -> bool:
     """Whether calls of it are left out of the counters, because they read them."""
     return getattr(func, "__aiograd_quiet__", False) is True
+
+
+def is_idempotent(func: Any) -> bool:
+    """Whether running it twice does no harm, by its author's word."""
+    return getattr(func, "__aiograd_idempotent__", False) is True
 
 
 def _importable(func: Any) -> bool:

@@ -187,6 +187,11 @@ class Tensor:
             text += ", requires_grad=True"
         return f"tensor({text})"
 
+    def _repr_html_(self) -> str:
+        from aiograd.autograd.display import as_html
+
+        return as_html(self)
+
     def __hash__(self) -> int:
         return id(self)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from aiograd.card import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.rpc import calls
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
@@ -63,32 +63,22 @@ class Handle:
         return f"<worker {self.name!r} rank={self.rank} {state}>"
 
 
-COLOURS = {"running": "#2e9e5b", "starting": "#d9a21b", "dead": "#cc3d3d", "closed": "#888"}
+COLOURS = {"running": GREEN, "starting": "#d9a21b", "dead": "#cc3d3d", "closed": GREY}
 
 
 def as_html(cluster: LocalCluster) -> str:
-    """Show a cluster as a small table, readable on light and dark pages."""
-    rows = "".join(_row(cluster, worker) for worker in cluster.workers)
-    head = "".join(
-        f'<th style="text-align:left;padding:2px 14px 2px 0">{title}</th>'
-        for title in ("worker", "rank", "state", "process")
-    )
-    return (
-        '<div style="border-left:3px solid #4c72b0;padding:2px 10px;font-size:90%">'
-        f"<b>LocalCluster</b> · {len(cluster)} worker{'s' * (len(cluster) != 1)}"
-        f'<table style="border-collapse:collapse;margin-top:4px"><tr>{head}</tr>{rows}</table>'
-        "</div>"
-    )
+    """Show a cluster as a small table."""
+    rows = [_row(cluster, worker) for worker in cluster.workers]
+    title = f"<b>LocalCluster</b> · {len(cluster)} worker{'s' * (len(cluster) != 1)}"
+    return card(BLUE, title, table(rows, ("worker", "rank", "state", "process")) if rows else "")
 
 
-def _row(cluster: LocalCluster, worker: Handle) -> str:
+def _row(cluster: LocalCluster, worker: Handle) -> tuple[str, ...]:
     state = cluster.state(worker.name)
     pid = cluster.pid(worker.name)
-    cells = (
-        f"<code>{escape(worker.name)}</code>",
+    return (
+        code(worker.name),
         str(worker.rank),
-        f'<span style="color:{COLOURS[state]}">●</span> {state}',
+        f"{dot(COLOURS[state])} {state}",
         str(pid) if pid is not None else "this one",
     )
-    style = "text-align:left;padding:2px 14px 2px 0"
-    return "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell in cells) + "</tr>"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import HookHandle, Tensor, wrap
+from aiograd.card import ORANGE, card, code, quiet, table
 from aiograd.dist.boundary import CrossingHook
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Pass
@@ -200,21 +201,13 @@ class Context:
 
     def _repr_html_(self) -> str:
         rows = {
-            "worker": self.home.agent.name,
-            "known workers": ", ".join(sorted(self.told)) or "none yet",
+            "worker": code(self.home.agent.name),
+            "known workers": ", ".join(map(code, sorted(self.told))) or quiet("none yet"),
             "edges": f"{len(self.sends)} sent, {len(self.receives)} received",
-            "gradients": str(len(self.totals)),
+            "gradients": "failed" if self.failure is not None else str(len(self.totals)),
         }
-        cell = "text-align:left;padding:2px 14px 2px 0"
-        cells = "".join(
-            f'<tr><th style="{cell}">{k}</th><td style="{cell}">{v}</td></tr>'
-            for k, v in rows.items()
-        )
-        return (
-            '<div style="border-left:3px solid #e07b39;padding:2px 10px;font-size:90%">'
-            f"<b>Context</b> {self.id}"
-            f'<table style="border-collapse:collapse;margin-top:4px">{cells}</table></div>'
-        )
+        body = quiet(" · released") if self.released else table(rows.items())
+        return card(ORANGE, f"<b>Context</b> {self.id}", body)
 
     @property
     def used(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import Accumulate, Joint, Node
+from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.nodes import RecvNode, SendNode
@@ -84,7 +84,7 @@ def describe(context: Context) -> dict[str, Any]:
         if node in seen:
             continue
         seen.add(node)
-        label = "leaf" if isinstance(node, Accumulate) else node.name
+        label = _label(node)
         nodes.append((_key(worker, node), label, _detail(node), _kind(node, context)))
         for parent, _ in node.next_nodes:
             edges.append((_key(worker, parent), _key(worker, node)))
@@ -129,6 +129,12 @@ def _key(worker: str, node: Node) -> str:
     if isinstance(node, RecvNode):
         return f"recv {node.edge}"
     return f"{worker} {id(node):x}"
+
+
+def _label(node: Node) -> str:
+    if isinstance(node, Part):
+        return "result"  # of a call, and nothing was done with it here
+    return "leaf" if isinstance(node, Accumulate) else node.name
 
 
 def _kind(node: Node, context: Context) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from aiograd.card import BLUE, card, code, quiet
 from aiograd.errors import UnknownWorker
 
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
@@ -32,6 +33,9 @@ class WorkerInfo:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+
+    def _repr_html_(self) -> str:
+        return card(BLUE, f"<b>worker</b> {code(self.name)} {quiet(f'· rank {self.rank}')}")
 
 
 @dataclass(frozen=True, slots=True)

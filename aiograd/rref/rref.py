@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
+from aiograd.card import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WrongThread
 from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
@@ -248,9 +248,8 @@ class RRef:
 
     def _repr_html_(self) -> str:
         role = "owned here" if self.is_owner() else "used here"
-        return (
-            f"<code>RRef</code> on <b>{html.escape(self.owner_name())}</b> "
-            f"<span style='color:#888'>({html.escape(self._state())}, {role})</span>"
+        return card(
+            GREEN, f"<b>RRef</b> on {code(self.owner_name())} {quiet(self._state() + ', ' + role)}"
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

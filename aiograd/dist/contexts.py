@@ -95,9 +95,6 @@ class Contexts:
             return None
         return context
 
-    def enter(self, context: Context | None) -> None:
-        CURRENT.set(context)
-
     def enter_new(self, context: Context) -> None:
         context.check()
         current = CURRENT.get()

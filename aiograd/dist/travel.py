@@ -16,13 +16,13 @@ from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.tensor import Tensor, rebuild, wrap
 from aiograd.dist.boundary import Crossing, crossed
+from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
 
 if TYPE_CHECKING:
-    from aiograd.dist.context import Context
-from aiograd.dist.contexts import Contexts
+    from aiograd.dist.contexts import Contexts
 
 EDGE = "edge"  # the key of this message's tensors (departing) or RecvNode (arriving) in `scratch`
 
@@ -105,12 +105,8 @@ class ContextBaggage:
 
     def __init__(self, contexts: Contexts) -> None:
         self._contexts = contexts
-
-    def current(self) -> Context | None:
-        return self._contexts.current()
-
-    def enter(self, held: Context | None) -> None:
-        self._contexts.enter(held)
+        self.current = contexts.current
+        self.enter = CURRENT.set
 
     def depart(self, held: Context | None, departure: Departure) -> Any:
         if held is None or held.released:
@@ -139,6 +135,3 @@ class ContextBaggage:
             node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
             context.receives[edge] = arrival.scratch[EDGE] = node
         return context
-
-    def landed(self, arrival: Arrival) -> None:
-        """Nothing is left to do: the RecvNode stands since the message came in."""

@@ -31,7 +31,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc import current
 from aiograd.rpc.again import Persistence
-from aiograd.rpc.baggage import in_front, pack
+from aiograd.rpc.baggage import in_front, labelled, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
@@ -295,15 +295,18 @@ class Agent:
         scope = SCOPE.get()
         if scope is not None and not shipment.quiet:
             future._trace = Trace(scope, self, link.peer, future._kind)
-        elif held is None and shipment.data is not None and not link.restricted:
-            data = encode_call(args, kwargs, self.travellers.boxes)
-            if data is not None and keep is not None:
-                data = in_front({"keep": keep}, data)
-                flags = (shipment.flags & OP) | FLAT | EXTRA
-                self._begin(link, future, CALL, flags, deadline, shipment, Payload(data), False)
-                return future
+        elif shipment.data is not None and not link.restricted:
+            departure = None if held is None else Departure(link.peer, future._kind, held)
+            data = encode_call(args, kwargs, self.travellers.boxes, departure)
             if data is not None:
-                flags = (shipment.flags & OP) | FLAT
+                flags = FLAT
+                if departure is not None:
+                    flags, data = labelled(self, data, departure)
+                    future._undo = departure.undo
+                if keep is not None:
+                    data = in_front({"keep": keep}, data)
+                    flags |= EXTRA
+                flags |= shipment.flags & OP
                 begin = link.caller.begin_small
                 if here:
                     begin(future, flags, seconds, deadline, shipment, data)
@@ -415,8 +418,13 @@ class Agent:
         kind = service.rpartition(".")[2]
         future._trace = trace(self, link.peer, kind) if carry else None  # asked in a user's name
         shipment = self._service(service)
-        if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
-            self._begin(link, future, REQUEST, FLAT, deadline, shipment, Payload(data), False)
+        if not link.restricted and (data := encode_call(args, None)) is not None:
+            flags = FLAT
+            if held is not None:
+                departure = Departure(link.peer, service, held)
+                flags, data = labelled(self, data, departure)
+                future._undo = departure.undo
+            self._begin(link, future, REQUEST, flags, deadline, shipment, Payload(data), False)
             return future
         departure = Departure(link.peer, service, held)
         flags, payload = pack(self, args, departure, f"{service} arguments")

@@ -1,22 +1,23 @@
 """Packing and unpacking: a payload, what rides along with it, and the order of both.
 
-    payload encoded ─▶ baggage.depart        baggage.arrive ─▶ payload decoded ─▶ baggage.landed
+    payload encoded ─▶ baggage.depart        baggage.arrive ─▶ payload decoded
 
 What rides along is a small dict in front of the payload, present only if there is something in it.
-Both are encoded as the peer may have it: pickled, or as plain data.
+Both are encoded as the peer may have it: pickled, or as plain data. On the quick road the baggage
+has no need of the dict: it is a label of fixed size between the two.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, decode_value, encode_call, encode_value
-from aiograd.wire.frames import Transfer
-from aiograd.wire.messages import EXTRA, FLAT, TRAVELLED
+from aiograd.wire.frames import SMALL, Transfer
+from aiograd.wire.messages import CARRIED, EXTRA, FLAT, TRAVELLED
 from aiograd.wire.payload import Payload, encode_named
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from aiograd.wire.payload import Codec
 
 _LENGTH = struct.Struct("<I")
+_LABEL = struct.Struct("<QQI")
+_LABEL_SIZE = _LABEL.size
+FITS: Final = SMALL - _LABEL_SIZE  # bytes of a payload that travels in one frame, label or not
 
 
 def pack(
@@ -36,15 +40,16 @@ def pack(
     try:
         quick = None if codec.plain else _quick(agent, value, departure, name)
         if quick is not None:
-            payload, flags = Payload(quick), FLAT | TRAVELLED
+            flags, quick = labelled(agent, quick, departure)
+            flags, payload = flags | TRAVELLED, Payload(quick)
         else:
             departure.scratch.clear()
             payload = encode_named(codec, value, departure, name)
             flags = TRAVELLED if payload.travelled else 0
-        if departure.held is not None and agent.baggage is not None:
-            baggage = agent.baggage.depart(departure.held, departure)
-            if baggage is not None:
-                extra = {**(extra or {}), "baggage": baggage}
+            if departure.held is not None and agent.baggage is not None:
+                baggage = agent.baggage.depart(departure.held, departure)
+                if baggage is not None:
+                    extra = {**(extra or {}), "baggage": baggage}
         if extra:
             flags |= EXTRA
             data = in_front(extra, payload.data, codec)
@@ -63,6 +68,22 @@ def _quick(agent: Agent, value: Any, departure: Departure, name: str) -> bytes |
             return None
         return encode_call(value[0], value[1], boxes, departure)
     return encode_value(value, boxes, departure) if name == "result" else None
+
+
+def labelled(agent: Agent, data: bytes, departure: Departure) -> tuple[int, bytes]:
+    """Put the baggage of a flat payload before it; its flags, and all of it."""
+    if departure.held is not None and agent.baggage is not None:
+        baggage = agent.baggage.depart(departure.held, departure)
+        if baggage is not None:
+            return FLAT | CARRIED, _LABEL.pack(*baggage) + data
+    return FLAT, data
+
+
+def unlabelled(agent: Agent, data: Any, arrival: Arrival) -> Any:
+    """Take in the baggage before a flat payload; what is left is the payload."""
+    if agent.baggage is not None:
+        arrival.held = agent.baggage.arrive(_LABEL.unpack_from(data), arrival)
+    return data[_LABEL_SIZE:]
 
 
 def in_front(extra: dict[str, Any], data: bytes, codec: Codec | DataCodec | None = None) -> bytes:
@@ -94,7 +115,7 @@ def unpack(
     segments: Any = body.segments if isinstance(body, Transfer) else (body,)
     data, buffers = segments[0], segments[1:]
     codec = agent.codec_for(arrival.sender)
-    if not flags & (EXTRA | TRAVELLED):
+    if not flags & (EXTRA | TRAVELLED | FLAT):
         return codec.decode(data, buffers, False, arrival), {}
     extra: dict[str, Any] = {}
     if flags & EXTRA:
@@ -104,11 +125,8 @@ def unpack(
         if "baggage" in extra and agent.baggage is not None:
             arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
     if not flags & FLAT:
-        value = codec.decode(data, buffers, bool(flags & TRAVELLED), arrival)
-    elif arrival.kind == "reply":
-        value = decode_value(data, agent.travellers.boxes, arrival)
-    else:
-        value = decode_call(data, agent.travellers.boxes, arrival)
-    if agent.baggage is not None:
-        agent.baggage.landed(arrival)
-    return value, extra
+        return codec.decode(data, buffers, bool(flags & TRAVELLED), arrival), extra
+    if flags & CARRIED:
+        data = unlabelled(agent, data, arrival)
+    decode = decode_value if arrival.kind == "reply" else decode_call
+    return decode(data, agent.travellers.boxes, arrival), extra

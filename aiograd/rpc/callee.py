@@ -26,15 +26,26 @@ from aiograd.errors import (
     SerializationError,
 )
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import in_front, pack, split, unpack
+from aiograd.rpc.baggage import FITS, in_front, labelled, pack, split, unlabelled, unpack
 from aiograd.rpc.current import DEADLINE, GUEST
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
 from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.tracing import Visit, visit
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, encode_value
-from aiograd.wire.frames import SMALL, Transfer
-from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, POST, REPLY, STREAM, TRAVELLED
+from aiograd.wire.frames import Transfer
+from aiograd.wire.messages import (
+    CALL,
+    CARRIED,
+    EMPTY,
+    EXTRA,
+    FAULT,
+    FLAT,
+    POST,
+    REPLY,
+    STREAM,
+    TRAVELLED,
+)
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -124,11 +135,11 @@ class Callee:
             if target.mode == THREAD or (flags & EXTRA and target.mode != INLINE):
                 self.arrived(CALL, flags, id, budget, target, body)
             elif flags & EXTRA:
-                self._keep_at_once(id, budget, target, body)
+                self._keep_at_once(flags, id, budget, target, body)
             elif target.mode == INLINE:
-                self._run_at_once(id, budget, target, body)
+                self._run_at_once(flags, id, budget, target, body)
             else:
-                self._begin_at_once(id, budget, target, body)
+                self._begin_at_once(flags, id, budget, target, body)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
@@ -166,7 +177,7 @@ class Callee:
         wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
         return wanted >= self._most
 
-    def _keep_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+    def _keep_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """The same, for a result that stays here."""
         agent = self._agent
         incoming = Incoming(self, id, target, CALL)
@@ -176,20 +187,38 @@ class Callee:
         try:
             extra, data = split(body)
             self._expect(incoming, extra)
-            args, kwargs = decode_call(data, agent.travellers.boxes)
+            arrival = None
+            if flags & CARRIED:
+                arrival, data = self._carried(context, target, data)
+                incoming.held = arrival.held
+            args, kwargs = decode_call(data, agent.travellers.boxes, arrival)
             value = context.run(target.func, *args, **(kwargs or {}))
         except BaseException as error:
             return self._fail(incoming, error)
         self._result(incoming, value)
 
-    def _run_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+    def _carried(
+        self, context: contextvars.Context, target: Target, data: Any
+    ) -> tuple[Arrival, Any]:
+        """Take in the baggage of a message of the quick road; what is left is its payload."""
+        arrival = Arrival(self._link.peer, target.kind)
+        data = unlabelled(self._agent, data, arrival)
+        if arrival.held is not None and self._agent.baggage is not None:
+            context.run(self._agent.baggage.enter, arrival.held)
+        return arrival, data
+
+    def _run_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
         agent = self._agent
         context = self._context.copy()
         if budget != math.inf and target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
+        arrival = held = None
         try:
-            args, kwargs = decode_call(body, agent.travellers.boxes)
+            if flags & CARRIED:
+                arrival, body = self._carried(context, target, body)
+                held = arrival.held
+            args, kwargs = decode_call(body, agent.travellers.boxes, arrival)
             value = (
                 context.run(target.func, *args, **kwargs)
                 if kwargs
@@ -200,18 +229,22 @@ class Callee:
         if agent.faults is None and self._link.error is None:
             if value is None:
                 return self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
-            data = encode_value(value, agent.travellers.boxes)
-            if data is not None and len(data) <= SMALL:
-                return self._outbox.put(REPLY, FLAT, id, 0.0, 0, data)
+            departure = None if held is None else Departure(self._link.peer, "reply", held)
+            data = encode_value(value, agent.travellers.boxes, departure)
+            if data is not None and len(data) <= FITS:
+                flags = FLAT
+                if departure is not None:
+                    flags, data = labelled(agent, data, departure)
+                return self._outbox.put(REPLY, flags, id, 0.0, 0, data)
         incoming = Incoming(self, id, target, CALL)
-        incoming.context = context
+        incoming.context, incoming.held = context, held
         self._result(incoming, value)
 
-    def _begin_at_once(self, id: int, budget: float, target: Target, body: Any) -> None:
+    def _begin_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to a task: plain arguments, a coroutine function."""
         agent, running = self._agent, self.running
         if len(running) >= self._most:
-            return self.arrived(CALL, FLAT, id, budget, target, body)
+            return self.arrived(CALL, flags, id, budget, target, body)
         incoming = running[id] = Incoming(self, id, target, CALL)
         incoming.context = context = self._context.copy()
         if budget <= _AGES:
@@ -219,8 +252,12 @@ class Callee:
             incoming.bucket = bucket = agent.deadlines.bucket(deadline)
             bucket[incoming] = None
             context.run(DEADLINE.set, deadline)
+        arrival = None
         try:
-            incoming.args, incoming.kwargs = decode_call(body, agent.travellers.boxes)
+            if flags & CARRIED:
+                arrival, body = self._carried(context, target, body)
+                incoming.held = arrival.held
+            incoming.args, incoming.kwargs = decode_call(body, agent.travellers.boxes, arrival)
         except Exception as error:
             return self._fail(incoming, error)
         incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
@@ -253,12 +290,17 @@ class Callee:
             if kind == CALL:
                 context.run(DEADLINE.set, deadline)
         try:
-            if flags & (FLAT | TRAVELLED) == FLAT:
+            if flags & FLAT:
                 data = body.segments[0] if isinstance(body, Transfer) else body
+                arrival = None
                 if flags & EXTRA:
                     extra, data = split(data)
                     self._expect(incoming, extra)
-                incoming.args, incoming.kwargs = decode_call(data, agent.travellers.boxes)
+                if flags & CARRIED:
+                    arrival, data = self._carried(context, target, data)
+                    incoming.held = arrival.held
+                boxes = agent.travellers.boxes
+                incoming.args, incoming.kwargs = decode_call(data, boxes, arrival)
             else:
                 waits = self._unpack(incoming, flags, body)
         except Exception as error:
@@ -418,7 +460,7 @@ class Callee:
         if data is None:
             return self._answer(incoming, value)
         flags = FLAT if data else EMPTY
-        if agent.faults is None and link.error is None and len(data) <= SMALL:
+        if agent.faults is None and link.error is None and len(data) <= FITS:
             self._outbox.put(REPLY, flags, incoming.id, 0.0, 0, data)
         else:
             link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")

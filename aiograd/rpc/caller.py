@@ -22,14 +22,14 @@ from aiograd.errors import (
     WorkerUnresponsive,
 )
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import unpack
+from aiograd.rpc.baggage import unlabelled, unpack
 from aiograd.rpc.functions import Shipment
 from aiograd.rpc.future import Future, fail
 from aiograd.rpc.outbox import EARLY
 from aiograd.rpc.travel import Arrival, run_undo
 from aiograd.wire.flat import decode_value
 from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
-from aiograd.wire.messages import CALL, CANCEL, EMPTY, EXTRA, FLAT, TRAVELLED
+from aiograd.wire.messages import CALL, CANCEL, CARRIED, EMPTY, EXTRA, FLAT, TRAVELLED
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -240,8 +240,12 @@ class Caller:
         try:
             if flags & EMPTY:
                 value = None
-            elif flags & (FLAT | TRAVELLED) == FLAT and type(body) is not Transfer:
+            elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
+            elif flags & (FLAT | EXTRA) == FLAT and type(body) is not Transfer:
+                arrival = Arrival(self._link.peer, "reply")
+                body = unlabelled(self.agent, body, arrival)
+                value = decode_value(body, self.agent.travellers.boxes, arrival)
             else:
                 arrival = Arrival(self._link.peer, "reply")
                 value = self._unpack(flags, body, arrival)
@@ -296,14 +300,11 @@ class Caller:
     def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
         if isinstance(body, Transfer) and body.refused:
             raise Overloaded(self.agent.name, "no memory here for the result")
-        if flags & (FLAT | TRAVELLED) == FLAT:
-            data = body.segments[0] if isinstance(body, Transfer) else body
-            return decode_value(data, self.agent.travellers.boxes)
         return unpack(self.agent, flags, body, arrival)[0]
 
     def _drop(self, flags: int, body: Any) -> None:
         """Nobody waits for it, but its travellers must still arrive to be let go properly."""
-        if flags & (TRAVELLED | EXTRA) and not flags & EMPTY:
+        if flags & (TRAVELLED | CARRIED | EXTRA) and not flags & EMPTY:
             try:
                 self._unpack(flags, body, Arrival(self._link.peer, "reply"))
             except Exception as error:

@@ -62,6 +62,7 @@ OP: Final = 8  # a registered op
 STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
+CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
 ANSWERS: Final = frozenset({REPLY, FAULT, ITEM})  # of one stream: stay in order

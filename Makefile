@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks sim clean
+.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks soak sim clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,6 +81,11 @@ notebooks: $(VENV)/.notebooks.ok  ## examples/notebooks as .ipynb files, to open
 	@$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 examples/notebooks/*.py
 	@ls examples/notebooks/*.ipynb
 
+SECONDS ?= 20
+EVERY ?= $(if $(filter 20,$(SECONDS)),4,12)
+soak: $(VENV)/.test.ok  ## workers that work while they are killed: SECONDS=900 EVERY=12
+	@$(BIN)/python -m aiograd.testing.soak $(SECONDS) --every $(EVERY) 2> .soak.log || { echo "what workers said: .soak.log"; exit 1; }
+
 SEED ?= 0
 COUNT ?= 1
 sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 BUG=all
@@ -88,5 +93,5 @@ sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 
 	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
 
 clean:  ## remove what the other verbs made
-	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist
+	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,172 @@
+"""The jobs of a soak: each makes a few calls and checks every answer.
+
+A job gets a `Site` and a source of randomness. It returns when everything was right, raises `Wrong`
+when something was not, or lets the typed error of a call through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiograd.autograd.makers import tensor
+from aiograd.dist.contexts import context
+from aiograd.errors import BackwardFailed, ContextError, DeadlineExceeded
+from aiograd.rpc.calls import rpc_async, rpc_stream
+from aiograd.rref import RRef, remote
+from aiograd.testing.soak import functions
+
+
+class Wrong(Exception):
+    """A value, a gradient or an ending that is not what it should be."""
+
+
+class Site(Protocol):
+    """Where jobs are done."""
+
+    names: list[str]
+    shelf: list[tuple[RRef, float]]  # references kept for later, with the sum of their values
+
+    async def within(self, seconds: float | None, work: Awaitable[Any]) -> Any:
+        """Await something that has so many seconds, and note if it took longer."""
+
+
+def _check(found: Any, expected: Any, what: str) -> None:
+    if not np.array_equal(np.asarray(found), np.asarray(expected)):
+        raise Wrong(f"{what}: {found!r} instead of {expected!r}")
+
+
+async def calls(site: Site, random: Random) -> None:
+    """Many small calls of all kinds at once."""
+    wanted = []
+    for _ in range(40):
+        x = random.randrange(1000)
+        func, y = random.choice(
+            [(functions.double, 2 * x), (functions.triple, 3 * x), (functions.negative, -x)]
+        )
+        wanted.append((rpc_async(random.choice(site.names), func, (x,)), y))
+    try:
+        for future, y in wanted:
+            _check(await site.within(None, future), y, "a small call")
+    finally:
+        await _all_seen([future for future, _ in wanted])
+
+
+async def arrays(site: Site, random: Random) -> None:
+    """Arrays below and above what travels in one piece, there and back."""
+    x = np.arange(random.choice([10, 5_000, 300_000]), dtype=float)
+    to = random.choice(site.names)
+    _check(await site.within(None, rpc_async(to, functions.double, (x,))), 2 * x, "an array")
+
+
+async def nested(site: Site, random: Random) -> None:
+    """A call that makes a call, on the loop or in a thread."""
+    first, second = random.sample(site.names, 2)
+    func = random.choice([functions.pass_on, functions.pass_on_in_thread])
+    x = random.randrange(1000)
+    _check(await site.within(None, rpc_async(first, func, (second, x))), 2 * x, "a nested call")
+
+
+async def references(site: Site, random: Random) -> None:
+    """A value that stays on one worker, is read by another one and by us, and is given back."""
+    owner, user = random.sample(site.names, 2)
+    first, count = random.randrange(100), random.choice([10, 20_000])
+    total = float(functions.numbers(first, count).sum())
+    reference = remote(owner, functions.numbers, (first, count))
+    shared = rpc_async(user, functions.total_of, (reference,))
+    _check(await site.within(None, shared), total, "a shared reference")
+    if random.random() < 0.5:
+        site.shelf.append((reference, total))
+    else:
+        _check((await site.within(None, reference.to_here())).sum(), total, "a reference")
+        if random.random() < 0.5:
+            await site.within(None, reference.release())
+
+
+async def old_references(site: Site, random: Random) -> None:
+    """A reference that was kept for a while: still the same value, or its owner is gone."""
+    if site.shelf:
+        reference, total = site.shelf.pop(random.randrange(len(site.shelf)))
+        _check((await site.within(None, reference.to_here())).sum(), total, "an old reference")
+
+
+async def streams(site: Site, random: Random) -> None:
+    """All items in order, or as many as we want."""
+    end, wanted = random.randrange(1, 60), random.randrange(1, 60)
+    seen: list[int] = []
+
+    async def read() -> None:
+        stream = rpc_stream(random.choice(site.names), functions.count_to, (end,))
+        async with contextlib.aclosing(stream):
+            async for item in stream:
+                seen.append(item)
+                if len(seen) == wanted:
+                    break
+
+    await site.within(None, read())
+    _check(seen, list(range(min(end, wanted))), "a stream")
+
+
+async def gradients(site: Site, random: Random) -> None:
+    """A backward pass over three workers: exact, or no number at all."""
+    first, second, third = random.sample(site.names, 3)
+    x = tensor([float(random.randrange(-9, 9)) for _ in range(8)], requires_grad=True)
+    w = tensor([float(random.randrange(-9, 9)) for _ in range(8)], requires_grad=True)
+    async with context() as ctx:
+        y = await site.within(None, rpc_async(first, functions.product, (x, w)))
+        z = await site.within(None, rpc_async(second, functions.squares_by, (third, y)))
+        a, b = x.numpy(), w.numpy()
+        _check(z.numpy(), (a * a * b * b).sum(), "a loss")
+        try:
+            await site.within(None, ctx.backward(z))
+        except BackwardFailed:
+            with contextlib.suppress(ContextError):
+                raise Wrong(f"gradients of a failed pass: {ctx.gradients!r}") from None
+            raise
+        _check(ctx.gradients[x].numpy(), 2 * a * b * b, "a gradient")
+        _check(ctx.gradients[w].numpy(), 2 * b * a * a, "a gradient")
+
+
+async def deadlines(site: Site, random: Random) -> None:
+    """A call that takes too long ends at its deadline."""
+    call = rpc_async(random.choice(site.names), functions.linger, timeout=0.3)
+    try:
+        await site.within(0.3, call)
+    except DeadlineExceeded:
+        return
+    raise Wrong("a call that lingers for an hour returned")
+
+
+async def cancellations(site: Site, random: Random) -> None:
+    """A call that nobody wants any more."""
+    call = rpc_async(random.choice(site.names), functions.linger)
+    await asyncio.sleep(random.uniform(0.0, 0.02))
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
+
+
+async def _all_seen(futures: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what has not ended; look at errors, of which the first was told."""
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
+
+Job = Callable[[Site, Random], Awaitable[None]]
+JOBS: dict[Job, int] = {  # with their weights
+    calls: 10,
+    arrays: 2,
+    nested: 4,
+    references: 4,
+    old_references: 3,
+    streams: 2,
+    gradients: 5,
+    deadlines: 1,
+    cancellations: 1,
+}

@@ -118,6 +118,10 @@ class Callee:
         self.running: dict[int, Incoming] = {}
         self.abandoned = 0
 
+    def leave_room(self, size: int) -> None:
+        """So many of the bytes that may wait for the peer wait elsewhere."""
+        self._limit -= size
+
     # ── arriving ────────────────────────────────────────────────────────────────────────────────
 
     def call(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:

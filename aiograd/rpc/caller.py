@@ -56,6 +56,10 @@ class Caller:
         """The peer takes only so many calls at once."""
         self._limit = max(1, min(self._limit, most))
 
+    def leave_room(self, size: int) -> None:
+        """So many of the bytes that may wait for the peer wait elsewhere."""
+        self._bytes_limit -= size
+
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 
     def begin_small(

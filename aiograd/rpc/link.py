@@ -24,10 +24,12 @@ from aiograd.rpc.functions import TABLE, Shipment, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.inbox import Inbox, Once
 from aiograd.rpc.outbox import Outbox
+from aiograd.rpc.shared import Shared, shared_memory
 from aiograd.rpc.travel import run_undo
 from aiograd.wire.frames import SMALL, Frame, FrameReader, Transfer
 from aiograd.wire.messages import (
     ANSWERS,
+    BORROW,
     CALL,
     CANCEL,
     CREDIT,
@@ -37,11 +39,15 @@ from aiograd.wire.messages import (
     FORGET,
     GOODBYE,
     ITEM,
+    LARGE,
+    LEND,
     NUMBERED,
     PING,
     POST,
     REPLY,
     REQUEST,
+    RETURN,
+    SHARED,
 )
 from aiograd.wire.payload import Payload
 
@@ -59,7 +65,8 @@ class Connection(asyncio.BufferedProtocol):
         self._link = link
         self.transport = transport
         agent = link.agent
-        self.reader = FrameReader(agent.options.max_message, agent.reserve, agent.memory)
+        shared = link.shared.arrived if link.shared is not None else None
+        self.reader = FrameReader(agent.options.max_message, agent.reserve, agent.memory, shared)
         self.ended = agent.loop.create_future()
         self.read = 0  # how often bytes came; a silent peer does not change it
 
@@ -119,6 +126,7 @@ class Link:
         self._goodbye = False
         self._behind = 0  # bytes of small messages that wait for large ones
         self.max_message = agent.options.max_message  # the smaller one of both sides
+        self.shared: Shared | None = None  # memory that the peer can see, too
         self._handlers: dict[int, Handler] = {
             CALL: self._on_call,
             REQUEST: functools.partial(self._on_numbered, REQUEST),
@@ -142,11 +150,26 @@ class Link:
     def opened(self, transport: Any) -> None:
         """A proven connection to the peer; everything queued so far leaves now."""
         self.state, self.quick = "open", True
+        if self.shared is None and not self.restricted:
+            self._share(transport)
         self.connection = Connection(self, transport)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
         self.outbox.open(transport)
+
+    def _share(self, transport: Any) -> None:
+        """Let large messages pass through memory, if the peer is a process of ours."""
+        room = self.agent.options.outbound_buffer * 3 // 4
+        self.shared = shared = shared_memory(transport, room, self._put_shared)
+        if shared is not None:
+            self.caller.leave_room(room)  # what is lent waits for the peer, too
+            self.callee.leave_room(room)
+            self._handlers |= {
+                LEND: lambda flags, id, budget, target, body: shared.borrow(body),
+                BORROW: lambda flags, id, budget, target, body: shared.answered(target),
+                RETURN: lambda flags, id, budget, target, body: shared.returned(body),
+            }
 
     def broken(self, error: Exception) -> None:
         """The peer broke the protocol: end the connection."""
@@ -188,6 +211,8 @@ class Link:
         self.callee.close()
         self.agent.release(self._behind)
         self._behind = 0
+        if self.shared is not None:
+            self.shared.close()
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -258,8 +283,15 @@ class Link:
         data, buffers, _ = payload
         if not buffers and len(data) <= SMALL:
             self.outbox.put(kind, flags, id, budget, target, data)
+            return
+        segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
+        if self.shared is not None and (place := self.shared.place(segments)) is not None:
+            self.outbox.put(kind, flags | LARGE | SHARED, id, budget, target, place)
         else:
-            self.outbox.put_large(kind, flags, id, budget, target, (data, *buffers))
+            self.outbox.put_large(kind, flags, id, budget, target, segments)
+
+    def _put_shared(self, kind: int, target: int, body: bytes) -> None:
+        self.outbox.put(kind, 0, 0, 0.0, target, body)
 
     def _put_late(self, put: Callable[[], None]) -> None:
         if self.error is None:
@@ -281,6 +313,8 @@ class Link:
         self._silent = 0 if connection.read != self._last_read else self._silent + 1
         self._last_read = connection.read
         silence = self._silent * self.agent.options.heartbeat
+        if self.shared is not None:
+            self.shared.beat()
         self.suspect = silence >= self.agent.options.silence
         if self.suspect:
             self.caller.silent(silence)
@@ -303,6 +337,8 @@ class Link:
             for frame in frames:
                 self._release(frame[5])
         finally:
+            if self.shared is not None and self.shared.back:
+                self.shared.give_back()
             outbox.corked = False
             if not outbox.scheduled:
                 outbox.flush()
@@ -320,7 +356,9 @@ class Link:
         found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
             raise ProtocolError(f"{self.peer.name} sent a large message of kind {kind}")
-        if isinstance(body, Transfer):  # for the first time, even if all of it is here already
+        if isinstance(body, Transfer) and flags & SHARED:
+            self._inbox.put(kind, id, lambda: self._handlers[kind](flags, id, budget, found, body))
+        elif isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
                 body, kind, id, lambda: self._handlers[kind](flags, id, budget, found, body)
             )

@@ -65,7 +65,7 @@ class Outbox:
         self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
     ) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
-        views = [memoryview(segment).cast("B") for segment in segments]
+        views = [memoryview(segment) for segment in segments]
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
         body = announce(number, target, [len(view) for view in views])
         self.put(kind, flags | LARGE, id, budget, 0, body)

@@ -20,7 +20,7 @@ import numpy as np
 
 from aiograd.errors import ProtocolError
 from aiograd.wire.memory import Memory
-from aiograd.wire.messages import CHUNK, KINDS, LARGE
+from aiograd.wire.messages import CHUNK, KINDS, LARGE, SHARED
 
 MAGIC: Final = 0xA9
 HEADER: Final = struct.Struct("<BBHIQfI")
@@ -69,6 +69,17 @@ class Transfer:
         self._index = self._filled = 0
         self.complete = False
 
+    @classmethod
+    def whole(cls, kind: int, segments: list[np.ndarray]) -> Transfer:
+        """A message that is here already, in memory of its sender."""
+        transfer = cls.__new__(cls)
+        transfer.kind, transfer.segments = kind, segments
+        transfer.size = sum(map(len, segments))
+        transfer.refused = transfer.reserved = False
+        transfer._index = transfer._filled = 0
+        transfer.complete = True
+        return transfer
+
     def window(self) -> memoryview:
         """Where the next bytes belong: what is left of the current segment."""
         while self._filled == len(self.segments[self._index]):
@@ -83,7 +94,8 @@ class FrameReader:
     """Collects bytes in any pieces and gives back whole frames.
 
     The body of a small frame is a view that stays valid until the next `get_buffer()`. A large
-    message appears twice: when announced, and again when its last byte is there.
+    message appears twice: when announced, and again when its last byte is there. One in shared
+    memory is complete at once and appears once.
     """
 
     def __init__(
@@ -91,8 +103,10 @@ class FrameReader:
         max_message: int = 1 << 30,
         reserve: Callable[[int], bool] = lambda size: True,
         memory: Memory | None = None,
+        shared: Callable[[int, memoryview], Transfer] | None = None,
     ) -> None:
         self._max_message = max_message
+        self._shared = shared  # finds what lies in lent memory
         self._memory = memory if memory is not None else Memory()
         self._reserve = reserve  # asked before memory is made for an announced size
         self._buffer = bytearray(_BUFFER)
@@ -144,7 +158,11 @@ class FrameReader:
             if after > end:
                 break
             if flags & LARGE:
-                self._announced(kind, flags, id, budget, view[body:after], frames)
+                if flags & SHARED:
+                    whole = self._find_shared(kind, view[body:after])
+                    frames.append((kind, flags, id, budget, target, whole))
+                else:
+                    self._announced(kind, flags, id, budget, view[body:after], frames)
             else:
                 frames.append((kind, flags, id, budget, target, view[body:after]))
             at = after
@@ -200,6 +218,11 @@ class FrameReader:
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)
+
+    def _find_shared(self, kind: int, body: memoryview) -> Transfer:
+        if self._shared is None:
+            raise ProtocolError("a message in shared memory over a connection without any")
+        return self._shared(kind, body)
 
     def _begin_chunk(
         self, number: int, length: int, available: memoryview, frames: list[Frame]

@@ -16,6 +16,9 @@ Every message is one frame (see `frames`), or, when it is large, one announcemen
     CHUNK     –           transfer    the next piece of a large message
     PING      –           –           only says: I am here
     GOODBYE   –           –           an orderly end; nothing follows
+    LEND      –           –           memory that both sides can see, for large messages
+    BORROW    –           1 or 0      whether it could be opened
+    RETURN    –           –           which blocks of it are free again
 
 How bodies are encoded is `payload`'s affair; who sends what when is `rpc`'s.
 """
@@ -37,6 +40,9 @@ CREDIT: Final = 10
 CHUNK: Final = 11
 PING: Final = 12
 GOODBYE: Final = 13
+LEND: Final = 20
+BORROW: Final = 21
+RETURN: Final = 22
 
 KINDS: Final = {
     DEFINE: "define",
@@ -52,6 +58,9 @@ KINDS: Final = {
     CHUNK: "chunk",
     PING: "ping",
     GOODBYE: "goodbye",
+    LEND: "lend",
+    BORROW: "borrow",
+    RETURN: "return",
 }
 
 # Flags
@@ -61,6 +70,7 @@ EXTRA: Final = 4  # a second, small payload comes first: baggage, token, …
 OP: Final = 8  # a registered op
 STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
+SHARED: Final = 128  # large, but not in chunks: the body says where it lies in lent memory
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 

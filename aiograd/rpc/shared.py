@@ -1,0 +1,220 @@
+"""Memory that two workers of one host share, so that arrays between them cross no socket.
+
+    LEND      here is memory of mine: sent with the first message that could use it
+    BORROW    I can (or cannot) read it: the answer; until then messages take the socket
+    RETURN    nothing here looks at these blocks any more
+
+Each side lends memory to the other, and only writes to blocks of its own that are free. A message
+that fits is copied into a block, and the frame says where. What arrives lies in that very block, is
+writable, and the block goes back when the last array over it is dropped. When there is no room, for
+example because the peer keeps what it got, messages take the socket: nothing ever waits for memory.
+
+Only between processes of one user that trust each other, over a Unix socket, on Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import socket
+import struct
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from aiograd.errors import ProtocolError
+from aiograd.wire.arena import Arena, aligned
+from aiograd.wire.frames import Transfer
+from aiograd.wire.messages import BORROW, LEND, RETURN
+
+_log = logging.getLogger("aiograd")
+LEAST: Final = 64 * 1024  # bytes; what is smaller travels in its frame
+_IDLE: Final = 10  # heartbeats without use after which memory is given up
+_OFFER: Final = struct.Struct("<QQ")  # descriptor and size
+_MOST: Final = 1 << 32  # bytes of the other side that we look at
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Send = Callable[[int, int, bytes], None]  # kind, target, body
+
+
+class Shared:
+    """What a link and its peer lend each other."""
+
+    def __init__(self, pid: int, size: int, send: Send) -> None:
+        self._pid, self._size, self._send = pid, size, send
+        self._most = size // 2  # so that one block is warm while the next is filled
+        self._lent: _Lent | None = None
+        self._borrowed: _Borrowed | None = None
+        self._usable: bool | None = None  # whether the peer can read ours; None: not asked
+        self._idle = 0
+        self.back: deque[int] = deque()  # blocks to return, from finalizers in any thread
+
+    # ── what we send ────────────────────────────────────────────────────────────────────────────
+
+    def place(self, segments: Sequence[memoryview]) -> bytes | None:
+        """Copy a message into a block: the body of its frame. None: it must take the socket."""
+        size = sum([aligned(len(segment)) for segment in segments])
+        if not LEAST <= size <= self._most or self._usable is False:
+            return None
+        self._idle = 0
+        if self._lent is None:
+            self._lend()
+        return self._lent.place(segments, size) if self._usable and self._lent else None
+
+    def _lend(self) -> None:
+        self._usable = None
+        try:
+            self._lent = _Lent(self._size)
+        except OSError:
+            self._usable = False
+        else:
+            self._send(LEND, 0, self._lent.offer)
+
+    def answered(self, readable: int) -> None:
+        """The peer says whether it can read what we lend."""
+        self._usable = bool(readable)
+        if not readable:
+            self._lent = None
+
+    def returned(self, body: Any) -> None:
+        if self._lent is not None:
+            self._lent.returned(body)
+
+    # ── what we get ─────────────────────────────────────────────────────────────────────────────
+
+    def borrow(self, body: Any) -> None:
+        """The peer lends us memory, or no longer does; what it lent before is not used again."""
+        self._borrowed = None
+        if not len(body):
+            return
+        try:
+            self._borrowed = _Borrowed(self._pid, body, self.back)
+        except OSError:
+            _log.debug("the memory of process %d cannot be shared", self._pid, exc_info=True)
+        self._send(BORROW, int(self._borrowed is not None), b"")
+
+    def arrived(self, kind: int, body: memoryview) -> Transfer:
+        """The message whose frame had this body."""
+        if self._borrowed is None:
+            raise ProtocolError("a message in memory that was never lent")
+        return Transfer.whole(kind, self._borrowed.segments(body))
+
+    def give_back(self) -> None:
+        """Tell the peer which blocks it may use again."""
+        count = len(self.back)
+        offsets = [self.back.popleft() for _ in range(count)]
+        self._send(RETURN, 0, struct.pack(f"<{count}Q", *offsets))
+
+    def beat(self) -> None:
+        """Once per heartbeat: return what is left, and give up what nobody uses."""
+        if self.back:
+            self.give_back()
+        self._idle += 1
+        if self._idle > _IDLE and self._lent is not None and not self._lent.used and self._usable:
+            self._lent = self._usable = None
+            self._send(LEND, 0, b"")
+
+    def close(self) -> None:
+        self._lent = self._borrowed = None
+        self._usable = False
+
+
+class _Lent:
+    """Memory of ours that the peer reads."""
+
+    def __init__(self, size: int) -> None:
+        self._file = os.memfd_create("aiograd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, size)
+        _seal(self._file)
+        self._memory = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
+        self._arena = Arena(size)
+        self.offer = _OFFER.pack(self._file, size)
+
+    def place(self, segments: Sequence[memoryview], size: int) -> bytes | None:
+        start = self._arena.take(size)
+        if start is None:
+            return None
+        at = start
+        for segment in segments:
+            length = len(segment)
+            self._memory[at : at + length] = np.frombuffer(segment, np.uint8)
+            at += aligned(length)
+        return struct.pack(f"<{len(segments) + 1}Q", start, *map(len, segments))
+
+    def returned(self, body: Any) -> None:
+        for (offset,) in struct.iter_unpack("<Q", body):
+            # A block of memory that was given up meanwhile is of no interest.
+            with contextlib.suppress(KeyError):
+                self._arena.give(offset)
+
+    @property
+    def used(self) -> bool:
+        return bool(self._arena.taken)
+
+
+class _Borrowed:
+    """Memory of the peer's that we read."""
+
+    def __init__(self, pid: int, body: Any, back: deque[int]) -> None:
+        number, self._size = _OFFER.unpack(body)
+        if self._size > _MOST:
+            raise ProtocolError(f"{self._size} bytes of shared memory are too many")
+        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _check(file, self._size)
+            self._memory = mmap.mmap(file, self._size)
+        finally:
+            os.close(file)
+        self._back = back
+
+    def segments(self, body: memoryview) -> list[np.ndarray]:
+        if len(body) < 16 or len(body) % 8:
+            raise ProtocolError(f"a place in shared memory in {len(body)} bytes")
+        start, *lengths = struct.unpack(f"<{len(body) // 8}Q", body)
+        total = sum(map(aligned, lengths))
+        if start + total > self._size:
+            raise ProtocolError("a message beyond the end of shared memory")
+        block = np.frombuffer(self._memory, np.uint8, total, start)
+        # Every array made from this one keeps it alive (see `wire.memory`): its end is the end of
+        # all of them.
+        weakref.finalize(block, self._back.append, start).atexit = False
+        found, at = [], 0
+        for length in lengths:
+            found.append(block[at : at + length])
+            at += aligned(length)
+        return found
+
+
+def shared_memory(transport: Any, size: int, send: Send) -> Shared | None:
+    """What two workers may share over this transport; None where they cannot."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX or not sys.platform.startswith("linux"):
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
+    if user != os.getuid() or size < 2 * LEAST or not hasattr(os, "memfd_create"):
+        return None
+    return Shared(pid, size, send)
+
+
+def _seal(file: int) -> None:
+    """Promise that the memory stays as large as it is: reading past its end is deadly."""
+    import fcntl  # not on every platform
+
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+
+def _check(file: int, size: int) -> None:
+    import fcntl
+
+    if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ProtocolError("shared memory that could shrink")
+    if os.fstat(file).st_size < size:
+        raise ProtocolError("shared memory smaller than it says")

@@ -1,0 +1,210 @@
+"""Large messages between processes of one host pass through memory, not through the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from aiograd.errors import ProtocolError
+from aiograd.rpc.calls import inline, rpc_async
+from aiograd.rpc.options import Options
+from aiograd.rpc.shared import _IDLE, LEAST, Shared
+
+kept: list[np.ndarray] = []
+SIZE = 1 << 20
+
+
+@inline
+def double(x):
+    x *= 2  # what arrives is writable
+    return x
+
+
+@inline
+def keep(x):
+    kept.append(x)
+
+
+@inline
+def let_go():
+    kept.clear()
+
+
+@inline
+def nothing():
+    pass
+
+
+def pattern(size=SIZE):
+    return np.arange(size, dtype=np.uint8) % 100
+
+
+@pytest.fixture
+def pair(agents, tmp_path):
+    """Two agents over a Unix socket whose memory is lent already."""
+
+    def make(**options):
+        return agents(2, address=f"unix:{tmp_path}/{{}}".format, options=Options(**options))
+
+    return make
+
+
+async def warmed(agent):
+    """The first large message over an open link asks, later ones use the memory."""
+    await rpc_async("worker1", nothing)
+    await rpc_async("worker1", double, (pattern(),))
+    await rpc_async("worker1", nothing)
+    return agent.link("worker1").shared
+
+
+def chunks(link):
+    return link.outbox._numbers  # large messages that took the socket
+
+
+async def test_only_the_first_large_message_takes_the_socket(pair):
+    async with pair() as (a, b):
+        await warmed(a)
+        before = chunks(a.link("worker1")), chunks(b.link("worker0"))
+        for _ in range(5):
+            assert (await rpc_async("worker1", double, (pattern(),)) == pattern() * 2).all()
+        assert (chunks(a.link("worker1")), chunks(b.link("worker0"))) == before
+
+
+async def test_the_sender_may_change_its_array_at_once(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        mine = pattern()
+        call = rpc_async("worker1", double, (mine,))
+        mine[:] = 0
+        assert (await call == pattern() * 2).all()
+
+
+async def test_blocks_come_back_when_nobody_looks_at_them(pair):
+    async with pair() as (a, b):
+        shared = await warmed(a)
+        for _ in range(20):
+            await rpc_async("worker1", double, (pattern(),))
+        await rpc_async("worker1", nothing)  # whose answer brings the last block back
+        assert not shared._lent.used
+        await rpc_async("worker1", nothing)
+        assert not b.link("worker0").shared._lent.used
+
+
+async def test_an_array_that_is_kept_keeps_its_values(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        try:
+            await rpc_async("worker1", keep, (pattern(),))
+            for _ in range(5):
+                await rpc_async("worker1", double, (np.zeros(SIZE, np.uint8),))
+            assert (kept[0] == pattern()).all()
+        finally:
+            kept.clear()
+
+
+async def test_when_all_blocks_are_kept_messages_take_the_socket(pair):
+    async with pair(outbound_buffer=8 << 20) as (a, _):
+        await warmed(a)
+        link = a.link("worker1")
+        before = chunks(link)
+        try:
+            for _ in range(10):
+                await rpc_async("worker1", keep, (pattern(),))
+            assert chunks(link) > before
+            assert all((each == pattern()).all() for each in kept)
+        finally:
+            kept.clear()
+        await rpc_async("worker1", nothing)
+        before = chunks(link)
+        await rpc_async("worker1", double, (pattern(),))
+        assert chunks(link) == before
+
+
+async def test_a_peer_that_cannot_open_the_memory_gets_everything_by_the_socket(pair):
+    async with pair() as (a, b):
+        await rpc_async("worker1", nothing)
+        b.link("worker0").shared._pid = 1 << 30  # no such process
+        for _ in range(3):
+            assert (await rpc_async("worker1", double, (pattern(),)) == pattern() * 2).all()
+        assert a.link("worker1").shared._lent is None
+
+
+async def test_memory_nobody_uses_is_given_up_and_made_anew(pair):
+    async with pair() as (a, b):
+        shared = await warmed(a)
+        await rpc_async("worker1", nothing)
+        for _ in range(_IDLE + 1):
+            shared.beat()
+        assert shared._lent is None
+        await rpc_async("worker1", nothing)
+        assert b.link("worker0").shared._borrowed is None
+        assert (await rpc_async("worker1", double, (pattern(),)) == pattern() * 2).all()
+        await rpc_async("worker1", nothing)
+        assert shared._lent is not None
+
+
+async def test_arrays_outlive_the_link_they_came_by(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        result = await rpc_async("worker1", double, (pattern(),))
+    assert (result == pattern() * 2).all()
+    result += 1
+
+
+async def test_memory_is_shared_over_unix_sockets_only(agents):
+    async with agents(2, address=lambda i: "tcp:127.0.0.1:0") as (a, _):
+        await rpc_async("worker1", nothing)
+        assert a.link("worker1").shared is None
+
+
+async def test_many_calls_at_once_get_blocks_of_their_own(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        calls = [rpc_async("worker1", double, (np.full(SIZE, i, np.uint8),)) for i in range(60)]
+        for i, result in enumerate(await asyncio.gather(*calls)):
+            assert (result == 2 * i).all()
+
+
+# ── peers that break the rules ──────────────────────────────────────────────────────────────────
+
+
+def lonely():
+    sent = []
+    return Shared(os.getpid(), 4 << 20, lambda *message: sent.append(message)), sent
+
+
+def test_a_message_in_memory_that_was_never_lent_is_refused():
+    with pytest.raises(ProtocolError, match="never lent"):
+        lonely()[0].arrived(3, memoryview(struct.pack("<QQ", 0, 100)))
+
+
+def test_a_message_beyond_the_end_is_refused():
+    (ours, sent), (theirs, _) = lonely(), lonely()
+    ours.place([memoryview(bytes(LEAST))])
+    theirs.borrow(sent[0][2])
+    with pytest.raises(ProtocolError, match="beyond the end"):
+        theirs.arrived(3, memoryview(struct.pack("<QQ", 4 << 20, 1)))
+    with pytest.raises(ProtocolError, match="in 9 bytes"):
+        theirs.arrived(3, memoryview(bytes(9)))
+
+
+def test_memory_that_could_shrink_is_refused():
+    file = os.memfd_create("test")
+    try:
+        os.ftruncate(file, 4096)
+        with pytest.raises(ProtocolError, match="shrink"):
+            lonely()[0].borrow(struct.pack("<QQ", file, 4096))
+    finally:
+        os.close(file)
+
+
+def test_memory_smaller_than_it_says_is_refused():
+    (ours, sent), (theirs, _) = lonely(), lonely()
+    ours.place([memoryview(bytes(LEAST))])
+    number, size = struct.unpack("<QQ", sent[0][2])
+    with pytest.raises(ProtocolError, match="smaller"):
+        theirs.borrow(struct.pack("<QQ", number, size + 1))

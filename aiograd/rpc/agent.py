@@ -633,8 +633,10 @@ class Agent:
             self.loop.call_soon(self._spin)
 
     def _spin(self) -> None:
-        # Not while a thread works: it needs the interpreter more than we do.
-        if self.runtime.time() < self._awake_until and not self.pool.busy and not self.closed:
+        if self.pool.busy:  # a thread needs the interpreter more than we do
+            self._spinning = False
+            return
+        if self.runtime.time() < self._awake_until and not self.closed:
             self.loop.call_soon(self._spin)
             return
         self._spinning = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from aiograd.nn import functional as functional
@@ -39,6 +40,7 @@ from aiograd.nn.module import Module, Parameter
 if TYPE_CHECKING:
     from aiograd.nn.pipeline import Pipeline
     from aiograd.nn.remote import RemoteModule
+    from aiograd.nn.sharded import ShardedEmbeddingBag
 
 __all__ = [
     "GELU",
@@ -69,6 +71,7 @@ __all__ = [
     "ReLU",
     "RemoteModule",
     "Sequential",
+    "ShardedEmbeddingBag",
     "SiLU",
     "Sigmoid",
     "Softmax",
@@ -81,14 +84,11 @@ __all__ = [
 ]
 
 
+# Models of one process need no workers, so what does is imported when asked for.
+_LATER = {"RemoteModule": "remote", "Pipeline": "pipeline", "ShardedEmbeddingBag": "sharded"}
+
+
 def __getattr__(name: str) -> Any:
-    # Models of one process need no workers, so what does is imported when asked for.
-    if name == "RemoteModule":
-        from aiograd.nn.remote import RemoteModule
-
-        return RemoteModule
-    if name == "Pipeline":
-        from aiograd.nn.pipeline import Pipeline
-
-        return Pipeline
+    if name in _LATER:
+        return getattr(importlib.import_module(f"aiograd.nn.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,12 @@ modules it may run an exposed `forward`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import Any, NoReturn
 
 from aiograd.errors import NotAllowed
+from aiograd.nn import files
 from aiograd.nn.module import Module
 from aiograd.rpc.calls import expose, rpc_async
 from aiograd.rpc.current import GUEST, current_agent
@@ -90,6 +92,14 @@ class RemoteModule:
         """Switch the module to evaluation mode."""
         return await self.train(False)
 
+    async def save(self, path: files.Path) -> None:
+        """Let the owner write the module's state to a file on its machine (see `ag.save`)."""
+        await rpc_async(self.on, _save, args=(self.module_rref, os.fspath(path)))
+
+    async def load(self, path: files.Path) -> None:
+        """Let the owner read the module's state from a file on its machine."""
+        await rpc_async(self.on, _load, args=(self.module_rref, os.fspath(path)))
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in _TRAVELS}
 
@@ -154,6 +164,14 @@ def list_parameters(rref: RRef, recurse: bool) -> list[RRef]:
 @expose
 def set_training(rref: RRef, mode: bool) -> None:
     _module(rref).train(mode)
+
+
+def _save(rref: RRef, path: str) -> None:
+    files.save(path, _module(rref).state_dict())
+
+
+def _load(rref: RRef, path: str) -> None:
+    _module(rref).load_state_dict(files.load(path))
 
 
 __all__ = ["RemoteModule"]

@@ -1,8 +1,12 @@
-"""Cart and pole for 06_actor_learner.py: a few lines of mechanics, no library."""
+"""Cart and pole for 06_actor_learner.py: a few lines of mechanics, and a policy that learns."""
 
 import math
 
 import numpy as np
+
+import aiograd as ag
+
+STEPS = 200  # a pole that stands for so long is balanced
 
 
 class CartPole:
@@ -23,3 +27,33 @@ class CartPole:
         self.state = np.array(
             [x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * spin, spin + 0.02 * turn]
         )
+
+
+def new_policy(rng):
+    shapes = [(4, 16), (16,), (16,)]
+    return [ag.tensor(rng.standard_normal(s) * 0.3, requires_grad=True) for s in shapes]
+
+
+def play(weights, rng):
+    """One episode: what was seen, what was done, and how likely that was."""
+    world, (w1, b1, w2) = CartPole(rng), weights
+    states, actions, chances = [], [], []
+    while len(states) < STEPS and world.standing():
+        right = 1 / (1 + math.exp(-float(np.tanh(world.state @ w1 + b1) @ w2)))
+        action = rng.random() < right
+        states.append(world.state)
+        actions.append(1.0 if action else -1.0)
+        chances.append(math.log(right if action else 1 - right))
+        world.push(action)
+    return np.array(states), np.array(actions), np.array(chances)
+
+
+def loss_of(weights, batch):
+    """The policy gradient's loss, corrected for the age of the weights that were played."""
+    states, actions, chances = (np.concatenate(column) for column in zip(*batch, strict=True))
+    left = np.concatenate([np.arange(len(e[0]), 0, -1) for e in batch])  # steps still to come
+    worth = (1 - 0.98**left) / 0.02
+    worth = (worth - worth.mean()) / worth.std()
+    w1, b1, w2 = weights
+    chance = -ag.log(1 + ag.exp(-actions * (ag.tanh(states @ w1 + b1) @ w2)))
+    return -(ag.exp(chance - chances) * worth).mean()

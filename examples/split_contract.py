@@ -1,7 +1,9 @@
-"""What the parties of 05_split_learning.py have agreed on: the only functions they may call.
+"""What the parties of 05_split_learning.py have agreed on: how they meet, and what they may call.
 
 Each party fills in its own `Party`; the others know nothing but the names of the functions below.
 """
+
+import os
 
 import numpy as np
 
@@ -16,7 +18,7 @@ class Party:
     here = None  # this process's party, if it is one
 
     def __init__(self, columns, seed):
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.log = np.random.default_rng(seed), []
         self.columns = columns
         self.net = ag.nn.Sequential(
             ag.nn.Linear(columns.shape[1], 8, generator=self.rng),
@@ -25,13 +27,14 @@ class Party:
         )
         self.optimizer = ag.optim.Adam(self.net.parameters(), lr=0.02)
 
-    def embed(self, rows, noisy=True):
+    def embed(self, rows, limit=1e6):
         h = self.net(self.columns[rows])
-        if not noisy:
-            return h
-        length = ag.sqrt((h * h).sum(axis=1, keepdims=True) + 1e-12)
-        h = h * ag.minimum(1.0, CLIP / length)
-        return h + NOISE * self.rng.standard_normal(h.shape)
+        return h * ag.minimum(1.0, limit / ag.sqrt((h * h).sum(axis=1, keepdims=True) + 1e-12))
+
+    def cross(self, crossing, array):
+        """Every array that leaves this party passes here: it is written down and blurred."""
+        self.log.append((crossing.peer, array.shape))
+        return array + NOISE * self.rng.standard_normal(array.shape)
 
 
 def loss_of(head, embeddings, label):
@@ -48,10 +51,23 @@ def make_head():
 @ag.expose
 def embed(rows):
     """What leaves a feature owner: four clipped, noisy numbers per row, never a column."""
-    return Party.here.embed(rows)
+    ag.current_context().on_crossing(Party.here.cross)
+    return Party.here.embed(rows, CLIP)
 
 
 @ag.expose
 def learn(ctx_id):
     """Step with the gradients that came back; they stay here, and so do the weights."""
     Party.here.optimizer.step(ag.get_gradients(ctx_id))
+
+
+def meeting(folder, secret="secret"):
+    """Where they meet; nobody gets in without the secret, and nobody can send code."""
+    options = ag.Options(mode="restricted", secret_file=f"{folder}/{secret}", timeout=10)
+    return {"rendezvous": f"unix:{folder}/meet", "options": options}
+
+
+def write_secret(path):
+    """Partners would hand it over in person."""
+    path.touch(mode=0o600)
+    path.write_bytes(os.urandom(16).hex().encode())

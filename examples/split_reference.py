@@ -24,8 +24,8 @@ def train_pooled(first, second, label, steps):
     optimizer = ag.optim.Adam(params, lr=0.02)
     for _ in range(steps):
         optimizer.zero_grad()
-        embeddings = [p.embed(slice(0, TRAIN), noisy=False) for p in parties]
+        embeddings = [p.embed(slice(0, TRAIN)) for p in parties]
         loss_of(head, embeddings, label[:TRAIN])[0].backward()
         optimizer.step()
-    _, score = loss_of(head, [p.embed(slice(TRAIN, None), False) for p in parties], label[TRAIN:])
+    _, score = loss_of(head, [p.embed(slice(TRAIN, None)) for p in parties], label[TRAIN:])
     return np.mean((score.numpy() > 0) == (label[TRAIN:] > 0.5))

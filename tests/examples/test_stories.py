@@ -26,9 +26,18 @@ PROMISES = {
         r"to the last bit: True",
     ],
     "04_parameter_server": [r"lost worker trainer1", r"to the last bit the same: True"],
-    "05_split_learning": [r"columns: only exposed functions", r"without the secret: AuthError"],
-    "06_actor_learner": [r"worker1.*hiring another one", r"solved in"],
-    "07_pipeline": [r"one after another .* faster", rf"in one process: {TINY}"],
+    "05_split_learning": [
+        r"columns: only exposed functions",
+        r"without the secret: AuthError",
+        r"clinic sent 151 arrays, each of 4 numbers per row to registry; its 5 columns stayed",
+        r"lab sent 151 arrays",
+    ],
+    "06_actor_learner": [r"worker1.*hiring", r"worker5.*hiring", r"solved in"],
+    "07_pipeline": [
+        r"one after another .* faster",
+        rf"in one process: {TINY}",
+        r"inference alone: .* the same result: True",
+    ],
     "08_meta_learning": [rf"against one process: {TINY}"],
 }
 
@@ -67,8 +76,10 @@ def check_figures(story: str, said: str) -> None:
         assert split >= pooled - 0.5
     if story == "06_actor_learner":
         assert max(float(x) for x in re.findall(r"mean reward +([0-9.]+)", said)) >= 195
-        played, taken = figures(r"has played (\d+) episodes, of which the learner took (\d+)", said)
-        assert 0 <= played - taken <= 16
+        ahead, grown = figures(r"more than (\d+) episodes ahead, .* grown by ([0-9.]+) MB", said)
+        assert 0 < ahead <= 16
+        assert grown < 8  # one more megabyte each would be none
+        assert figures(r"solved in ([0-9.]+) s", said)[0] < 120
     if story == "07_pipeline":
         assert figures(r"([0-9.]+)× faster", said)[0] > 1.1  # 2.8 where nobody disturbs
     if story == "08_meta_learning":
@@ -87,7 +98,7 @@ def test_a_story_runs_alone_and_keeps_its_promises(path: Path, tmp_path: Path) -
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_a_story_is_short(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 100
+    assert len(lines) <= 80
 
 
 def test_the_demo_trains(tmp_path: Path) -> None:

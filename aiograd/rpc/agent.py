@@ -281,7 +281,11 @@ class Agent:
         if shipment.again and keep is None and not once:
             where = frame if frame is not None else sys._getframe(1)
             return self._persist(to, func, args, kwargs, timeout, where, future)
-        seconds, deadline = self.deadline(timeout)
+        if timeout is None and DEADLINE.get() == math.inf:  # what `deadline` gives, nearly always
+            seconds = self.options.timeout
+            deadline = self.loop.time() + seconds
+        else:
+            seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
         if future is None:
             future = Future(loop=self.loop)

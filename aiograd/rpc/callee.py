@@ -253,7 +253,7 @@ class Callee:
         incoming.context = context = self._context.copy()
         if budget <= _AGES:
             deadline = agent.loop.time() + budget
-            incoming.bucket = bucket = agent.deadlines.bucket(deadline)
+            incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
             context.run(DEADLINE.set, deadline)
         arrival = None
@@ -289,7 +289,7 @@ class Callee:
         incoming.context = context = self._context.copy()
         if budget != math.inf:
             deadline = agent.loop.time() + budget
-            incoming.bucket = bucket = agent.deadlines.bucket(deadline)
+            incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
             if kind == CALL:
                 context.run(DEADLINE.set, deadline)

@@ -48,6 +48,7 @@ class Caller:
         self._limit = link.agent.options.max_inflight
         self._bytes_limit = link.agent.options.outbound_buffer
         self._outbox = link.outbox
+        self._deadlines = link.agent.deadlines
         self.pending: dict[int, Future[Any]] = {}
         self.waiting: deque[tuple[Any, ...]] = deque()  # arguments of `_start`
         self.last_id = 0
@@ -86,7 +87,7 @@ class Caller:
             return
         future._caller = self
         if deadline != math.inf:
-            future._bucket = bucket = self.agent.deadlines.bucket(deadline)
+            future._bucket = bucket = self._deadlines.bucket(deadline, seconds)
             bucket[future] = None
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
@@ -119,7 +120,7 @@ class Caller:
             return
         future._caller = self
         if deadline != math.inf:
-            future._bucket = bucket = self.agent.deadlines.bucket(deadline)
+            future._bucket = bucket = self._deadlines.bucket(deadline)
             bucket[future] = None
         if kind == CALL and (self._full() or self.waiting):
             self.waiting.append((future, kind, flags, deadline, shipment, payload, embedded))

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Protocol
 
 STEP = 0.02  # seconds; how late a near deadline may be told
+_RATE = 1 / STEP
 _WIDE = 8  # steps, a power of two: how late a far one may be; within what callers are promised
 _FAR = 2.0  # seconds from now
 
@@ -37,10 +38,12 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._armed = math.inf
 
-    def bucket(self, deadline: float) -> Bucket:
-        """The bucket of a finite deadline (loop time)."""
-        number = int(deadline / STEP) + 1
-        if deadline - self._time() > _FAR:
+    def bucket(self, deadline: float, seconds: float | None = None) -> Bucket:
+        """The bucket of a finite deadline (loop time), which is so many seconds from now."""
+        if seconds is None:
+            seconds = deadline - self._time()
+        number = int(deadline * _RATE) + 1
+        if seconds > _FAR:
             number |= _WIDE - 1
         bucket = self._buckets.get(number)
         return self._make(number) if bucket is None else bucket

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
+_init = asyncio.Future.__init__  # one future is made per call, and `super()` takes its time
 
 
 class Future(asyncio.Future[T]):
@@ -49,7 +50,7 @@ class Future(asyncio.Future[T]):
     _undo: list[Any] | None
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
+        _init(self, loop=loop)
         self._bucket = self._caller = self._code = self._trace = self._undo = None
         self._stream: Any = None
         self._function, self._kind, self._seconds = "", "call", 0.0

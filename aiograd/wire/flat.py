@@ -16,6 +16,8 @@ from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 LIMIT: Final = 32 * 1024  # bytes of one array; larger ones gain nothing here
+_ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
+_AGAIN: Final = -2  # this or less: it is the same as an earlier one
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
 
@@ -56,58 +58,50 @@ def _encode_arrays(
     args: tuple[Any, ...], kwargs: dict[str, Any] | None, boxes: Boxes, departure: Any
 ) -> bytes | None:
     """`encode_call` where something may be an array or a box."""
-    arrays: list[int] | None = None
-    boxed: list[tuple[int, int]] | None = None
-    seen: dict[int, int] = {}
+    if kwargs and not _are_atoms(kwargs):
+        return None
+    boxed, box = boxes if boxes is not None else (None, None)
+    items: list[Any] = list(args)
+    notes: list[int] = []  # in pairs: an index, and what became of the argument there
+    first: dict[int, int] = {}  # where a box was met for the first time
     for index, value in enumerate(args):
         cls = type(value)
         if cls in _ATOMS:
             continue
-        if boxes is not None and cls is boxes[0]:
-            if arrays is None:
-                arrays, args = [], list(args)  # type: ignore[assignment]
-            if boxed is None:
-                boxed = []
-            first = seen.setdefault(id(value), index)
-            if first != index:  # the same object again stays the same object
-                boxed.append((index, -1 - first))
-                args[index] = None  # type: ignore[index]
+        note = _ARRAY
+        if cls is boxed:
+            earlier = first.setdefault(id(value), index)
+            if earlier != index:  # the same object again stays the same object
+                items[index] = None
+                notes += (index, _AGAIN - earlier)
                 continue
-            opened = boxes[1].open(value, departure)
-            flat = None if opened is None else _flat(opened[0])
-            if opened is None or flat is None:
+            opened = box.open(value, departure)  # type: ignore[union-attr]
+            if opened is None:
                 return None
-            boxed.append((index, opened[1]))
-        else:
-            flat = _flat(value) if cls is np.ndarray else None
-            if flat is None:
-                return None
-            if arrays is None:
-                arrays, args = [], list(args)  # type: ignore[assignment]
-            arrays.append(index)
-        args[index] = flat  # type: ignore[index]
-    if kwargs and not _are_atoms(kwargs):
-        return None
-    if boxed is None:
-        return pickle.dumps((args, kwargs, arrays), 5)
-    return pickle.dumps((args, kwargs, arrays, boxed), 5)
+            value, note = opened
+        elif cls is not np.ndarray:
+            return None
+        items[index] = flat = _flat(value)
+        if flat is None:
+            return None
+        notes += (index, note)
+    return pickle.dumps((items, kwargs, notes), 5)
 
 
 def decode_call(
     data: Any, boxes: Boxes = None, arrival: Any = None
 ) -> tuple[Any, dict[str, Any] | None]:
-    args, kwargs, arrays, *boxed = pickle.loads(data)
-    if arrays is not None:
-        for index in arrays:
-            args[index] = _array(*args[index])
-    if boxed:
-        assert boxes is not None
-        close = boxes[1].close
-        for index, note in boxed[0]:
-            if note < 0:
-                args[index] = args[-1 - note]
-            else:
-                args[index] = close(_array(*args[index]), note, arrival)
+    args, kwargs, notes = pickle.loads(data)
+    if notes is not None:
+        pairs = iter(notes)
+        for index, note in zip(pairs, pairs, strict=True):
+            if note <= _AGAIN:
+                args[index] = args[_AGAIN - note]
+                continue
+            shape, code, memory = args[index]
+            args[index] = array = np.ndarray(shape, DTYPES[code], memory)
+            if note != _ARRAY:
+                args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
     return args, kwargs
 
 
@@ -132,15 +126,11 @@ def decode_value(data: Any, boxes: Boxes = None, arrival: Any = None) -> Any:
     value, note = pickle.loads(data)
     if note is None:
         return value
-    array = _array(*value)
+    array: Any = np.ndarray(value[0], DTYPES[value[1]], value[2])
     if note < 0:
         return array
     assert boxes is not None
     return boxes[1].close(array, note, arrival)
-
-
-def _array(shape: tuple[int, ...], code: str, memory: bytearray) -> np.ndarray:
-    return np.ndarray(shape, DTYPES[code], memory)
 
 
 def _flat(array: np.ndarray) -> tuple[tuple[int, ...], str, bytearray] | None:

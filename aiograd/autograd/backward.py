@@ -51,8 +51,9 @@ def deposit(sink: Node, grad: Any) -> None:
     if not isinstance(grad, Tensor):
         grad = wrap(grad)
     leaf._grad = grad if leaf._grad is None else accumulated(leaf._grad, grad)
-    if getattr(leaf, "_after_hooks", None):
-        after_accumulation(leaf)
+    if leaf._after_hooks:
+        for hook in list(leaf._after_hooks.values()):
+            hook(leaf)
 
 
 def accumulated(old: Tensor, new: Tensor) -> Tensor:
@@ -64,12 +65,6 @@ def accumulated(old: Tensor, new: Tensor) -> Tensor:
         old._written()
         return old
     return wrap(old.data + new.data)
-
-
-def after_accumulation(leaf: Tensor) -> None:
-    """Run what `register_post_accumulate_grad_hook` asked for."""
-    for hook in list(getattr(leaf, "_after_hooks", {}).values()):
-        hook(leaf)
 
 
 def refuse_received(sink: Node) -> None:

@@ -4,8 +4,9 @@
 
 Every edge is a plain reference to the node behind an input (None where no gradient is wanted),
 and every node has one output gradient. An operation with several outputs puts one `Part`
-between itself and each of them, so the reverse pass (`sweep.py`) never has to know. The
-distributed engine adds its own kinds of node (Send, Recv) by subclassing `Node` and `Joint`.
+between itself and each of them, so the reverse pass (`sweep.py`) never has to know. Operations
+are in `recorded.py`; the distributed engine adds its own kinds of node (Send, Recv) by subclassing
+`Node` and `Joint`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import GradError
 
 if TYPE_CHECKING:
-    from aiograd.autograd.op import Op
     from aiograd.autograd.tensor import Tensor
 
 Hook = Callable[["Tensor"], "Tensor | None"]
@@ -89,98 +89,6 @@ class Part(Node):
         self.joint, self.index = joint, index
         self.parents = (joint,)
         self.shape, self.dtype, self.hooks = shape, dtype, None
-
-
-class OpNode(Node):
-    """A recorded operation with one output."""
-
-    __slots__ = ("cell", "kwargs", "op", "saved", "versions")
-
-    def __init__(
-        self,
-        op: Op,
-        parents: tuple[Node | None, ...],
-        saved: tuple[Any, ...] | None,
-        versions: tuple[int, ...] | None,
-        cell: list[int] | None,
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
-        self.op = op
-        self.parents = parents
-        self.saved = saved  # (result, *arguments) as far as the rules need them; None once freed
-        self.versions = versions  # of the saved arguments; None: all were at version 0
-        self.cell = cell  # the version cell of the saved result
-        self.kwargs = kwargs
-        self.shape = output.shape
-        self.dtype = output.dtype
-        self.hooks = None
-
-    @property
-    def name(self) -> str:
-        return self.op.name
-
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
-        contributions = self.op.gradients(self, grad, create_graph)
-        if not retain and self.op.saves:
-            self.saved = None
-        return contributions
-
-
-#: What a binary operator like `+` saves; told by identity.
-class LightNode(Node):
-    """A recorded operator of two arguments whose rules need neither of them, such as `+`.
-
-    The same as an OpNode that saved nothing, with half the fields to fill and to clear.
-    """
-
-    __slots__ = ("op",)
-
-    op: Op
-
-    @property
-    def name(self) -> str:
-        return self.op.name
-
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
-        first, second = self.parents
-        rule_a, rule_b = self.op.rules
-        return (
-            None if first is None or rule_a is None else rule_a(grad, None, None, None),
-            None if second is None or rule_b is None else rule_b(grad, None, None, None),
-        )
-
-
-class JointOpNode(Joint):
-    """A recorded operation with several outputs."""
-
-    __slots__ = ("cells", "kwargs", "metas", "op", "saved", "versions")
-
-    def __init__(
-        self,
-        op: Op,
-        parents: tuple[Node | None, ...],
-        saved: tuple[Any, ...] | None,
-        versions: tuple[int, ...] | None,
-        kwargs: dict[str, Any],
-        metas: tuple[tuple[tuple[int, ...], Any], ...],
-    ) -> None:
-        self.op, self.parents, self.saved, self.versions = op, parents, saved, versions
-        self.cells: tuple[list[int], ...] = ()  # the version cells of the saved results
-        self.kwargs = kwargs
-        self.metas = metas  # shape and dtype of each output, for outputs that nobody used
-        self.outputs = len(metas)
-        self.shape, self.dtype, self.hooks = (), None, None
-
-    @property
-    def name(self) -> str:
-        return self.op.name
-
-    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
-        contributions: Sequence[Any] = self.op.joint_gradients(self, grad, create_graph)
-        if not retain and self.op.saves:
-            self.saved = None
-        return contributions
 
 
 def modified(name: str) -> GradError:

@@ -1,4 +1,4 @@
-"""What a gradient rule reads, told from its code.
+"""What a gradient rule reads, told from its code, and so what to keep for it.
 
 A rule is called as `rule(g, y, *args, **kwargs)`. Looking at its bytecode tells whether it uses the
 result and each argument at all, or only their shape, so that an operation saves nothing in vain.
@@ -15,6 +15,9 @@ import numpy as np
 
 Rule = Callable[..., Any]
 
+#: One per argument, None where no gradient is wanted; None instead of all: one rule for each.
+Rules = Sequence[Any] | None
+
 NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
 
 _SHAPELIKE = {"shape", "ndim", "dtype", "size"}
@@ -26,7 +29,8 @@ class Meta:
     __slots__ = ("dtype", "shape")
 
     def __init__(self, array: Any) -> None:
-        array = array if hasattr(array, "dtype") else np.asarray(array)
+        if array.__class__ is not np.ndarray and not hasattr(array, "dtype"):
+            array = np.asarray(array)
         self.shape: tuple[int, ...] = array.shape
         self.dtype = array.dtype
 
@@ -37,6 +41,18 @@ class Meta:
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Plan:
+    """What to keep of one way to use an operation, and the rules that will read it."""
+
+    __slots__ = ("keeps_result", "rules", "shapes", "values")
+
+    def __init__(self, keeps_result: bool, uses: Sequence[int], rules: Rules) -> None:
+        self.keeps_result = keeps_result
+        self.values = tuple([i for i, use in enumerate(uses) if use == VALUE])
+        self.shapes = tuple([i for i, use in enumerate(uses) if use == SHAPE])
+        self.rules = rules
 
 
 def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:

@@ -28,6 +28,8 @@ from aiograd.errors import GradError
 
 _ndarray = np.ndarray
 _references = sys.getrefcount
+_add: Any = np.add.reduce
+_NOBODY: frozenset[Node] = frozenset()
 
 
 class Sweep:
@@ -44,13 +46,12 @@ class Sweep:
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`
-        self._capture = frozenset(capture)
+        self._capture = frozenset(capture) if capture else _NOBODY
         self._need: dict[Node, int] = {}  # contributions still missing, per node
         self._grads: dict[Node, Any] = {}  # sums so far; a list of slots for a Joint
         self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
-        self._ready: list[Node] = []
+        self._ready: list[Any] = []  # nodes to run, each followed by its gradient
         self._sinks: list[tuple[Node, Any]] = []
-        self._current: Node | None = None
         self.failed: Node | None = None  # the node whose rule or hook raised
         self._count(entries)
 
@@ -96,29 +97,36 @@ class Sweep:
         self._deposit(node, grad)
 
     def _deposit(self, node: Node, grad: Any) -> None:
-        if grad is not None:
-            self._add(node, grad)
-        need = self._need
-        missing = need[node] - 1
-        if missing:
-            need[node] = missing
+        missing = self._need.pop(node)
+        if missing == 1:
+            if node in self._grads:
+                grad = self._total(node, grad)
+            self._ready += (node, grad)
         else:
-            del need[node]
-            self._ready.append(node)
+            self._need[node] = missing - 1
+            if grad is not None:
+                self._add(node, grad)
 
     def _add(self, node: Node, grad: Any) -> None:
-        grads = self._grads
-        old = grads.get(node)
+        """Note a contribution to a node that still waits for others."""
+        old = self._grads.get(node)
         if old is None:
-            grads[node] = grad
+            self._grads[node] = grad
         elif isinstance(node, Joint):
             raise AssertionError("a Joint is fed once, or through its parts")
         elif node in self._ours:
             old += grad
         else:
-            total = grads[node] = old + grad
+            total = self._grads[node] = old + grad
             if total.__class__ is _ndarray:
                 self._ours.add(node)
+
+    def _total(self, node: Node, grad: Any) -> Any:
+        """What a node has got so far, and its last contribution."""
+        if grad is not None:
+            self._add(node, grad)
+        self._ours.discard(node)
+        return self._grads.pop(node)
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run everything that is ready, and return the sinks that are now known."""
@@ -126,9 +134,6 @@ class Sweep:
         try:
             with np.errstate(all="ignore"):  # an infinite slope is a value, not worth a warning
                 self._run_ready()
-        except Exception:
-            self.failed = self._current
-            raise
         finally:
             recording.reset(token)
         sinks, self._sinks = self._sinks, []
@@ -137,42 +142,47 @@ class Sweep:
     def _run_ready(self) -> None:
         """The inner loop of every backward pass; flat, because its cost is paid once per node."""
         ready, grads, need = self._ready, self._grads, self._need
-        create_graph, retain = self.create_graph, self.retain_graph
-        capture, ours, take = self._capture, self._ours, need.pop
-        while ready:
-            self._current = node = ready.pop()
-            grad = grads.pop(node, None)
-            if ours:
-                ours.discard(node)
-            if node.hooks is not None and grad is not None:
-                grad = _run_hooks(node.hooks, grad, node, create_graph)
-            if capture and node in capture:
-                self.captured[node] = grad
-            parents = node.parents
-            if grad is None or not parents or node.__class__ is Part:
-                contributions = part = None  # so that only the leaf's gradient is held below
-                self._special(node, parents, grad)
-                continue
-            contributions = node.run(grad, create_graph, retain)
-            for parent, part in zip(parents, contributions, strict=True):
-                if parent is None:
+        create_graph, retain, capture = self.create_graph, self.retain_graph, self._capture
+        pop, take = ready.pop, need.pop
+        node: Any = None
+        try:
+            while ready:
+                grad = pop()
+                node = pop()
+                if node.hooks is not None and grad is not None:
+                    grad = _run_hooks(node.hooks, grad, node, create_graph)
+                if capture and node in capture:
+                    self.captured[node] = grad
+                parents = node.parents
+                if grad is None or not parents or node.__class__ is Part:
+                    contributions = part = None  # so that only the leaf's gradient is held below
+                    self._special(node, parents, grad)
                     continue
-                if part is not None:
-                    if (
+                contributions = node.run(grad, create_graph, retain)
+                index = 0
+                for parent in parents:
+                    part = contributions[index]
+                    index += 1
+                    if parent is None:
+                        continue
+                    if part is not None and (
                         part.__class__ is not _ndarray
                         or part.shape != parent.shape
                         or part.dtype is not parent.dtype
                     ):
                         part = conform(part, parent, node, create_graph)
-                    if parent in grads:
-                        self._add(parent, part)
+                    missing = take(parent)
+                    if missing == 1:
+                        if parent in grads:
+                            part = self._total(parent, part)
+                        ready += (parent, part)
                     else:
-                        grads[parent] = part
-                missing = take(parent)
-                if missing == 1:
-                    ready.append(parent)
-                else:
-                    need[parent] = missing - 1
+                        need[parent] = missing - 1
+                        if part is not None:
+                            self._add(parent, part)
+        except Exception:
+            self.failed = node
+            raise
 
     def _special(self, node: Node, parents: tuple[Node | None, ...], grad: Any) -> None:
         """Sinks, parts of several outputs, and nodes that got no gradient at all."""
@@ -245,13 +255,14 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
 
     The one place where broadcasting and type promotion of the forward pass are undone.
     """
-    if isinstance(grad, Tensor):
-        if not create_graph:
+    if create_graph:
+        if not isinstance(grad, Tensor):
+            grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))
+    elif grad.__class__ is not _ndarray:
+        if isinstance(grad, Tensor):
             grad = grad.data
-    elif create_graph:
-        grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))
-    elif not hasattr(grad, "dtype"):
-        grad = np.asarray(grad)
+        elif not hasattr(grad, "dtype"):
+            grad = np.asarray(grad)
     if grad.shape != target.shape:
         grad = _unbroadcast(grad, target, source)
     if grad.dtype is not target.dtype and grad.dtype != target.dtype:
@@ -265,16 +276,12 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     """Sum over the axes that the forward pass added or stretched."""
     shape, given = target.shape, grad.shape
     extra = len(given) - len(shape)
-    if extra >= 0:
-        axes = list(range(extra))
-        for axis, size in enumerate(shape, extra):
-            if size == 1 and given[axis] != 1:
-                axes.append(axis)
-        if len(axes) == extra:  # the common case: a bias
-            grad = _summed(grad, tuple(axes), False)
-        else:
-            grad = _summed(grad, tuple(axes), True)
-            grad = grad.reshape(grad.shape[extra:]) if extra else grad
+    if extra > 0 and given[extra:] == shape:  # the common case: a bias
+        grad = _summed(grad, tuple(range(extra)), False)
+    elif extra >= 0:
+        axes = [i for i, size in enumerate(given) if i < extra or shape[i - extra] == 1 != size]
+        grad = _summed(grad, tuple(axes), True)
+        grad = grad.reshape(grad.shape[extra:]) if extra else grad
     if grad.shape != shape:
         raise GradError(
             f"{source.name} gave a gradient of shape {tuple(grad.shape)} "
@@ -284,9 +291,9 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     return grad
 
 
-def _summed(grad: Any, axes: tuple[int, ...], keepdims: Any) -> Any:
+def _summed(grad: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     if grad.__class__ is _ndarray:
-        return np.add.reduce(grad, axes, keepdims=keepdims)
+        return _add(grad, axes, None, None, keepdims)
     return grad.sum(axis=axes, keepdims=keepdims)
 
 

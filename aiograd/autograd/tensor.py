@@ -39,7 +39,7 @@ class Tensor:
     _leaf: bool  # a leaf that requires grad
     _grad: Tensor | None
     _cell: list[int] | None  # [version], shared by all tensors over the same memory
-    _after_hooks: dict[int, Callable[[Tensor], None]]  # not set unless there are any
+    _after_hooks: dict[int, Callable[[Tensor], None]] | None  # run when `_grad` was added to
     _hooks: dict[int, Hook] | None  # of a leaf; those of other tensors sit on the node
     _accumulate: weakref.ref[Accumulate] | None
 
@@ -51,7 +51,8 @@ class Tensor:
         self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
         if self.data.dtype == object:
             raise TypeError(f"a Tensor needs numbers; got {type(data).__name__} of objects")
-        self._node = self._grad = self._cell = self._hooks = self._accumulate = None
+        self._node = self._grad = self._cell = self._accumulate = None
+        self._hooks = self._after_hooks = None
         self._leaf = False
         if requires_grad:
             self.requires_grad = True
@@ -270,19 +271,6 @@ class Tensor:
             self._hooks = {}
         return HookHandle.on_dict(self._hooks, hook)
 
-    def pinned(self) -> Tensor:
-        """A stand-in for this leaf that keeps its present array.
-
-        An optimiser may give the leaf a new array while a graph still needs the old one (several
-        trainers, one parameter); writes into the array itself are noticed as ever.
-        """
-        if self._cell is None:
-            self._cell = [0]
-        stand_in = wrap(self.data)
-        stand_in._leaf, stand_in._cell = True, self._cell
-        stand_in._accumulate = self._accumulate
-        return stand_in
-
     def renew(self) -> None:
         """Give the leaf an array of its own if anybody else, say a graph, holds the present one."""
         if sys.getrefcount(self.data) > 2:
@@ -293,7 +281,7 @@ class Tensor:
         """Call `hook(tensor)` after each local backward pass that added to this leaf's `.grad`."""
         if not self._leaf:
             raise GradError("such a hook needs a leaf that requires grad", "not_leaf")
-        if getattr(self, "_after_hooks", None) is None:
+        if self._after_hooks is None:
             self._after_hooks = {}
         return HookHandle.on_dict(self._after_hooks, hook)
 
@@ -384,7 +372,7 @@ def wrap(data: Any, node: Node | None = None) -> Tensor:
     tensor.data = data
     tensor._node = node
     tensor._leaf = False
-    tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+    tensor._grad = tensor._cell = tensor._accumulate = tensor._hooks = tensor._after_hooks = None
     return tensor
 
 
@@ -393,7 +381,8 @@ def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
     if cls is not Tensor:
         tensor = _new(cls)
         tensor.data = data
-        tensor._node = tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+        tensor._node = tensor._grad = tensor._cell = tensor._accumulate = None
+        tensor._hooks = tensor._after_hooks = None
     tensor._leaf = requires_grad
     return tensor
 

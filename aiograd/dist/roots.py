@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import JointOpNode, LightNode, Node, OpNode, Part
+from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
+from aiograd.autograd.recorded import JointOpNode, LightNode, OpNode
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.nodes import RecvNode, SendNode

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import LightNode
 from aiograd.autograd.op import Op
+from aiograd.autograd.recorded import LightNode, record
 from aiograd.autograd.recording import recording
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
+_NO_PARAMETERS: dict[str, Any] = {}
 
 _OPERATORS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
@@ -133,8 +134,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
                 return y
             if (first is None and second is None) or not recording.get():
                 return wrap(y)
-            raw = (a.data, b.data if isinstance(b, Tensor) else b)
-            return op.record((a, b), raw, y, {}, (first, second))
+            return record(op, (a, b), y, _NO_PARAMETERS, (first, second))
         node = new(LightNode)
         node.op = op
         node.parents = (first, second)
@@ -145,7 +145,8 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
         tensor.data = y
         tensor._node = node
         tensor._leaf = False
-        tensor._grad = tensor._cell = tensor._hooks = tensor._accumulate = None
+        tensor._grad = tensor._cell = tensor._accumulate = None
+        tensor._hooks = tensor._after_hooks = None
         return tensor
 
     operator.__name__ = op.name

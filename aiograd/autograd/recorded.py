@@ -1,0 +1,300 @@
+"""Recorded operations: what is kept of them, and how their nodes play it back.
+
+An operation keeps arrays, not Tensors: of its result and arguments as much as its rules read
+(`rules.Plan`), with the version cell of each, so that a write in between is noticed. An array is
+the one its Tensor had then; a leaf may be given another one while a graph still needs it (several
+trainers, one parameter). With `create_graph` the Tensors are made again, from the arrays and the
+nodes that made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiograd.autograd.graph import Joint, Node, Part, freed, modified
+from aiograd.autograd.rules import Meta, Plan
+from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.errors import GradError
+
+if TYPE_CHECKING:
+    from aiograd.autograd.op import Op
+
+_new = object.__new__
+
+Cell = list[int]  # [version]
+Saved = tuple[list[Any], list[Cell], int]
+
+_ONE = (True,)
+_NEVER: Cell = [0]  # of what is no Tensor: writes to it go unnoticed
+
+
+class OpNode(Node):
+    """A recorded operation with one output."""
+
+    __slots__ = ("cells", "kwargs", "op", "plan", "saved", "version")  # filled by `record`
+
+    op: Op
+    plan: Plan
+    kwargs: dict[str, Any]
+    saved: list[Any] | None  # [result, *arguments] as far as the rules need them; None once freed
+    cells: list[Cell]  # the version cells of what is saved
+    version: int  # their sum when it was saved: versions only grow, so it tells of any write
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        saved = self.saved
+        if saved is None:
+            raise freed(self.op.name)
+        if self.cells:
+            version = self.version
+            for cell in self.cells:
+                version -= cell[0]
+            if version:
+                raise modified(self.op.name)
+            if create_graph:
+                saved = self._restored(saved)
+            if not retain:
+                self.saved = None
+        rules = self.plan.rules
+        if self.kwargs or rules is None or len(rules) > 2:
+            return self._run_any(grad, saved)
+        if len(rules) == 1:
+            y, a = saved
+            return (rules[0](grad, y, a),)
+        first, second = rules
+        y, a, b = saved
+        return (
+            None if first is None else first(grad, y, a, b),
+            None if second is None else second(grad, y, a, b),
+        )
+
+    def _run_any(self, grad: Any, saved: list[Any]) -> Sequence[Any]:
+        """The rules of any number of arguments, with parameters."""
+        rules, kwargs = self.plan.rules, self.kwargs
+        if rules is not None:
+            return [None if rule is None else rule(grad, *saved, **kwargs) for rule in rules]
+        each, (y, *args) = self.op.each, saved
+        assert each is not None
+        return [
+            None if parent is None else each(grad, y, i, *args, **kwargs)
+            for i, parent in enumerate(self.parents)
+        ]
+
+    def _restored(self, saved: list[Any]) -> list[Any]:
+        values, cells = list(saved), list(self.cells)
+        if self.plan.keeps_result:
+            values[0] = _tensor(values[0], self, cells.pop(0))
+        return _restore(self.plan, values, cells, self.parents)
+
+
+class LightNode(Node):
+    """A recorded operator of two arguments whose rules need neither of them, such as `+`.
+
+    The same as an OpNode that saved nothing, with half the fields to fill and to clear.
+    """
+
+    __slots__ = ("op",)
+
+    op: Op
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        first, second = self.parents
+        rule_a, rule_b = self.op.rules
+        return (
+            None if first is None or rule_a is None else rule_a(grad, None, None, None),
+            None if second is None or rule_b is None else rule_b(grad, None, None, None),
+        )
+
+
+class JointOpNode(Joint):
+    """A recorded operation with several outputs."""
+
+    __slots__ = ("cells", "kwargs", "metas", "op", "plan", "saved", "version")
+
+    def __init__(
+        self,
+        op: Op,
+        plan: Plan,
+        parents: tuple[Node | None, ...],
+        saved: Saved,
+        kwargs: dict[str, Any],
+        metas: tuple[tuple[tuple[int, ...], Any], ...],
+    ) -> None:
+        self.op, self.plan, self.parents, self.kwargs = op, plan, parents, kwargs
+        self.saved: list[Any] | None
+        self.saved, self.cells, self.version = saved
+        self.metas = metas  # shape and dtype of each output, for outputs that nobody used
+        self.outputs = len(metas)
+        self.shape, self.dtype, self.hooks = (), None, None
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        if self.saved is None:
+            raise freed(self.op.name)
+        if sum([cell[0] for cell in self.cells]) != self.version:
+            raise modified(self.op.name)
+        ys, *args = self._restored(self.saved) if create_graph else self.saved
+        filled = []
+        for g, (shape, dtype) in zip(grad, self.metas, strict=True):
+            if g is None and dtype.kind in "fc":
+                g = np.zeros(shape, dtype)
+                g = wrap(g) if create_graph else g
+            filled.append(g)
+        assert self.op.joint is not None
+        given = self.op.joint(filled, ys, *args, **self.kwargs)
+        found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+        if len(found) != len(self.parents):
+            raise wrong_count(self.op.name, len(found), len(self.parents))
+        if not retain and self.cells:
+            self.saved = None
+        return found
+
+    def _restored(self, saved: list[Any]) -> list[Any]:
+        values, cells = list(saved), list(self.cells)
+        if self.plan.keeps_result:
+            values[0] = tuple(
+                _tensor(
+                    y, Part(self, i, *self.metas[i]) if y.dtype.kind in "fc" else None, cells.pop(0)
+                )
+                for i, y in enumerate(values[0])
+            )
+        return _restore(self.plan, values, cells, self.parents)
+
+
+# ── recording ───────────────────────────────────────────────────────────────────────────────────
+
+
+def record(
+    op: Op, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
+) -> Tensor:
+    """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
+    tensor = wrap(y)
+    y = tensor.data
+    dtype = y.dtype
+    if dtype.kind not in "fc":
+        return tensor  # comparisons, rounding to integers: nothing flows back
+    plan = _plan(op, kwargs, parents)
+    if y.base is not None:
+        share_version(tensor, args)
+    node = _new(OpNode)  # field by field: this is done once per operation
+    node.op, node.plan, node.parents, node.kwargs = op, plan, parents, kwargs
+    node.shape, node.dtype = y.shape, dtype
+    node.hooks = None
+    if plan.keeps_result:
+        cell = tensor._cell
+        if cell is None:
+            cell = tensor._cell = [0]
+        node.saved, node.cells, node.version = _save(plan, args, [y], [cell])
+    else:
+        node.saved, node.cells, node.version = _save(plan, args, [None], [])
+    tensor._node = node
+    return tensor
+
+
+def record_all(
+    op: Op,
+    args: Sequence[Any],
+    results: Sequence[Tensor],
+    kwargs: dict[str, Any],
+    parents: tuple[Node | None, ...],
+) -> None:
+    """Let the results of an operation with several outputs remember how they were made."""
+    plan = _plan(op, kwargs, parents)
+    cells: list[Cell] = []
+    if plan.keeps_result:
+        for tensor in results:
+            if tensor._cell is None:
+                tensor._cell = [0]
+            cells.append(tensor._cell)
+    arrays = tuple([tensor.data for tensor in results])
+    saved = _save(plan, args, [arrays if plan.keeps_result else None], cells)
+    metas = tuple([(y.shape, y.dtype) for y in arrays])
+    node = JointOpNode(op, plan, parents, saved, kwargs, metas)
+    for index, tensor in enumerate(results):
+        if tensor.data.dtype.kind in "fc":
+            tensor._node = Part(node, index, *metas[index])
+
+
+def _plan(op: Op, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> Plan:
+    """What to keep, given which arguments want a gradient."""
+    if len(parents) == 2:
+        pattern: tuple[bool, ...] = (parents[0] is not None, parents[1] is not None)
+    elif len(parents) == 1:
+        pattern = _ONE
+    elif op.rules:
+        pattern = tuple([parent is not None for parent in parents])
+    else:
+        pattern = _ONE * len(parents)
+    if kwargs:
+        op.know(kwargs)
+    return op.plans.get(pattern) or op.plan(pattern)
+
+
+def _save(plan: Plan, args: Sequence[Any], saved: list[Any], cells: list[Cell]) -> Saved:
+    """Keep what the rules read of `args`, behind what is kept of the result."""
+    version = 0
+    for cell in cells:
+        version += cell[0]
+    saved += [None] * len(args)
+    for i in plan.values:
+        arg = args[i]
+        if isinstance(arg, Tensor):
+            written = arg._cell
+            if written is None:
+                written = arg._cell = [0]
+            version += written[0]
+            saved[i + 1] = arg.data
+            cells.append(written)
+        else:
+            saved[i + 1] = arg
+            cells.append(_NEVER)
+    for i in plan.shapes:
+        arg = args[i]
+        saved[i + 1] = Meta(arg.data if isinstance(arg, Tensor) else arg)
+    return saved, cells, version
+
+
+def _restore(
+    plan: Plan, values: list[Any], cells: Sequence[Cell], parents: Sequence[Node | None]
+) -> list[Any]:
+    """Put the arguments in place of their arrays: Tensors, made by `parents`."""
+    for i, cell in zip(plan.values, cells, strict=True):
+        if cell is not _NEVER:
+            values[i + 1] = _tensor(values[i + 1], parents[i], cell)
+    return values
+
+
+def _tensor(data: Any, node: Node | None, cell: Cell) -> Tensor:
+    tensor = wrap(data, node)
+    tensor._cell = cell
+    return tensor
+
+
+def share_version(result: Tensor, args: Sequence[Any]) -> None:
+    """Let a view count writes together with the tensor whose memory it shows."""
+    base = result.data.base
+    for arg in args:
+        if isinstance(arg, Tensor) and (arg.data is base or arg.data.base is base):
+            if arg._cell is None:
+                arg._cell = [0] if result._cell is None else result._cell
+            result._cell = arg._cell
+            return
+
+
+def wrong_count(name: str, given: int, expected: int) -> GradError:
+    return GradError(
+        f"the backward rule of {name} returned {given} gradients for {expected} inputs", "count"
+    )

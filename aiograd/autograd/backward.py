@@ -173,7 +173,8 @@ def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
                 "reduce it first, e.g. with .sum()",
                 "not_scalar",
             )
-        value = np.ones(root.data.shape, root.data.dtype)
+        one = root.data.dtype.type(1)
+        value = np.full(root.data.shape, one) if root.data.ndim else one
     elif not isinstance(value, Tensor):
         value = np.asarray(value)
     if tuple(value.shape) != root.shape:

@@ -67,6 +67,7 @@ class Op:
         self.shapes_only = shapes_only  # `each` only asks for the shapes of its arguments
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
         self.arity = -1  # that many arguments and no others need not be arranged
+        self.strict = True  # but parameters must be even then
         self.op_name: str | None = None  # what other workers know it by; None for users' own
         self.plans: dict[tuple[bool, ...], Plan] = {}
 
@@ -103,7 +104,7 @@ class Op:
 
     def __call__(self, *given: Any, **kwargs: Any) -> Any:
         args: Sequence[Any] = given
-        if self.arrange is not None and (kwargs or len(given) != self.arity):
+        if self.arrange is not None and (len(given) != self.arity or (kwargs and self.strict)):
             args, kwargs = self.arrange(*given, **kwargs)
         if kwargs:
             if kwargs.get("out") is not None:
@@ -115,6 +116,18 @@ class Op:
 
     def apply(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute, and record it if anything asks for a gradient."""
+        if len(args) == 1 and isinstance(args[0], Tensor):  # the common case, unrolled
+            arg = args[0]
+            y = self.forward(arg.data, **kwargs) if kwargs else self.forward(arg.data)
+            node = arg._node
+            if node is None and arg._leaf:
+                node = arg.accumulator()
+            if node is not None and y.__class__ is not tuple and recording.get():
+                return record(self, args, y, kwargs, (node,))
+            return self._results(args, y, kwargs, (node,))
+        return self._apply_any(args, kwargs)
+
+    def _apply_any(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tracked = False
         raw: list[Any] = []
         parents: list[Node | None] = []
@@ -135,15 +148,20 @@ class Op:
                 raw.append(arg)
                 parents.append(None)
         y = self.forward(*raw, **kwargs)
-        tracked = tracked and recording.get()
-        if y.__class__ is tuple:
-            results = tuple([_result(each, args) for each in y])
-            if tracked:
-                record_all(self, args, results, kwargs, tuple(parents))
-            return results
-        if tracked:
+        if tracked and y.__class__ is not tuple and recording.get():
             return record(self, args, y, kwargs, tuple(parents))
-        return _result(y, args)
+        return self._results(args, y, kwargs, tuple(parents))
+
+    def _results(
+        self, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
+    ) -> Any:
+        """One Tensor that is not recorded, or several."""
+        if y.__class__ is not tuple:
+            return _result(y, args)
+        results = tuple([_result(each, args) for each in y])
+        if any(parents) and recording.get():
+            record_all(self, args, results, kwargs, parents)
+        return results
 
     def _parameter(self, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):

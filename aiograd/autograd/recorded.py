@@ -16,12 +16,13 @@ import numpy as np
 
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
 from aiograd.autograd.rules import Meta, Plan
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
 
 if TYPE_CHECKING:
     from aiograd.autograd.op import Op
 
+_ndarray = np.ndarray
 _new = object.__new__
 
 Cell = list[int]  # [version]
@@ -40,7 +41,7 @@ class OpNode(Node):
     plan: Plan
     kwargs: dict[str, Any]
     saved: list[Any] | None  # [result, *arguments] as far as the rules need them; None once freed
-    cells: list[Cell]  # the version cells of what is saved
+    cells: list[Cell]  # the version cells of what is saved, that of the result last
     version: int  # their sum when it was saved: versions only grow, so it tells of any write
 
     @property
@@ -51,9 +52,10 @@ class OpNode(Node):
         saved = self.saved
         if saved is None:
             raise freed(self.op.name)
-        if self.cells:
+        cells = self.cells
+        if cells:
             version = self.version
-            for cell in self.cells:
+            for cell in cells:
                 version -= cell[0]
             if version:
                 raise modified(self.op.name)
@@ -87,10 +89,10 @@ class OpNode(Node):
         ]
 
     def _restored(self, saved: list[Any]) -> list[Any]:
-        values, cells = list(saved), list(self.cells)
+        values = list(saved)
         if self.plan.keeps_result:
-            values[0] = _tensor(values[0], self, cells.pop(0))
-        return _restore(self.plan, values, cells, self.parents)
+            values[0] = _tensor(values[0], self, self.cells[-1])
+        return _restore(self.plan, values, self.cells, self.parents)
 
 
 class LightNode(Node):
@@ -163,14 +165,13 @@ class JointOpNode(Joint):
         return found
 
     def _restored(self, saved: list[Any]) -> list[Any]:
-        values, cells = list(saved), list(self.cells)
+        values, cells = list(saved), self.cells
         if self.plan.keeps_result:
-            values[0] = tuple(
-                _tensor(
-                    y, Part(self, i, *self.metas[i]) if y.dtype.kind in "fc" else None, cells.pop(0)
-                )
-                for i, y in enumerate(values[0])
-            )
+            parts = [
+                Part(self, i, *meta) if meta[1].kind in "fc" else None
+                for i, meta in enumerate(self.metas)
+            ]
+            values[0] = tuple(map(_tensor, values[0], parts, cells[-len(parts) :]))
         return _restore(self.plan, values, cells, self.parents)
 
 
@@ -181,26 +182,33 @@ def record(
     op: Op, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
 ) -> Tensor:
     """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
-    tensor = wrap(y)
-    y = tensor.data
+    if y.__class__ is not _ndarray and not is_sparse_array(y):
+        y = np.asarray(y)
     dtype = y.dtype
     if dtype.kind not in "fc":
-        return tensor  # comparisons, rounding to integers: nothing flows back
-    plan = _plan(op, kwargs, parents)
+        return wrap(y)  # comparisons, rounding to integers: nothing flows back
+    node = _new(OpNode)  # field by field: this is done once per operation
+    node.op = op
+    node.plan = plan = _plan(op, kwargs, parents)
+    node.parents = parents
+    node.kwargs = kwargs
+    node.shape = y.shape
+    node.dtype = dtype
+    node.hooks = None
+    tensor = wrap(y, node)
     if y.base is not None:
         share_version(tensor, args)
-    node = _new(OpNode)  # field by field: this is done once per operation
-    node.op, node.plan, node.parents, node.kwargs = op, plan, parents, kwargs
-    node.shape, node.dtype = y.shape, dtype
-    node.hooks = None
+    saved, cells, version = _save(plan, args)
     if plan.keeps_result:
         cell = tensor._cell
         if cell is None:
             cell = tensor._cell = [0]
-        node.saved, node.cells, node.version = _save(plan, args, [y], [cell])
-    else:
-        node.saved, node.cells, node.version = _save(plan, args, [None], [])
-    tensor._node = node
+        saved[0] = y
+        cells.append(cell)
+        version += cell[0]
+    node.saved = saved
+    node.cells = cells
+    node.version = version
     return tensor
 
 
@@ -213,16 +221,17 @@ def record_all(
 ) -> None:
     """Let the results of an operation with several outputs remember how they were made."""
     plan = _plan(op, kwargs, parents)
-    cells: list[Cell] = []
+    saved, cells, version = _save(plan, args)
+    arrays = tuple([tensor.data for tensor in results])
     if plan.keeps_result:
+        saved[0] = arrays
         for tensor in results:
             if tensor._cell is None:
                 tensor._cell = [0]
             cells.append(tensor._cell)
-    arrays = tuple([tensor.data for tensor in results])
-    saved = _save(plan, args, [arrays if plan.keeps_result else None], cells)
+            version += tensor._cell[0]
     metas = tuple([(y.shape, y.dtype) for y in arrays])
-    node = JointOpNode(op, plan, parents, saved, kwargs, metas)
+    node = JointOpNode(op, plan, parents, (saved, cells, version), kwargs, metas)
     for index, tensor in enumerate(results):
         if tensor.data.dtype.kind in "fc":
             tensor._node = Part(node, index, *metas[index])
@@ -243,21 +252,21 @@ def _plan(op: Op, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> P
     return op.plans.get(pattern) or op.plan(pattern)
 
 
-def _save(plan: Plan, args: Sequence[Any], saved: list[Any], cells: list[Cell]) -> Saved:
-    """Keep what the rules read of `args`, behind what is kept of the result."""
+def _save(plan: Plan, args: Sequence[Any]) -> Saved:
+    """Keep what the rules read of `args`, with room for the result in front."""
+    saved: list[Any] = [None] * (len(args) + 1)
+    cells: list[Cell] = []
     version = 0
-    for cell in cells:
-        version += cell[0]
-    saved += [None] * len(args)
     for i in plan.values:
         arg = args[i]
         if isinstance(arg, Tensor):
-            written = arg._cell
-            if written is None:
-                written = arg._cell = [0]
-            version += written[0]
+            cell = arg._cell
+            if cell is None:
+                cell = arg._cell = [0]
+            else:
+                version += cell[0]
             saved[i + 1] = arg.data
-            cells.append(written)
+            cells.append(cell)
         else:
             saved[i + 1] = arg
             cells.append(_NEVER)
@@ -271,7 +280,7 @@ def _restore(
     plan: Plan, values: list[Any], cells: Sequence[Cell], parents: Sequence[Node | None]
 ) -> list[Any]:
     """Put the arguments in place of their arrays: Tensors, made by `parents`."""
-    for i, cell in zip(plan.values, cells, strict=True):
+    for i, cell in zip(plan.values, cells, strict=False):
         if cell is not _NEVER:
             values[i + 1] = _tensor(values[i + 1], parents[i], cell)
     return values

@@ -57,21 +57,22 @@ class Sweep:
 
     def _count(self, entries: Iterable[Node]) -> None:
         need = self._need
-        stack = []
+        reached: list[Node] = []  # grows while it is read
         for node in entries:
             if node in need:
                 need[node] += 1
             else:
                 need[node] = 1
-                stack.append(node)
-        while stack:
-            for parent in stack.pop().parents:
+                reached.append(node)
+        reach = reached.append
+        for node in reached:
+            for parent in node.parents:
                 if parent is not None:
                     if parent in need:
                         need[parent] += 1
                     else:
                         need[parent] = 1
-                        stack.append(parent)
+                        reach(parent)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._need
@@ -132,13 +133,13 @@ class Sweep:
         """Run everything that is ready, and return the sinks that are now known."""
         token = recording.set(self.create_graph)
         try:
-            with np.errstate(all="ignore"):  # an infinite slope is a value, not worth a warning
-                self._run_ready()
+            self._run_ready()
         finally:
             recording.reset(token)
         sinks, self._sinks = self._sinks, []
         return sinks
 
+    @np.errstate(all="ignore")  # an infinite slope is a value, not worth a warning
     def _run_ready(self) -> None:
         """The inner loop of every backward pass; flat, because its cost is paid once per node."""
         ready, grads, need = self._ready, self._grads, self._need
@@ -154,9 +155,12 @@ class Sweep:
                 if capture and node in capture:
                     self.captured[node] = grad
                 parents = node.parents
-                if grad is None or not parents or node.__class__ is Part:
-                    contributions = part = None  # so that only the leaf's gradient is held below
-                    self._special(node, parents, grad)
+                if not parents:
+                    contributions = part = None  # so that only the sink's gradient is held below
+                    self._end(node, grad)
+                    continue
+                if grad is None or node.__class__ is Part:
+                    self._pass_on(node, grad)
                     continue
                 contributions = node.run(grad, create_graph, retain)
                 index = 0
@@ -184,47 +188,39 @@ class Sweep:
             self.failed = node
             raise
 
-    def _special(self, node: Node, parents: tuple[Node | None, ...], grad: Any) -> None:
-        """Sinks, parts of several outputs, and nodes that got no gradient at all."""
-        if not parents:
-            if node.__class__ is Accumulate:
-                grad = self._settle(node, grad)
-                if node in self._capture:
-                    self.captured[node] = grad
-            self._sinks.append((node, grad))
-        elif grad is None:
-            for parent in parents:
-                if parent is not None:
-                    self._deposit(parent, None)
-        else:
-            self._slot(node, grad)
+    def _end(self, node: Node, grad: Any) -> None:
+        """Note the gradient of a sink; a leaf's in an array that nobody else holds."""
+        if grad is not None and node.__class__ is Accumulate:
+            leaf = node.variable
+            if leaf._hooks:
+                grad = _run_hooks(leaf._hooks.values(), grad, node, self.create_graph)
+            if leaf.data.__class__ is not _ndarray:
+                grad = _in_layout_of(leaf.data, grad)
+            if grad.__class__ is _ndarray:
+                if grad.base is not None or not grad.flags.forc or self._is_shared(grad):
+                    grad = grad.copy()
+            elif isinstance(grad, np.generic):
+                grad = np.asarray(grad)
+            elif not isinstance(grad, Tensor) and (self._is_shared(grad) or not grad.contiguous):
+                grad = grad.copy()
+            if node in self._capture:
+                self.captured[node] = grad
+        self._sinks.append((node, grad))
 
-    def _slot(self, part: Any, grad: Any) -> None:
-        joint = part.joint
-        slots = self._grads.get(joint)
-        if slots is None:
-            slots = self._grads[joint] = [None] * joint.outputs
-        old = slots[part.index]
-        slots[part.index] = grad if old is None else old + grad
-        self._deposit(joint, None)
+    def _is_shared(self, grad: Any) -> bool:
+        return _references(grad) > _ALONE
 
-    def _settle(self, node: Any, grad: Any) -> Any:
-        """A leaf's gradient after its hooks, in an array that nobody else holds."""
-        if grad is None:
-            return None
-        hooks = node.variable._hooks
-        if hooks:
-            grad = _run_hooks(list(hooks.values()), grad, node, self.create_graph)
-        if node.variable.data.__class__ is not _ndarray:
-            grad = _in_layout_of(node.variable.data, grad)
-        if grad.__class__ is _ndarray:
-            if grad.base is not None or not grad.flags.forc or _references(grad) > _ALONE:
-                return grad.copy()
-        elif isinstance(grad, np.generic):
-            return np.asarray(grad)
-        elif not isinstance(grad, Tensor) and (_references(grad) > _ALONE or not grad.contiguous):
-            return grad.copy()
-        return grad
+    def _pass_on(self, node: Any, grad: Any) -> None:
+        """Parts of several outputs, and nodes that got no gradient at all."""
+        if grad is not None:
+            slots = self._grads.get(node.joint)
+            if slots is None:
+                slots = self._grads[node.joint] = [None] * node.joint.outputs
+            old = slots[node.index]
+            slots[node.index] = grad if old is None else old + grad
+        for parent in node.parents:
+            if parent is not None:
+                self._deposit(parent, None)
 
 
 def _in_layout_of(leaf: Any, grad: Any) -> Any:
@@ -274,14 +270,13 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
 
 def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     """Sum over the axes that the forward pass added or stretched."""
-    shape, given = target.shape, grad.shape
-    extra = len(given) - len(shape)
-    if extra > 0 and given[extra:] == shape:  # the common case: a bias
-        grad = _summed(grad, tuple(range(extra)), False)
-    elif extra >= 0:
-        axes = [i for i, size in enumerate(given) if i < extra or shape[i - extra] == 1 != size]
-        grad = _summed(grad, tuple(axes), True)
-        grad = grad.reshape(grad.shape[extra:]) if extra else grad
+    shape = target.shape
+    extra = len(grad.shape) - len(shape)
+    if extra > 0:
+        grad = _summed(grad, 0 if extra == 1 else tuple(range(extra)), False)
+    if grad.shape != shape and extra >= 0:
+        sizes = zip(shape, grad.shape, strict=True)
+        grad = _summed(grad, tuple([i for i, (n, m) in enumerate(sizes) if n == 1 != m]), True)
     if grad.shape != shape:
         raise GradError(
             f"{source.name} gave a gradient of shape {tuple(grad.shape)} "
@@ -291,10 +286,10 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     return grad
 
 
-def _summed(grad: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _summed(grad: Any, axis: int | tuple[int, ...], keepdims: bool) -> Any:
     if grad.__class__ is _ndarray:
-        return _add(grad, axes, None, None, keepdims)
-    return grad.sum(axis=axes, keepdims=keepdims)
+        return _add(grad, axis, None, None, keepdims)
+    return grad.sum(axis=axis, keepdims=keepdims)
 
 
 class _Probe(Sweep):
@@ -302,13 +297,13 @@ class _Probe(Sweep):
 
     holders: int
 
-    def _settle(self, node: Any, grad: Any) -> Any:
+    def _is_shared(self, grad: Any) -> bool:
         self.holders = _references(grad)
-        return grad
+        return False
 
 
 def _holders_of_an_own_array() -> int:
-    """What `_settle` counts if the sweep alone holds an array; versions of Python differ."""
+    """What `_is_shared` counts if the sweep alone holds an array; versions of Python differ."""
     leaf = Tensor(np.ones(1), requires_grad=True).accumulator()
     probe = _Probe([leaf])
     probe.feed(leaf, np.ones(1))

@@ -19,6 +19,8 @@ def _turned(a: Any) -> Any:
 
 
 def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+    if a.ndim == b.ndim == 2:
+        return np.matmul(g, conj(b).T)
     if b.ndim == 1:
         return g * conj(b) if a.ndim == 1 else g[..., None] * conj(b)
     if a.ndim == 1:
@@ -27,6 +29,8 @@ def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
 
 
 def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
+    if a.ndim == b.ndim == 2:
+        return np.matmul(conj(a).T, g)
     if a.ndim == 1:
         return g * conj(a) if b.ndim == 1 else conj(a)[:, None] * g[..., None, :]
     if b.ndim == 1:

@@ -9,6 +9,9 @@ import numpy as np
 
 from aiograd.autograd.ops.table import composite, conj, new_op, numpy_op, spread
 
+_total: Any = np.add.reduce  # quicker by position: array, axis, dtype, out, keepdims
+_largest: Any = np.maximum.reduce
+
 Axis = int | tuple[int, ...] | None
 
 
@@ -64,8 +67,10 @@ def _std(
     return _var(g / (2 * y), None, a, axis, ddof, keepdims, correction)
 
 
-def _sum_forward(a: Any, axis: Axis = None, **kwargs: Any) -> Any:
-    return np.add.reduce(a, axis, **kwargs)  # what np.sum ends up with, without its way there
+def _sum_forward(
+    a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False, **kwargs: Any
+) -> Any:  # what np.sum ends up with, without its way there
+    return _total(a, axis, dtype, None, keepdims, **kwargs)
 
 
 sum = numpy_op(np.sum, _sum, forward=_sum_forward)
@@ -153,11 +158,11 @@ cumsum = numpy_op(np.cumsum, _cumsum)
 
 
 def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    top = np.maximum.reduce(a, axis=axis, keepdims=True)
-    if not isfinite(np.add.reduce(top, axis=None)):
+    top = _largest(a, axis, None, None, True)
+    if not isfinite(_total(top, None)):
         return _logsumexp_of_infinities(a, top, axis, keepdims)
     shifted = np.asarray(a - top)
-    y = np.log(np.add.reduce(np.exp(shifted, out=shifted), axis=axis, keepdims=True))
+    y = np.log(_total(np.exp(shifted, shifted), axis, None, None, True))
     y += top
     return y if keepdims else y.squeeze(axis)
 

@@ -23,6 +23,8 @@ from aiograd.autograd.ops.operators import as_method, attach_operators
 from aiograd.autograd.rules import Rule
 from aiograd.autograd.tensor import Tensor, wrap
 
+_ndarray = np.ndarray
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 NUMPY: dict[Any, Callable[..., Any]] = {}  # numpy ufunc or function → what a Tensor calls instead
@@ -57,16 +59,20 @@ def numpy_op(
     made.__doc__ = function.__doc__
     if not own:
         made.arity = function.nin if isinstance(function, np.ufunc) else arrays or len(rules)
+        made.strict = isinstance(function, np.ufunc)
     _register(made, function)
     return made
 
 
 def new_op(name: str, forward: Any, *rules: Rule | None, **options: Any) -> Op:
     """Declare an operation that numpy does not have."""
-    if "arrange" not in options:
+    own = "arrange" in options
+    if not own:
         names = tuple(inspect.signature(forward).parameters)
         options["arrange"] = _by_names(name, names, len(rules) or 1)
     made = op(name, forward, *rules, **options)
+    if not own:
+        made.arity, made.strict = len(rules) or 1, False
     _register(made, None)
     return made
 
@@ -160,6 +166,8 @@ def as_tensor(value: Any) -> Tensor:
 def conj(x: Any) -> Any:
     """The complex conjugate; real values pass as they are."""
     kind = x.__class__
+    if kind is _ndarray:
+        return x if x.dtype.kind != "c" else np.conjugate(x)
     if kind is float or kind is int:
         return x
     if kind is complex:

@@ -1,4 +1,4 @@
-"""Listening with TLS: counts strangers from their first packet, not from the end of their TLS.
+"""Listening and dialling with TLS, in which strangers count from their first packet.
 
 A server of asyncio's own tells a protocol about a connection only when TLS is done, so that
 thousands could hold connections without anybody knowing. Here a visitor knocks first.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from aiograd.rpc.tls import Credentials
+from aiograd.rpc.tunnel import Tunnel
 
 _PAUSE = 0.05  # seconds, when no connection can be accepted: too many files are open
 
@@ -80,13 +81,31 @@ class SecureListener:
                 came.close()
 
     async def _let_in(self, came: socket.socket, visitor: Any) -> None:
-        timeout = self._tls.timeout
+        tunnel = Tunnel(self._tls.server, visitor, server=True)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: visitor, came, ssl=self._tls.server, ssl_handshake_timeout=timeout
-            )
-        except OSError as error:
+            async with asyncio.timeout(self._tls.timeout):
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: tunnel, came)
+                await tunnel.ready
+        except OSError as error:  # TimeoutError and SSLError are such
+            tunnel.give_up()
             visitor.failed(error)
         except asyncio.CancelledError:
+            tunnel.give_up()
             visitor.failed(ConnectionAbortedError("closed"))
             raise
+
+
+async def connect_secure(
+    host: str, port: int, factory: Callable[[], Any], tls: Credentials
+) -> asyncio.BufferedProtocol:
+    """Connect and agree on TLS; SSLError if that cannot be. The caller limits the time."""
+    protocol: asyncio.BufferedProtocol = factory()
+    tunnel = Tunnel(tls.client, protocol, server=False)
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: tunnel, host, port)
+        await tunnel.ready
+    except BaseException:
+        tunnel.give_up()
+        raise
+    return protocol

@@ -58,6 +58,8 @@ class Credentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # workers are known by name, not by host: see `check_name`
         serves = side == ssl.PROTOCOL_TLS_SERVER
+        if serves:
+            context.num_tickets = 0  # nobody resumes a session
         if serves or tls.mutual:
             context.load_cert_chain(tls.cert, tls.key)
         context.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not serves else ssl.CERT_NONE

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.memory import Factory, MemoryHub
-from aiograd.rpc.secure import SecureListener
+from aiograd.rpc.secure import SecureListener, connect_secure
 from aiograd.rpc.tls import Credentials
 
 _SOCKET_BUFFER = 4 << 20  # large arrays move in fewer, larger steps
@@ -97,10 +97,11 @@ class Network:
         else:
             host, port = split_tcp(address)
             try:
-                context = tls.client if tls is not None else None
-                _, protocol = await loop.create_connection(factory, host, port, ssl=context)
+                if tls is not None:
+                    return await connect_secure(host, port, factory, tls)
             except ssl.SSLError as error:
                 raise AuthError(f"no TLS with {address}: {error}") from error
+            _, protocol = await loop.create_connection(factory, host, port)
         return protocol
 
 

@@ -8,13 +8,10 @@ Who the peers are is the cluster layer's business; it fills the `directory`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import importlib
 import logging
 import math
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -24,7 +21,6 @@ from typing import Any
 
 from aiograd.errors import (
     NotAllowed,
-    ProtocolError,
     SerializationError,
     WorkerClosed,
     WorkerLost,
@@ -36,14 +32,15 @@ from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
-from aiograd.rpc.exposure import ClassTraveller, find_exposed, is_exposed
-from aiograd.rpc.functions import EXPOSED, SERVICE, Shipment, Shipper, Target, function_name
+from aiograd.rpc.exposure import ClassTraveller
+from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import OTHERS, Options, check_timeout
 from aiograd.rpc.place import check_place, settle
+from aiograd.rpc.polling import Polling
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
@@ -60,7 +57,6 @@ from aiograd.wire.session import Identity
 
 _log = logging.getLogger("aiograd")
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
-_SPIN_MISSES, _SPIN_REST = 8, 200
 _NAME = 1024  # bytes of a function's name; thousands of them are kept
 _LAST_WORDS = 0.25  # seconds for what was written before closing to leave
 
@@ -130,8 +126,7 @@ class Agent:
         self._reserved = 0  # bytes of messages arriving now
         self.limits = Limits()  # which of them others have reached
         self._heart: asyncio.TimerHandle | None = None
-        self._awake_until, self._spinning = 0.0, False
-        self._spin_misses = self._spin_rest = 0  # polls in vain, and reads for which to leave it
+        self.polling = Polling(self.loop, self.runtime, self.pool)
         self._doors = Doors(self, secret, cluster)
         self.directory.add(self.info)
 
@@ -218,6 +213,7 @@ class Agent:
         for link in links:
             link.close()
         self.pool.close()
+        self.polling.closed = True
         self.deadlines.close()
         tasks |= self._tasks - mine
         for task in tasks:
@@ -531,55 +527,6 @@ class Agent:
         link.state = "dialling"
         self.spawn(self._doors.dial(link))
 
-    # ── being called ────────────────────────────────────────────────────────────────────────────
-
-    def resolve(self, flags: int, data: bytes, peer: PeerInfo) -> Target:
-        """What a peer's DEFINE means here."""
-        trusts = self.trusts(peer)
-        if flags & (SERVICE | OP | EXPOSED):
-            if len(data) > _NAME:
-                raise ProtocolError(f"a function's name of {len(data)} bytes", peer.name)
-            try:
-                name = data.decode()
-            except UnicodeDecodeError:
-                raise ProtocolError("a function's name is not UTF-8", peer.name) from None
-            if flags & SERVICE:
-                return Target(None, name, name)
-            if flags & OP:
-                return self._resolve_op(name, trusts)
-            return self._resolve_exposed(name, trusts)
-        if not trusts:
-            return self.refused
-        try:
-            func = pickle.loads(data)
-        except Exception as error:
-            error.add_note(
-                f"the function could not be found on {self.name}: it travels by reference, "
-                "so its module must be importable there and contain it"
-            )
-            return Target.broken("a function", error)
-        return Target(func, function_name(func))
-
-    def _resolve_op(self, name: str, trusts: bool) -> Target:
-        op = self.ops.get(name)
-        if op is None or not (trusts or is_exposed(op)):
-            why = (
-                f"there is no op {name[:80]!r} here"
-                if op is None
-                else f"{name} is not exposed here"
-            )
-            return Target.broken(name, NotAllowed(why, self.name))
-        return Target(op, name, "op")
-
-    def _resolve_exposed(self, name: str, trusts: bool) -> Target:
-        if trusts:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name.partition(":")[0])
-        func = find_exposed(name)
-        if func is None:
-            return Target.broken(name, NotAllowed(f"{name} is not exposed here", self.name))
-        return Target(func, function_name(func))
-
     # ── what links tell us ──────────────────────────────────────────────────────────────────────
 
     def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
@@ -623,30 +570,6 @@ class Agent:
         for link in list(self._links.values()):
             link.beat()
         self.memory.trim()
-
-    def stay_awake(self) -> None:
-        """There was traffic, so more will come soon: poll for a moment instead of sleeping."""
-        if self._spin_rest:
-            self._spin_rest -= 1
-            return
-        self._awake_until = self.runtime.time() + self.runtime.spin
-        if self._spinning:
-            self._spin_misses = 0
-        else:
-            self._spinning = True
-            self.loop.call_soon(self._spin)
-
-    def _spin(self) -> None:
-        if self.pool.busy:  # a thread needs the interpreter more than we do
-            self._spinning = False
-            return
-        if self.runtime.time() < self._awake_until and not self.closed:
-            self.loop.call_soon(self._spin)
-            return
-        self._spinning = False
-        self._spin_misses += 1
-        if self._spin_misses == _SPIN_MISSES:  # no use: the others have no core of their own now
-            self._spin_misses, self._spin_rest = 0, _SPIN_REST
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────
 

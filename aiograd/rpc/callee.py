@@ -425,8 +425,7 @@ class Callee:
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
-        if self._agent.runtime.spin:
-            self._agent.stay_awake()
+        self._agent.polling.stay_awake()
         if incoming.abandoned:
             self.abandoned -= 1
         error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
 from aiograd.rpc.callee import Callee
 from aiograd.rpc.caller import Caller
+from aiograd.rpc.definitions import resolve
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.functions import TABLE, Shipment, Target
 from aiograd.rpc.future import Future
@@ -342,8 +343,7 @@ class Link:
             outbox.corked = False
             if not outbox.scheduled:
                 outbox.flush()
-            if self.agent.runtime.spin:
-                self.agent.stay_awake()
+            self.agent.polling.stay_awake()
 
     def _receive_between(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
@@ -417,7 +417,7 @@ class Link:
     def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if not target or len(self._targets) > TABLE + 1:
             raise ProtocolError(f"{self.peer.name} defined too many functions, or number 0")
-        self._targets[target] = self.agent.resolve(flags, bytes(body), self.peer)
+        self._targets[target] = resolve(self.agent, flags, bytes(body), self.peer)
 
     def _on_forget(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if target:

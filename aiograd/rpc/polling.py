@@ -1,0 +1,53 @@
+"""Polling for a moment after traffic, because an idle core takes long to wake up.
+
+The loop then runs around without sleeping, and so meets the answer that is already under way. It
+stops soon, gives way to threads, and leaves it for a while when it waited in vain again and again:
+then the peers have no core of their own, and polling only keeps them from working.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiograd.rpc.pool import Pool
+from aiograd.rpc.runtime import Runtime
+
+_MISSES = 8  # times in vain, in a row
+_REST = 200  # reads for which it is left
+
+
+class Polling:
+    """Keeps one loop awake for `runtime.spin` seconds after each read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, runtime: Runtime, pool: Pool) -> None:
+        self._loop, self._runtime, self._pool = loop, runtime, pool
+        self._until = 0.0
+        self._misses = 0
+        self.awake = False
+        self.rest = 0  # reads still to come until it is tried again
+        self.closed = False
+
+    def stay_awake(self) -> None:
+        """There was traffic, so more will come soon."""
+        if not self._runtime.spin:
+            return
+        if self.rest:
+            self.rest -= 1
+            return
+        self._until = self._runtime.time() + self._runtime.spin
+        if self.awake:
+            self._misses = 0
+        else:
+            self.awake = True
+            self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        if self._pool.busy or self.closed:  # a thread needs the interpreter more than we do
+            self.awake = False
+        elif self._runtime.time() < self._until:
+            self._loop.call_soon(self._poll)
+        else:
+            self.awake = False
+            self._misses += 1
+            if self._misses == _MISSES:
+                self._misses, self.rest = 0, _REST

@@ -70,7 +70,7 @@ EXTRA: Final = 4  # a second, small payload comes first: baggage, token, …
 OP: Final = 8  # a registered op
 STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
-SHARED: Final = 128  # large, but not in chunks: the body says where it lies in lent memory
+SHARED: Final = 256  # large, but not in chunks: the body says where it lies in lent memory
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 

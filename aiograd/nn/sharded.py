@@ -61,7 +61,7 @@ class ShardedEmbeddingBag:
         return self
 
     async def __call__(self, input: Any, offsets: Any = None) -> Tensor:
-        """Sums or means of rows: per row of a matrix of ids, or per run of ids from an offset on."""
+        """Sums or means of rows: one per row of a matrix of ids, or per run from an offset."""
         ids, bags, count = _flat(np.asarray(input), offsets)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.num_embeddings:
             raise IndexError(f"ids must be between 0 and {self.num_embeddings - 1}")

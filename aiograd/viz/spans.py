@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from aiograd.viz.svg import FONT, LINE, PALETTE, text
+from aiograd.viz.svg import LINE, PALETTE, page, text
 
 BAR, SPACE, LABEL, WIDTH = 18.0, 6.0, 110.0, 720.0
 
@@ -63,11 +63,7 @@ class Timeline:
                 parts += [_bar(span, begin, scale, top, fill, border) for span in line]
             y += height + SPACE
         parts += _axis(finish - begin, y)
-        head = (
-            f"<svg xmlns='http://www.w3.org/2000/svg' width='{LABEL + WIDTH + 30:g}' "
-            f"height='{y + 26:g}' viewBox='0 0 {LABEL + WIDTH + 30:g} {y + 26:g}' {FONT}>"
-        )
-        return "\n".join([head, *parts, "</svg>"])
+        return page(LABEL + WIDTH + 30, y + 26, parts)
 
     def _repr_svg_(self) -> str:
         return self.svg

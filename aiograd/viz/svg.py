@@ -12,6 +12,8 @@ from aiograd.viz.layout import Key, Layout, arrange
 if TYPE_CHECKING:
     from aiograd.viz.picture import Graph, GraphEdge, GraphNode
 
+SHRINK = 0.6  # a picture wider than the page becomes smaller, but not smaller than this
+
 HEIGHT, DISTANCE = 38.0, 74.0  # of a box, and from row to row
 MARGIN, HEADER = 14.0, 30.0
 LINE = "#8b93a1"  # grey enough for white paper and light enough for a dark page
@@ -35,6 +37,19 @@ _HEADS = (
 )
 
 
+def page(width: float, height: float, parts: Sequence[str]) -> str:
+    """A whole picture; on a narrow page it shrinks, within limits."""
+    style = f"max-width:max(100%,{SHRINK * width:.0f}px);height:auto"
+    return "\n".join(
+        [
+            f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
+            f"viewBox='0 0 {width:.0f} {height:.0f}' style='{style}' {FONT}>",
+            *parts,
+            "</svg>",
+        ]
+    )
+
+
 def draw_graph(graph: Graph) -> str:
     """The whole picture."""
     workers = graph.workers
@@ -47,11 +62,7 @@ def draw_graph(graph: Graph) -> str:
     depth = max((layout.row[node.id] for node in graph.nodes), default=0)
     width = max(layout.lanes[-1][1], 8.0 * len(graph.title)) + 2 * MARGIN
     height = top + depth * DISTANCE + HEIGHT + 2 * MARGIN
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
-        f"viewBox='0 0 {width:.0f} {height:.0f}' {FONT}>",
-        "<defs>" + _HEADS.format("head", LINE) + _HEADS.format("cross", CROSSING) + "</defs>",
-    ]
+    parts = ["<defs>" + _HEADS.format("head", LINE) + _HEADS.format("cross", CROSSING) + "</defs>"]
     if graph.title:
         parts.append(text(MARGIN, MARGIN + 12, graph.title, 13, LINE, anchor="start", weight=600))
     parts += _lanes(workers, layout, top, height)
@@ -62,7 +73,7 @@ def draw_graph(graph: Graph) -> str:
     for node in graph.nodes:
         colours = PALETTE[lane_of[node.id] % len(PALETTE)]
         parts.append(_box(node, layout.x[node.id] + MARGIN, ys[node.id], widths[node.id], colours))
-    return "\n".join([*parts, "</svg>"])
+    return page(width, height, parts)
 
 
 def text(

@@ -48,13 +48,37 @@ def test_the_ten_minutes_take_less_than_one_and_run_twice() -> None:
     assert "the same gradient: True" in text
 
 
-@pytest.mark.deadline(60)
+# How many pictures each of the others shows, and what it must say.
+OTHERS = {
+    "learning_to_adapt": (2, []),
+    "parameter_server": (
+        2,
+        [
+            "after 40 steps: WorkerLost: lost worker trainer1",
+            "staleness=None: 24 steps taken, 0 refused",
+            "staleness=0: 8 steps taken, 16 refused",
+        ],
+    ),
+    "pipeline_in_pictures": (3, []),
+    "split_learning": (2, ["noise 0.0: ", "{(800, 4)}"]),
+}
+
+
+@pytest.mark.deadline(120)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_pipeline_is_drawn_three_times() -> None:
-    shown = _execute(jupytext.read(FOLDER / "pipeline_in_pictures.py"))
-    assert len(_pictures(shown)) == 3
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_job_is_told_in_pictures(name: str) -> None:
+    notebook = jupytext.read(FOLDER / f"{name}.py")
+    pictures, promises = OTHERS[name]
+    assert len(_pictures(_execute(notebook))) == pictures
+    text = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+    for promise in promises:
+        assert promise in text
 
 
 def test_no_notebook_is_forgotten() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"distributed_autograd", "pipeline_in_pictures"}
+    told = {"distributed_autograd", *OTHERS}
+    assert {path.stem for path in NOTEBOOKS} == told
+    page = (FOLDER.parents[1] / "docs" / "index.md").read_text()
+    assert all(f"notebooks/{name}" in page for name in told)

@@ -1,0 +1,121 @@
+"""Curves: how numbers change from step to step, as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from aiograd.viz.svg import LINE, PALETTE, page, text
+
+WIDTH, HEIGHT = 560.0, 240.0
+LEFT, TOP, RIGHT, BOTTOM = 62.0, 14.0, 150.0, 42.0
+TICKS = 4  # at least so many steps along an axis
+
+Points = list[tuple[float, float]]
+Numbers = Sequence[float] | tuple[Sequence[float], Sequence[float]]
+
+
+class Chart:
+    """A picture of named lines and dots over one pair of axes."""
+
+    def __init__(
+        self, lines: Mapping[str, Numbers], dots: Mapping[str, Numbers], x: str, y: str
+    ) -> None:
+        self.lines = {name: _points(numbers) for name, numbers in lines.items()}
+        self.dots = {name: _points(numbers) for name, numbers in dots.items()}
+        self.x, self.y = x, y
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG, legible on light and dark backgrounds."""
+        points = [p for each in (*self.lines.values(), *self.dots.values()) for p in each]
+        across = _ticks([x for x, _ in points])
+        upward = _ticks([y for _, y in points])
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            right = (x - across[0]) / (across[-1] - across[0])
+            up = (y - upward[0]) / (upward[-1] - upward[0])
+            return LEFT + WIDTH * right, TOP + HEIGHT * (1 - up)
+
+        parts = _grid([place(x, upward[0])[0] for x in across], across, sideways=False)
+        parts += _grid([place(across[0], y)[1] for y in upward], upward, sideways=True)
+        parts.append(text(LEFT + WIDTH / 2, TOP + HEIGHT + 34, self.x, 11.5, LINE))
+        parts.append(
+            f"<g transform='rotate(-90 14 {TOP + HEIGHT / 2:g})'>"
+            f"{text(14, TOP + HEIGHT / 2 + 4, self.y, 11.5, LINE)}</g>"
+        )
+        colours = {
+            name: PALETTE[number % len(PALETTE)][1]
+            for number, name in enumerate(dict.fromkeys([*self.lines, *self.dots]))
+        }
+        for name, line in self.lines.items():
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
+            parts.append(
+                f"<polyline points='{path}' fill='none' stroke='{colours[name]}' stroke-width='2' "
+                "stroke-linejoin='round'/>"
+            )
+        for name, dots in self.dots.items():
+            parts += [
+                f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.2' fill='{colours[name]}'/>"
+                for x, y in (place(*p) for p in dots)
+            ]
+        for row, (name, colour) in enumerate(colours.items()):
+            y = TOP + 14 + 20 * row
+            parts.append(
+                f"<rect x='{LEFT + WIDTH + 14:g}' y='{y - 8:g}' width='14' height='4' rx='2' "
+                f"fill='{colour}'/>"
+            )
+            parts.append(text(LEFT + WIDTH + 34, y - 2, name, 11.5, colour, anchor="start"))
+        return page(LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM, parts)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Chart of {', '.join(dict.fromkeys([*self.lines, *self.dots])) or 'nothing'}>"
+
+
+def chart(
+    lines: Mapping[str, Numbers] | None = None,
+    *,
+    dots: Mapping[str, Numbers] | None = None,
+    x: str = "step",
+    y: str = "",
+) -> Chart:
+    """Draw numbers over their index, or pairs `(xs, ys)`; each name has a colour."""
+    return Chart(lines or {}, dots or {}, x, y)
+
+
+def _points(numbers: Numbers) -> Points:
+    if isinstance(numbers, tuple):
+        xs, ys = numbers
+    else:
+        xs, ys = range(len(numbers)), numbers
+    pairs = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
+    return [pair for pair in pairs if all(map(math.isfinite, pair))]
+
+
+def _ticks(values: Iterable[float]) -> list[float]:
+    """Round numbers, at equal distances, that enclose all values."""
+    found = list(values) or [0.0, 1.0]
+    low, high = min(found), max(found)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(s * power for s in (1, 2, 5) if s * power <= rough * (1 + 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * number for number in range(first, last + 1)]
+
+
+def _grid(places: list[float], values: list[float], sideways: bool) -> list[str]:
+    parts = []
+    for place, value in zip(places, values, strict=True):
+        if sideways:
+            ends = f"x1='{LEFT:g}' y1='{place:.1f}' x2='{LEFT + WIDTH:g}' y2='{place:.1f}'"
+            label = text(LEFT - 8, place + 4, f"{value:.6g}", 10, LINE, anchor="end")
+        else:
+            ends = f"x1='{place:.1f}' y1='{TOP:g}' x2='{place:.1f}' y2='{TOP + HEIGHT:g}'"
+            label = text(place, TOP + HEIGHT + 16, f"{value:.6g}", 10, LINE)
+        parts += [f"<line {ends} stroke='{LINE}' stroke-opacity='0.22'/>", label]
+    return parts

@@ -16,7 +16,7 @@ in whatever order, and drains after each message.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,28 @@ _add: Any = np.add.reduce
 _NOBODY: frozenset[Node] = frozenset()
 
 
+def contributions(entries: Iterable[Node]) -> dict[Node, int]:
+    """How many contributions each node will get that the entries reach, themselves included."""
+    need: dict[Node, int] = {}
+    reached: list[Node] = []  # grows while it is read
+    for node in entries:
+        if node in need:
+            need[node] += 1
+        else:
+            need[node] = 1
+            reached.append(node)
+    reach = reached.append
+    for node in reached:
+        for parent in node.parents:
+            if parent is not None:
+                if parent in need:
+                    need[parent] += 1
+                else:
+                    need[parent] = 1
+                    reach(parent)
+    return need
+
+
 class Sweep:
     """The state of one reverse pass over the part of the tape that `entries` reach."""
 
@@ -42,37 +64,19 @@ class Sweep:
         retain_graph: bool = False,
         create_graph: bool = False,
         capture: Iterable[Node] = (),
+        counts: Mapping[Node, int] | None = None,  # of `contributions`, if they are known
     ) -> None:
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`
         self._capture = frozenset(capture) if capture else _NOBODY
-        self._need: dict[Node, int] = {}  # contributions still missing, per node
+        # contributions still missing, per node
+        self._need = contributions(entries) if counts is None else dict(counts)
         self._grads: dict[Node, Any] = {}  # sums so far; a list of slots for a Joint
         self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
         self._ready: list[Any] = []  # nodes to run, each followed by its gradient
         self._sinks: list[tuple[Node, Any]] = []
         self.failed: Node | None = None  # the node whose rule or hook raised
-        self._count(entries)
-
-    def _count(self, entries: Iterable[Node]) -> None:
-        need = self._need
-        reached: list[Node] = []  # grows while it is read
-        for node in entries:
-            if node in need:
-                need[node] += 1
-            else:
-                need[node] = 1
-                reached.append(node)
-        reach = reached.append
-        for node in reached:
-            for parent in node.parents:
-                if parent is not None:
-                    if parent in need:
-                        need[parent] += 1
-                    else:
-                        need[parent] = 1
-                        reach(parent)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._need

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import HookHandle, Tensor, wrap
 from aiograd.card import ORANGE, card, code, quiet, table
-from aiograd.dist.boundary import CrossingHook
+from aiograd.dist.boundary import CrossingHook, crossed_all
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Pass
+from aiograd.dist.topology import Topology
 from aiograd.errors import BackwardFailed, NestedContext, UnknownContext
 from aiograd.rpc.directory import PeerInfo
 
@@ -40,6 +41,7 @@ class Context:
         self.receives: dict[int, RecvNode] = {}
         self.told: dict[str, PeerInfo] = {}  # whom we sent the context to, so whom to release
         self.callers: dict[bytes, str] = {}  # who sent it to us: incarnation → name
+        self.partners: dict[bytes, str] = {}  # to or from whom edges lead: incarnation → name
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
         self.passes: dict[int, Pass] = {}  # passes joined here that may not be over yet
         self.aborted: set[int] = set()
@@ -47,6 +49,7 @@ class Context:
         self.failure: BackwardFailed | None = None  # of the last pass, until a later one is good
         self.released = False
         self.hooks: dict[int, CrossingHook] = {}  # asked about every array that leaves this worker
+        self.topology: Topology | None = None  # of the last pass, while the tape is retained
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds = 0.0  # spent computing in passes on this worker
         self._view: dict[Tensor, Tensor] | None = None
@@ -216,12 +219,15 @@ class Context:
 
     # ── for the machinery ───────────────────────────────────────────────────────────────────────
 
-    def met(self, peer: PeerInfo) -> None:
-        self.told[peer.name] = peer
-
     def unsend(self, edge: int) -> None:
         """The message of this edge never left."""
         self.sends.pop(edge, None)
+        self.topology = None
+
+    def leaving(self, peer: str, gradient: Any) -> Any:
+        """What our boundary hooks make of one gradient for a peer."""
+        found = crossed_all(self.hooks, self.id, peer, [gradient])
+        return gradient if found is None else found[0]
 
     def check(self) -> None:
         if self.released:

@@ -127,6 +127,7 @@ class Contexts:
                 self.shell.inform(peer, "context.release", context.id)
         context.sends.clear()
         context.receives.clear()
+        context.topology = None
 
     def release_asked(self, sender: PeerInfo, context_id: int) -> None:
         if context_id in self._table:

@@ -28,15 +28,16 @@ from aiograd.dist.context import Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
 from aiograd.dist.mail import flatten, unflatten
-from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.passes import Credit, Pass, Terms
+from aiograd.dist.passes import Answer, Credit, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
 from aiograd.dist.running import Running
+from aiograd.dist.topology import Topology
 from aiograd.errors import (
     BackwardFailed,
     DeadlineExceeded,
     GradError,
     PassTimedOut,
+    ProtocolError,
     UnknownContext,
 )
 from aiograd.rpc.agent import Agent
@@ -148,8 +149,6 @@ class Engine:
         entries: Sequence[tuple[Node, Any]] = (),
         capture: Sequence[Node] = (),
     ) -> Pass:
-        ends: list[SendNode | RecvNode] = [*context.sends.values(), *context.receives.values()]
-        gone = {end.incarnation for end in ends if self._is_gone(end)}
         return Pass(
             number,
             originator,
@@ -158,17 +157,32 @@ class Engine:
             context.sends,
             context.receives,
             context_id=context.id,
-            roots=[node for node, _ in entries],
             capture=capture,
-            gone=gone,
+            topology=self._topology(context, [node for node, _ in entries], terms, capture),
+            leaving=context.leaving if context.hooks else None,
         )
 
-    def _is_gone(self, node: SendNode | RecvNode) -> bool:
-        peer = self.agent.directory.get(node.peer)
+    def _topology(
+        self, context: Context, roots: list[Node], terms: Terms, capture: Sequence[Node]
+    ) -> Topology:
+        """What a pass will visit here: what the last one did, if nothing has changed since."""
+        sends, receives = context.sends, context.receives
+        gone = [each for each, name in context.partners.items() if self._is_gone(name, each)]
+        known = context.topology
+        if known is not None and not capture and not context.hooks:
+            if known.fits(roots, gone, len(sends), len(receives)):
+                return known
+        loops = not context.hooks
+        found = Topology(sends, receives, roots, capture=capture, gone=gone, loops=loops)
+        # Not held on to if the graph will be freed; nor if it depends on this pass alone.
+        again = terms.retain_graph and not capture and not context.hooks
+        context.topology = found if again else None
+        return found
+
+    def _is_gone(self, name: str, incarnation: bytes) -> bool:
+        peer = self.agent.directory.get(name)
         return (
-            peer is None
-            or peer.incarnation != node.incarnation
-            or node.incarnation in self.contexts.gone
+            peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone
         )
 
     async def _finish(self, running: Running, seconds: float) -> None:
@@ -246,28 +260,17 @@ class Engine:
             began = perf_counter()
             if context.hooks and message.answers:
                 message.answers = [
-                    (edge, crossed_all(context.hooks, context.id, message.to, gradients))
-                    for edge, gradients in message.answers
+                    (edge, crossed_all(context.hooks, context.id, message.to, gradients), loops)
+                    for edge, gradients, loops in message.answers
                 ]
             invitation = (play.originator, running.floor, *play.terms) if message.invites else None
-            flat = flatten(message.answers, message.expected, invitation)
-            if flat is not None:
-                self.agent.post(
-                    message.to, "gradients.flat", context.id, play.number, *message.credit, *flat
-                )
-                running.posted(message.to, message.answers, began)
-                continue
-            self.agent.post(
-                message.to,
-                "gradients",
-                context.id,
-                play.number,
-                *message.credit,
-                message.answers,
-                message.expected,
-                invitation,
-                held=context if play.terms.create_graph else None,
-            )
+            head = (context.id, play.number, *message.credit, message.expected, invitation)
+            flat = flatten(message.answers)
+            if flat is None or not self.agent.post_plain(
+                message.to, "gradients.flat", (*head, flat)
+            ):
+                held = context if play.terms.create_graph else None
+                self.agent.post(message.to, "gradients", *head, message.answers, held=held)
             running.posted(message.to, message.answers, began)
         context.changed()
         if running.done is not None and play.over and not running.done.done():
@@ -283,9 +286,9 @@ class Engine:
         number: int,
         credit: int,
         places: int,
-        answers: list[tuple[int, list[Any] | None]],
         expected: list[int] | None,
         invitation: tuple[str, int, bool, bool, bool] | None,
+        answers: list[Answer],
     ) -> None:
         """A message of a pass came in."""
         message = (sender.name, answers, expected, Credit(credit, places))
@@ -303,21 +306,13 @@ class Engine:
         if not running.draining:
             self._take_in(running)
 
-    def arrived_flat(
-        self,
-        sender: PeerInfo,
-        context_id: int,
-        number: int,
-        credit: int,
-        places: int,
-        words: str,
-        edges: str | None,
-        invited: str | None,
-        *arrays: Any,
-    ) -> None:
-        """A message of a pass came in by the quick road."""
-        load = unflatten(words, edges, invited, arrays)
-        self.agent.services["gradients"](sender, context_id, number, credit, places, *load)
+    def arrived_flat(self, sender: PeerInfo, *load: Any) -> None:
+        """A message of a pass came in by the quick road, which no partner may take."""
+        if self.agent.restricts(sender):
+            raise ProtocolError("gradients that were not looked at", sender.name)
+        context_id, number, credit, places, expected, invitation, flat = load
+        answers = unflatten(flat)
+        self.arrived(sender, context_id, number, credit, places, expected, invitation, answers)
 
     def _join(
         self, context: Context, number: int, originator: str, floor: int, *terms: bool

@@ -1,11 +1,7 @@
 """The messages of a pass in two forms: as they are, and flat.
 
-Most gradient messages are one small array. Flat, everything else about them is numbers and short
-text, so they take the quick road of `wire.flat`:
-
-    "edge:bits,edge,…"   answers: a bit per tensor, 1 where an array follows; no bits: none
-    "edge,edge,…"        the edges that answers are expected for
-    "name floor bits"    the invitation: originator, floor, and the terms of the pass
+Most gradient messages are a few small arrays. Flat, these are shape, dtype and bytes, and all else
+is numbers and names in tuples, so that nothing in a message needs care on the way.
 """
 
 from __future__ import annotations
@@ -16,55 +12,44 @@ from typing import Any
 import numpy as np
 
 from aiograd.dist.passes import Answer
-from aiograd.wire.flat import LIMIT
+from aiograd.wire.arrays import DTYPES
+from aiograd.wire.flat import LIMIT, flat_array
 
-Invitation = tuple[str, int, bool, bool, bool]
-MANY = 8  # arrays; beyond that the general road is as quick
+FlatAnswer = tuple[int, list[Any] | None, Any]
 
 
-def flatten(
-    answers: Sequence[Answer], expected: list[int] | None, invitation: Invitation | None
-) -> list[Any] | None:
-    """Texts, then arrays; None if a gradient is not a small array of plain numbers."""
-    arrays: list[Any] = []
-    words = []
-    for edge, gradients in answers:
+def flatten(answers: Sequence[Answer]) -> list[FlatAnswer] | None:
+    """The answers with arrays as plain data; None if one is not small, or all together are not."""
+    flat: list[FlatAnswer] = []
+    size = 0
+    for edge, gradients, loops in answers:
         if gradients is None:
-            words.append(str(edge))
+            flat.append((edge, None, loops))
             continue
-        bits = ""
+        row: list[Any] = []
         for gradient in gradients:
             if gradient is None:
-                bits += "0"
-            elif gradient.__class__ is np.ndarray and gradient.nbytes <= LIMIT:
-                bits += "1"
-                arrays.append(gradient)
-            else:
+                row.append(None)
+                continue
+            if gradient.__class__ is not np.ndarray:
                 return None
-        words.append(f"{edge}:{bits}")
-    if len(arrays) > MANY:
-        return None
-    edges = None if expected is None else ",".join(map(str, expected))
-    invited = None
-    if invitation is not None:
-        name, floor, *terms = invitation
-        invited = f"{name} {floor} " + "".join("1" if term else "0" for term in terms)
-    return [",".join(words), edges, invited, *arrays]
+            size += gradient.nbytes
+            if size > LIMIT:
+                return None
+            if not gradient.flags.c_contiguous:  # spread from a scalar, as often as not
+                gradient = gradient.copy()
+            plain = flat_array(gradient)
+            if plain is None:
+                return None
+            row.append(plain)
+        flat.append((edge, row, loops))
+    return flat
 
 
-def unflatten(
-    words: str, edges: str | None, invited: str | None, arrays: Sequence[Any]
-) -> tuple[list[Answer], list[int] | None, Invitation | None]:
-    """The answers, expected edges and invitation that `flatten` was given."""
-    left = iter(arrays)
-    answers: list[Answer] = []
-    for word in words.split(",") if words else ():
-        edge, colon, bits = word.partition(":")
-        gradients = [next(left) if bit == "1" else None for bit in bits] if colon else None
-        answers.append((int(edge), gradients))
-    expected = None if edges is None else [int(edge) for edge in edges.split(",") if edge]
-    if invited is None:
-        return answers, expected, None
-    name, floor, terms = invited.split(" ")
-    retain, create, keep = (term == "1" for term in terms)
-    return answers, expected, (name, int(floor), retain, create, keep)
+def unflatten(flat: Sequence[FlatAnswer]) -> list[Answer]:
+    """The answers that `flatten` was given."""
+    return [(edge, None if row is None else list(map(_array, row)), loops) for edge, row, loops in flat]
+
+
+def _array(plain: Any) -> np.ndarray | None:
+    return None if plain is None else np.ndarray(plain[0], DTYPES[plain[1]], plain[2])

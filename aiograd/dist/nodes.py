@@ -6,7 +6,7 @@
 Forward, an edge is one message that carried tensors with gradients. In backward it is answered
 exactly once per pass: the receiver's RecvNode ends its part of the tape, its gradients travel
 back, and the sender's SendNode feeds them into the tape there. Both ends know the edge by the
-same id.
+same id. Both also know which of its tensors close a loop (see `loops`): a bit per tensor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from aiograd.autograd.graph import Joint, Node
 class SendNode(Joint):
     """Where gradients that come back from `peer` enter this worker's tape."""
 
-    __slots__ = ("edge", "incarnation", "peer")
+    __slots__ = ("edge", "incarnation", "loops", "peer")
     name = "Send"
 
     def __init__(
-        self, edge: int, peer: str, incarnation: bytes, parents: tuple[Node | None, ...]
+        self,
+        edge: int,
+        peer: str,
+        incarnation: bytes,
+        parents: tuple[Node | None, ...],
+        loops: int = 0,
     ) -> None:
         self.edge, self.peer, self.incarnation = edge, peer, incarnation
-        self.parents = parents
+        self.parents, self.loops = parents, loops
         self.outputs = len(parents)
         self.shape, self.dtype, self.hooks = (), None, None
 
@@ -38,18 +43,20 @@ class SendNode(Joint):
 class RecvNode(Joint):
     """Where this worker's tape ends: gradients that reach it belong to `peer`."""
 
-    __slots__ = ("context_id", "edge", "incarnation", "peer")
+    __slots__ = ("context_id", "edge", "incarnation", "loops", "peer")
     name = "Recv"
 
     def __init__(
-        self, context_id: int, edge: int, peer: str, incarnation: bytes, outputs: int
+        self,
+        context_id: int,
+        edge: int,
+        peer: str,
+        incarnation: bytes,
+        outputs: int,
+        loops: int = 0,
     ) -> None:
-        self.context_id, self.edge, self.peer, self.incarnation = (
-            context_id,
-            edge,
-            peer,
-            incarnation,
-        )
+        self.context_id, self.edge, self.peer = context_id, edge, peer
+        self.incarnation, self.loops = incarnation, loops
         self.parents = ()
         self.outputs = outputs
         self.shape, self.dtype, self.hooks = (), None, None

@@ -110,9 +110,9 @@ def _check_gradients(
     number: Any,
     credit: Any,
     places: Any,
-    answers: Any,
     expected: Any,
     invitation: Any,
+    answers: Any,
 ) -> None:
     """Refuse what would make the engine compute with anything but small numbers and arrays."""
     fits = (
@@ -135,9 +135,21 @@ def _are_ints(value: Any) -> bool:
 
 
 def _is_answer(value: Any) -> bool:
-    if not (type(value) is tuple and len(value) == 2 and type(value[0]) is int):
+    if not (type(value) is tuple and len(value) == 3 and type(value[0]) is int):
         return False
-    return value[1] is None or (type(value[1]) is list and all(map(_is_gradient, value[1])))
+    _, gradients, loops = value
+    return (gradients is None or (type(gradients) is list and all(map(_is_gradient, gradients)))) and (
+        loops is None or (type(loops) is list and all(map(_is_loop, loops)))
+    )
+
+
+def _is_loop(value: Any) -> bool:
+    return (
+        type(value) is tuple
+        and len(value) == 3
+        and all(type(number) is int and number >= 0 for number in value)
+        and value[2] < ITEMS
+    )
 
 
 def _is_gradient(value: Any) -> bool:

@@ -5,7 +5,8 @@
     collect(...)  what to send now, one message per peer; whether this worker is through
 
 Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply
-nobody used. Three rules make that exact:
+nobody used; `loops` tells how some are answered before their gradients have gone round. Three
+rules make that exact:
 
 - On joining, a worker sweeps its tape from the roots (originator only) and from every SendNode
   of the context that exists then. RecvNodes that no entry reaches are answered "none" at once.
@@ -23,17 +24,20 @@ not 2n.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist.loops import Closing, Loop
 from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.topology import Topology
 from aiograd.errors import GradError, WorkerLost
 
-Answer = tuple[int, list[Any] | None]  # an edge, and the gradients of its tensors or none at all
+# An edge, the gradients of its tensors or none at all, and what its sender finds on its own tape.
+Answer = tuple[int, list[Any] | None, list[Loop] | None]
 
 
 class Credit(NamedTuple):
@@ -102,40 +106,42 @@ class Pass:
         *,
         context_id: int,
         roots: Iterable[Node] = (),
-        capture: Iterable[Node] = (),
-        gone: Iterable[bytes] = (),
+        capture: Collection[Node] = (),
+        topology: Topology | None = None,
+        leaving: Callable[[str, Any], Any] | None = None,
     ) -> None:
         self.number, self.originator, self.here, self.terms = number, originator, here, terms
         self.context_id = context_id
+        if topology is None:
+            topology = Topology(sends, receives, roots, capture=capture)
+        self.topology = topology
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
-        self.awaited = {e: n for e, n in sends.items() if n.incarnation not in set(gone)}
+        self.awaited = dict(topology.awaited)
         self.credit = NONE
         self.informed: set[str] = set()  # peers that got a message of ours
         self.heard: set[str] = set()  # peers that sent us one
-        self._gone = set(gone)  # incarnations that were dead when the pass began
-        self._snapshot = dict(receives)
         self.sweep = Sweep(
-            [*roots, *sends.values()],
+            (),
             retain_graph=terms.retain_graph,
             create_graph=terms.create_graph,
             capture=capture,
+            counts=topology.counts,
         )
-        self._unreached = [r for r in receives.values() if r not in self.sweep]
+        self._closing = Closing(self.sweep, leaving)
         self._out: dict[str, Message] = {}
         self._first = True
-        for edge, send in sends.items():
-            if edge not in self.awaited:
-                self.sweep.feed(send, None)  # its receiver is dead; who needs it will say so
+        for send in topology.dead:
+            self.sweep.feed(send, None)  # its receiver is gone; who needs it will say so
 
     @property
     def complete(self) -> bool:
-        """True when nobody owes this worker an answer any more."""
-        return not self.awaited
+        """True when nobody owes this worker an answer any more, and no loop is open."""
+        return not self.awaited and not self._closing
 
     @property
     def over(self) -> bool:
         """At the originator: true when the pass has ended everywhere."""
-        return not self.awaited and self.credit.whole
+        return self.credit.whole and self.complete
 
     def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
         """At the originator: feed the roots and take all credit."""
@@ -149,7 +155,7 @@ class Pass:
         """Take in a message of the pass."""
         self.heard.add(sender)
         self.credit = self.credit.plus(credit)
-        for edge, gradients in answers:
+        for edge, gradients, loops in answers:
             send = self.awaited.get(edge)
             if send is not None and send.peer == sender:
                 if gradients is not None and len(gradients) != send.outputs:
@@ -159,15 +165,28 @@ class Pass:
                         "shape",
                     )
                 del self.awaited[edge]
-                self.sweep.feed(send, gradients)
+                if loops:
+                    self._closing.answered(send, gradients, self._places(send, loops))
+                else:
+                    self.sweep.feed(send, gradients)
         for edge in expected or ():
-            known = self._snapshot.get(edge)
+            known = self.topology.receives.get(edge)
             if known is None or known.peer != sender:
-                self._to(sender).answers.append((edge, None))
+                self._to(sender).answers.append((edge, None, None))
+
+    def _places(self, send: SendNode, loops: list[Loop]) -> Iterator[tuple[int, RecvNode, int]]:
+        """Where on our tape the rest of an answer is; nowhere if that edge came after we joined."""
+        for slot, edge, place in loops:
+            node = self.topology.receives.get(edge)
+            if node is None:
+                continue
+            if node.peer != send.peer or slot >= send.outputs or not node.loops >> place & 1:
+                raise GradError(f"{send.peer} answered edge {send.edge} with no loop", "loop")
+            yield slot, node, place
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run every node whose inputs are all there."""
-        return self.sweep.drain()
+        return self._closing.take(self.sweep.drain())
 
     def collect(self, sinks: Iterable[tuple[Node, Any]]) -> list[Message]:
         """Keep what reached leaves, and say what goes to whom, each with its share of credit."""
@@ -178,7 +197,7 @@ class Pass:
                 self.gradients[node.variable] = gradient
         if self._first:
             self._first = False
-            for node in self._unreached:
+            for node in self.topology.unreached:
                 self._answer(node, None)
             for edge, send in self.awaited.items():
                 message = self._to(send.peer)
@@ -186,6 +205,8 @@ class Pass:
                     message.expected = []
                 message.expected.append(edge)
         messages, self._out = list(self._out.values()), {}
+        if self.complete:
+            self._closing.forget()
         self._share_credit(messages)
         return messages
 
@@ -203,11 +224,12 @@ class Pass:
                     f"in context {node.context_id}; a graph must not cross contexts",
                     "context",
                 )
-        elif node.incarnation in self._gone:
+        elif node.incarnation in self.topology.gone:
             if gradients is not None:
                 raise WorkerLost(node.peer, "no", "it died before the backward pass")
         else:
-            self._to(node.peer).answers.append((node.edge, gradients))
+            loops = self.topology.loops.get(node)
+            self._to(node.peer).answers.append((node.edge, gradients, loops))
 
     def _share_credit(self, messages: list[Message]) -> None:
         if not messages:

@@ -1,22 +1,16 @@
-"""Where a pass starts: which roots are fit, and whether what they reach is heavy."""
+"""Where a pass starts: which roots are fit, and with which gradient."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.graph import Node, Part
+from aiograd.autograd.graph import Node
 from aiograd.autograd.op import parent_of
-from aiograd.autograd.recorded import JointOpNode, LightNode, OpNode
-from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import GradError
-
-HEAVY = 250_000  # elements in a sweep from which on it must not hold up the loop
 
 
 def checked(roots: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -51,25 +45,3 @@ def entries(roots: Sequence[Tensor], create_graph: bool) -> list[tuple[Node, Any
         one = np.ones(root.shape, root.dtype)
         found.append((node, wrap(one) if create_graph else one))
     return found
-
-
-def is_heavy(sweep: Sweep) -> bool:
-    """Tell whether draining could hold up the loop: large arrays, or code that is not ours."""
-    total = 0
-    for node, _ in sweep.waiting:
-        if isinstance(node, OpNode | LightNode | JointOpNode):
-            if node.hooks is not None or getattr(node.op, "op_name", None) is None:
-                return True
-            total += math.prod(node.shape)
-            if total > HEAVY:
-                return True
-        elif node.hooks is not None or not _is_ours(node):
-            return True
-    return False
-
-
-def _is_ours(node: Node) -> bool:
-    variable = getattr(node, "variable", None)
-    if variable is not None:
-        return not variable._hooks
-    return isinstance(node, Part | SendNode | RecvNode)

@@ -8,7 +8,6 @@ from typing import Any
 
 from aiograd.dist.context import Context
 from aiograd.dist.passes import Pass
-from aiograd.dist.roots import is_heavy
 from aiograd.rpc.tracing import PassTrace
 
 
@@ -26,7 +25,7 @@ class Running:
         self.done = done  # at the originator: ends with the pass
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
-        self.heavy = is_heavy(play.sweep)
+        self.heavy = play.topology.heavy
 
     @property
     def over(self) -> bool:
@@ -55,6 +54,6 @@ class Running:
             self._crossed("recv", f"Recv({peer} -> {self.play.here})", answers, began)
 
     def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
-        edges = sum(gradients is not None for _, gradients in answers)
+        edges = sum(gradients is not None for _, gradients, _ in answers)
         if edges and self.trace is not None:
             self.trace.note(kind, key, perf_counter() - began, {"edges": edges})

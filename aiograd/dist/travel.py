@@ -17,6 +17,7 @@ from aiograd.autograd.op import parent_of
 from aiograd.autograd.tensor import Tensor, rebuild, wrap
 from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.context import CURRENT, Context
+from aiograd.dist.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
@@ -25,6 +26,30 @@ if TYPE_CHECKING:
     from aiograd.dist.contexts import Contexts
 
 EDGE = "edge"  # the key of this message's tensors (departing) or RecvNode (arriving) in `scratch`
+LOOPS = "loops"  # the key of a bit per tensor that closes a loop
+
+
+def _board(node: Node | None, departure: Departure) -> int:
+    """Let a tensor that needs grad join the edge of its message: twice its place, and its bit."""
+    scratch = departure.scratch
+    nodes: list[Node | None] | None = scratch.get(EDGE)
+    if nodes is None:
+        nodes = scratch[EDGE] = []
+    place = len(nodes)
+    nodes.append(node)
+    if node.__class__ is Part and closes_loop(node, departure.held.id, departure.to.incarnation):
+        scratch[LOOPS] = scratch.get(LOOPS, 0) | 1 << place
+        return 2 * place + 1
+    return 2 * place
+
+
+def _alight(tensor: Tensor, node: RecvNode, ticket: int, array: Any) -> Tensor:
+    """Put a received tensor behind the end of its edge."""
+    place = ticket >> 1
+    tensor._node = Part(node, place, array.shape, array.dtype)
+    if ticket & 1:
+        node.loops |= 1 << place
+    return tensor
 
 
 class TensorTraveller:
@@ -39,30 +64,27 @@ class TensorTraveller:
             return tensor.data, False, -1, cls
         if departure.held is None:
             return tensor.data, True, -1, cls
-        nodes: list[Node | None] = departure.scratch.setdefault(EDGE, [])
-        nodes.append(parent_of(tensor))
+        ticket = _board(parent_of(tensor), departure)
         array = tensor.data
         if departure.held.hooks:
             crossing = Crossing(departure.held.id, departure.to.name, "forward")
             array = crossed(departure.held.hooks, crossing, array)
             if array.dtype != tensor.data.dtype:
-                return (array, tensor.data.dtype.str), True, len(nodes) - 1, cls
-        return array, True, len(nodes) - 1, cls
+                return (array, tensor.data.dtype.str), True, ticket, cls
+        return array, True, ticket, cls
 
     def arrive(self, data: Any, arrival: Arrival) -> Tensor:
-        array, requires_grad, slot, cls = data
+        array, requires_grad, ticket, cls = data
         if array.__class__ is tuple:  # a hook at the boundary sent it in another dtype
             array = array[0].astype(_floating(array[1]))
         if not isinstance(array, np.ndarray | Coo):
             raise ProtocolError(f"a tensor of {type(array).__name__}", arrival.sender.name)
         node: RecvNode | None = arrival.scratch.get(EDGE)
-        if node is not None and slot >= node.outputs:
+        if node is not None and ticket >> 1 >= node.outputs:
             raise ProtocolError("a tensor of another message", arrival.sender.name)
-        if slot < 0 or node is None:
+        if ticket < 0 or node is None:
             return rebuild(cls or Tensor, array, requires_grad)
-        tensor = rebuild(Tensor, array, False)
-        tensor._node = Part(node, slot, array.shape, array.dtype)
-        return tensor
+        return _alight(rebuild(Tensor, array, False), node, ticket, array)
 
 
 def _floating(name: Any) -> np.dtype[Any]:
@@ -77,17 +99,16 @@ class TensorBox:
     """Takes small dense tensors along the quick road: an array, and what there is to say of it."""
 
     def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
-        if tensor.data.__class__ is not np.ndarray:
+        array, node = tensor.data, tensor._node
+        if array.__class__ is not np.ndarray:
             return None
-        if tensor._node is None and not tensor._leaf:
-            return tensor.data, 0
+        if node is None and not tensor._leaf:
+            return array, 0
         if departure is None or departure.held is None:
-            return tensor.data, 1
+            return array, 1
         if departure.held.hooks:
             return None
-        nodes: list[Node | None] = departure.scratch.setdefault(EDGE, [])
-        nodes.append(parent_of(tensor))
-        return tensor.data, len(nodes) + 1
+        return array, 2 + _board(tensor.accumulator() if node is None else node, departure)
 
     def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
         tensor = wrap(array)
@@ -96,7 +117,7 @@ class TensorBox:
             if node is None:
                 tensor._leaf = True
             else:
-                tensor._node = Part(node, note - 2, array.shape, array.dtype)
+                _alight(tensor, node, note - 2, array)
         return tensor
 
 
@@ -117,12 +138,14 @@ class ContextBaggage:
             # The answer of a function or a fetch may need grad, even if no argument does.
             if departure.kind in ("op", "reply", "gradients"):
                 return None
-            held.met(peer)
+            held.told[peer.name] = peer
             return held.id, 0, 0
         edge = self._contexts.new_edge()
-        held.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes))
+        loops = departure.scratch.get(LOOPS, 0)
+        held.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
+        held.partners[peer.incarnation] = peer.name
         departure.undo.append(lambda: held.unsend(edge))
-        held.met(peer)
+        held.told[peer.name] = peer
         return held.id, edge, len(nodes)
 
     def arrive(self, data: Any, arrival: Arrival) -> Context | None:
@@ -134,4 +157,5 @@ class ContextBaggage:
             sender = arrival.sender
             node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
             context.receives[edge] = arrival.scratch[EDGE] = node
+            context.partners[sender.incarnation] = sender.name
         return context

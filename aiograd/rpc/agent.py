@@ -48,7 +48,7 @@ from aiograd.rpc.tracing import Trace, trace
 from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
-from aiograd.wire.flat import encode_call
+from aiograd.wire.flat import encode_call, encode_plain
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CALL, EXTRA, FLAT, OP, REQUEST, STREAM
@@ -457,6 +457,16 @@ class Agent:
         if not (here and self.loop_runs()):
             check_place(self)
         return here
+
+    def post_plain(self, to: str, service: str, args: tuple[Any, ...]) -> bool:
+        """Post, on the loop, what is known to be plain data; False if it may not go like that."""
+        link = self._routes.get(to)
+        if link is None:
+            link = self.link(to)
+        if link.restricted:
+            return False
+        link.post(self._service(service), FLAT, Payload(encode_plain(args)), None)
+        return True
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:
         if threading.get_ident() == self.thread:

@@ -252,7 +252,9 @@ class Link:
             if verdict.action == "duplicate":
                 put()
 
-    def post(self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any]) -> None:
+    def post(
+        self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any] | None
+    ) -> None:
         """Send a message that nobody answers."""
         if self.error is not None:
             run_undo(undo)

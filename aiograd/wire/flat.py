@@ -81,11 +81,16 @@ def _encode_arrays(
             value, note = opened
         elif cls is not np.ndarray:
             return None
-        items[index] = flat = _flat(value)
+        items[index] = flat = flat_array(value)
         if flat is None:
             return None
         notes += (index, note)
     return pickle.dumps((items, kwargs, notes), 5)
+
+
+def encode_plain(args: tuple[Any, ...]) -> bytes:
+    """Arguments of which the caller knows that they are plain data, however deep."""
+    return pickle.dumps((args, None, None), 5)
 
 
 def decode_call(
@@ -118,7 +123,7 @@ def encode_value(value: Any, boxes: Boxes = None, departure: Any = None) -> byte
         value, note = opened
     elif cls is not np.ndarray:
         return None
-    flat = _flat(value)
+    flat = flat_array(value)
     return None if flat is None else pickle.dumps((flat, note), 5)
 
 
@@ -133,7 +138,8 @@ def decode_value(data: Any, boxes: Boxes = None, arrival: Any = None) -> Any:
     return boxes[1].close(array, note, arrival)
 
 
-def _flat(array: np.ndarray) -> tuple[tuple[int, ...], str, bytearray] | None:
+def flat_array(array: np.ndarray) -> tuple[tuple[int, ...], str, bytearray] | None:
+    """Shape, dtype and bytes, of which `np.ndarray` makes the array; None if it is not small."""
     code = CODES.get(array.dtype)
     if code is None or array.nbytes > LIMIT or not array.flags.c_contiguous:
         return None

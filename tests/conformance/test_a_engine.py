@@ -28,12 +28,12 @@ def test_cpp_send_fn_invalid_inputs_as_many_gradients_as_tensors_are_needed():
     ones = np.ones((3, 3))
     for wrong in ([ones], [ones, ones, ones]):
         with pytest.raises(GradError, match="worker1 answered edge 1"):
-            joined(leaf(seed=1), leaf(seed=2)).feed("worker1", [(1, wrong)], None, ALL)
+            joined(leaf(seed=1), leaf(seed=2)).feed("worker1", [(1, wrong, None)], None, ALL)
 
 
 def test_cpp_send_fn_invalid_inputs_each_gradient_has_the_shape_of_its_tensor():
     this = joined(leaf(seed=1), leaf(seed=2))
-    this.feed("worker1", [(1, [np.ones((3, 3)), np.ones((2, 3))])], None, ALL)
+    this.feed("worker1", [(1, [np.ones((3, 3)), np.ones((2, 3))], None)], None, ALL)
     with pytest.raises(GradError, match="shape") as caught:
         this.collect(this.drain())
     assert caught.value.reason == "shape"
@@ -42,10 +42,10 @@ def test_cpp_send_fn_invalid_inputs_each_gradient_has_the_shape_of_its_tensor():
 def test_cpp_send_fn_invalid_inputs_gradients_come_once_and_only_from_the_receiver():
     t1, t2 = leaf(seed=1), leaf(seed=2)
     this, ones = joined(t1, t2), np.ones((3, 3))
-    this.feed("stranger", [(1, [7 * ones, 7 * ones])], None, ALL)
+    this.feed("stranger", [(1, [7 * ones, 7 * ones], None)], None, ALL)
     assert not this.complete
-    this.feed("worker1", [(1, [ones, 2 * ones])], None, ALL)
-    this.feed("worker1", [(1, [5 * ones, 5 * ones])], None, ALL)
+    this.feed("worker1", [(1, [ones, 2 * ones], None)], None, ALL)
+    this.feed("worker1", [(1, [5 * ones, 5 * ones], None)], None, ALL)
     this.collect(this.drain())
     assert this.complete
     assert {t: g.tolist() for t, g in this.gradients.items()} == {

@@ -5,24 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiograd.dist.mail import MANY, flatten, unflatten
+from aiograd.dist.mail import flatten, unflatten
 
 A, B = np.ones((3, 3)), np.arange(4.0)
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected", "invitation"),
-    [
-        ([], None, None),
-        ([(7, None)], [1, 2, 3], ("worker0", 12, True, False, True)),
-        ([(7, [A]), (8, None), (9, [None, B, A])], [], ("a:b-c", -1, False, False, False)),
-    ],
-)
-def test_what_was_flattened_comes_back(answers, expected, invitation):
-    words, edges, invited, *arrays = flatten(answers, expected, invitation)
-    assert unflatten(words, edges, invited, arrays) == (answers, expected, invitation)
+def test_what_was_flattened_comes_back():
+    answers = [(7, [A], None), (8, None, [(0, 5, 1)]), (9, [None, B, A], None)]
+    (first, second, third) = unflatten(flatten(answers))
+    assert first[0] == 7
+    assert np.array_equal(first[1][0], A)
+    assert second == answers[1]
+    assert third[1][0] is None
+    assert np.array_equal(third[1][1], B)
 
 
-@pytest.mark.parametrize("gradients", [[np.zeros(100_000)], [A] * (MANY + 1), ["no array"]])
+def test_a_spread_scalar_comes_back_in_its_shape_and_writable():
+    answers = [(1, [np.broadcast_to(np.float32(2), (2, 3)), np.array(5.0)], None)]
+    ((_, (spread, scalar), _),) = unflatten(flatten(answers))
+    assert spread.shape == (2, 3)
+    assert spread.dtype == np.float32
+    assert spread.flags.writeable
+    assert scalar.shape == ()
+
+
+@pytest.mark.parametrize("gradients", [[np.zeros(100_000)], [np.zeros(3000)] * 3, ["no array"]])
 def test_what_is_large_or_strange_takes_the_general_road(gradients):
-    assert flatten([(1, gradients)], None, None) is None
+    assert flatten([(1, gradients, None)]) is None

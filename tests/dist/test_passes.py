@@ -12,6 +12,7 @@ from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.ops.elementwise import add, multiply
 from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.dist.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import ALL, NONE, Credit, Pass, Terms
 
@@ -57,10 +58,12 @@ class World:
         items = [self.random.choice(self.pool[name]) for _ in range(self.random.randint(1, 2))]
         items = list({id(tensor): (tensor, truth) for tensor, truth in items}.values())
         self.edges += 1
-        node = SendNode(self.edges, to, to.encode(), tuple(parent_of(t) for t, _ in items))
+        nodes = [parent_of(tensor) for tensor, _ in items]
+        loops = sum(closes_loop(node, 1, to.encode()) << i for i, node in enumerate(nodes))
+        node = SendNode(self.edges, to, to.encode(), tuple(nodes), loops)
         self.sends[name][self.edges] = node
         if self.random.random() < 0.9:  # the rest is lost or refused on the way
-            self.network.append(("forward", name, to, self.edges, items))
+            self.network.append(("forward", name, to, self.edges, (items, loops)))
 
     def backward(self, name: str) -> None:
         number = len(self.truth)
@@ -102,9 +105,10 @@ class World:
     def deliver(self) -> None:
         kind, sender, to, what, load = self.network.pop(self.random.randrange(len(self.network)))
         if kind == "forward":
-            node = RecvNode(1, what, sender, sender.encode(), len(load))
+            items, loops = load
+            node = RecvNode(1, what, sender, sender.encode(), len(items), loops)
             self.receives[to][what] = node
-            for index, (tensor, truth) in enumerate(load):
+            for index, (tensor, truth) in enumerate(items):
                 part = Part(node, index, tensor.shape, tensor.dtype)
                 self.pool[to].append((wrap(tensor.data.copy(), part), truth))
         else:

@@ -87,7 +87,7 @@ def _free_early(original: Any) -> Any:
 
 def _miss_unreached(original: Any) -> Any:
     def collect(self: Pass, sinks: Any) -> Any:
-        self._unreached = []
+        self.topology.unreached = []
         return original(self, sinks)
 
     return collect
@@ -96,8 +96,8 @@ def _miss_unreached(original: Any) -> Any:
 def _answer_twice(original: Any) -> Any:
     def feed(self: Pass, sender: str, answers: Any, expected: Any, credit: Any) -> None:
         doubled = [
-            (edge, None if grads is None else [None if g is None else g + g for g in grads])
-            for edge, grads in answers
+            (edge, None if grads is None else [None if g is None else g + g for g in grads], loops)
+            for edge, grads, loops in answers
         ]
         original(self, sender, doubled, expected, credit)
 

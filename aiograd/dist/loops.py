@@ -1,0 +1,142 @@
+"""Loops: tensors that came from a peer and went back to it as they were.
+
+    W: y ═══ edge r ═══▶ D: y' ═══ edge e ═══▶ W: y''       no arithmetic at D
+
+Step by step, the gradient of y'' would travel to D, only to come back with the answer to r. So D
+answers r at once, and says what is missing: "and what you have for tensor i of e". W finds that on
+its own tape. A chain of n calls to one worker, each given the result of the last, is thus played
+back in one round trip instead of n.
+
+D, in the middle, decides in each pass, because only D knows whether somebody looks at y' (a hook,
+`grad` by it, a boundary hook). A tensor that closes a loop opens none: else both ends could leave
+its gradient to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from aiograd.autograd.graph import Node, Part
+from aiograd.autograd.sweep import Sweep
+from aiograd.dist.nodes import RecvNode, SendNode
+
+Loop = tuple[int, int, int]  # to tensor `slot` of the answered edge: what `edge` has for `place`
+Sink = tuple[Node, Any]
+
+
+def closes_loop(node: Node | None, context_id: int, incarnation: bytes) -> bool:
+    """Whether what a node made came from that very worker in this context, and goes back now."""
+    if node.__class__ is not Part:
+        return False
+    part: Any = node
+    joint = part.joint
+    return (
+        joint.__class__ is RecvNode
+        and joint.incarnation == incarnation
+        and joint.context_id == context_id
+        and not joint.loops >> part.index & 1
+    )
+
+
+def cut(
+    send: SendNode, capture: Container[Node], opened: dict[RecvNode, list[Loop]]
+) -> SendNode:
+    """The sending end for one pass, without what its peer may find on its own tape."""
+    parents: list[Any] = list(send.parents)
+    for place, part in enumerate(parents):
+        if send.loops >> place & 1:
+            if not _is_seen(part, capture) and not _is_seen(part.joint, capture):
+                opened.setdefault(part.joint, []).append((part.index, send.edge, place))
+                parents[place] = None
+    return SendNode(send.edge, send.peer, send.incarnation, tuple(parents))
+
+
+def _is_seen(node: Any, capture: Container[Node]) -> bool:
+    return node.hooks is not None or node in capture
+
+
+class Closing:
+    """What one pass takes from this worker's own tape for edges that a peer has answered."""
+
+    def __init__(self, sweep: Sweep, leaving: Callable[[str, Any], Any] | None = None) -> None:
+        self._sweep = sweep
+        self._leaving = leaving  # what boundary hooks make of a gradient for a peer
+        self._wanted: dict[int, list[tuple[int, SendNode, int]]] = {}  # edge → place, for, slot
+        self._found: dict[int, list[Any]] = {}  # gradients that came before they were wanted
+        self._open: dict[SendNode, list[Any]] = {}  # how many are missing, and the slots so far
+        self._fed = False
+
+    def __bool__(self) -> bool:
+        """Whether an answered edge still waits for something of ours."""
+        return bool(self._open)
+
+    def answered(
+        self,
+        send: SendNode,
+        gradients: list[Any] | None,
+        missing: Iterable[tuple[int, RecvNode, int]],
+    ) -> None:
+        """An edge was answered: with these gradients, and what we have at those places."""
+        slots = [None] * send.outputs if gradients is None else list(gradients)
+        count = 0
+        for slot, node, place in missing:
+            if node in self._sweep:
+                self._wanted.setdefault(node.edge, []).append((place, send, slot))
+                count += 1
+            elif node.edge in self._found:
+                self._add(slots, slot, self._found[node.edge][place], send)
+        if count:
+            self._open[send] = [count, slots]
+        else:
+            self._feed(send, slots)
+
+    def take(self, sinks: list[Sink]) -> list[Sink]:
+        """Close loops with what a drain brought to light, and drain on; what is left to send."""
+        left: list[Sink] = []
+        while True:
+            self._fed = False
+            for node, gradients in sinks:
+                if node.__class__ is RecvNode and node.loops:
+                    gradients = self._close(node, gradients)
+                left.append((node, gradients))
+            if not self._fed:
+                return left
+            sinks = self._sweep.drain()
+
+    def _close(self, node: Any, gradients: list[Any] | None) -> list[Any] | None:
+        wanted = self._wanted.pop(node.edge, ())
+        for place, send, slot in wanted:
+            account = self._open[send]
+            account[0] -= 1
+            if gradients is not None:
+                self._add(account[1], slot, gradients[place], send)
+            if not account[0]:
+                del self._open[send]
+                self._feed(send, account[1])
+        if gradients is None:
+            return None
+        left = list(gradients)
+        for place, _, _ in wanted:
+            left[place] = None
+        if all(each is None for each in left):
+            return None
+        if any(each is not None and node.loops >> place & 1 for place, each in enumerate(left)):
+            self._found[node.edge] = left
+        return left
+
+    def forget(self) -> None:
+        """Nothing is wanted any more."""
+        self._found.clear()
+
+    def _add(self, slots: list[Any], slot: int, gradient: Any, send: SendNode) -> None:
+        if gradient is not None:
+            if self._leaving is not None:
+                gradient = self._leaving(send.peer, gradient)
+            old = slots[slot]
+            slots[slot] = gradient if old is None else old + gradient
+
+    def _feed(self, send: SendNode, slots: list[Any]) -> None:
+        self._fed = True
+        empty = all(each is None for each in slots)
+        self._sweep.feed(send, None if empty else slots)

@@ -1,0 +1,70 @@
+"""What a pass will visit on one worker: found once, and good for every pass over the same tape."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from aiograd.autograd.graph import Accumulate, Node
+from aiograd.autograd.sweep import contributions
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.loops import Loop, cut
+from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.weight import is_heavy
+
+
+class Topology:
+    """The ends of edges a worker has, and how many contributions each node behind them will get."""
+
+    __slots__ = (
+        "_leaves",
+        "awaited",
+        "counts",
+        "dead",
+        "gone",
+        "heavy",
+        "loops",
+        "receives",
+        "roots",
+        "unreached",
+    )
+
+    def __init__(
+        self,
+        sends: Mapping[int, SendNode],
+        receives: Mapping[int, RecvNode],
+        roots: Iterable[Node] = (),
+        *,
+        capture: Collection[Node] = (),
+        gone: Collection[bytes] = (),
+        loops: bool = True,
+    ) -> None:
+        self.roots, self.gone = list(roots), gone
+        self.receives = dict(receives)
+        self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
+        self.awaited: dict[int, SendNode] = {}  # by edge
+        self.dead: list[SendNode] = []  # whose receivers were gone before the pass
+        for edge, send in sends.items():
+            if gone and send.incarnation in gone:
+                self.dead.append(send)
+            elif send.loops and loops:
+                self.awaited[edge] = cut(send, capture, self.loops)
+            else:
+                self.awaited[edge] = send
+        self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
+        self.unreached = [node for node in receives.values() if node not in self.counts]
+        self.heavy = is_heavy(self.counts)
+        self._leaves: list[Tensor] = [
+            node.variable for node in self.counts if node.__class__ is Accumulate
+        ]
+
+    def fits(self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int) -> bool:
+        """Whether a pass from these roots visits the same; edges are only ever added."""
+        return (
+            sends == len(self.awaited) + len(self.dead)
+            and receives == len(self.receives)
+            and self.roots == roots
+            and self.gone == gone
+            and all(node.hooks is None for node in self.counts)
+            and not any(leaf._hooks for leaf in self._leaves)
+            and not any(node.hooks for node in self.loops)
+        )

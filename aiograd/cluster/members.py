@@ -175,14 +175,13 @@ class Members:
 
     def _carry(self, actions: Sequence[Action[PeerInfo]]) -> None:
         """Do what the membership decided."""
-        announced: list[asyncio.Future[Any]] = []
-        admitted: list[PeerInfo] = []
+        admitted = [action.peer for action in actions if isinstance(action, Admit)]
+        # First of all: as soon as others know a newcomer they may call it, and it them.
+        told = self._welcome(admitted)
         for action in actions:
             match action:
                 case Announce(update, to):
-                    announced += self._announce(update, to)
-                case Admit(peer):
-                    admitted.append(peer)
+                    told += self._announce(update, to)
                 case Refuse(peer, why):
                     answer = self._joining.pop(peer.incarnation, None)
                     if answer is not None and not answer.done():
@@ -190,7 +189,7 @@ class Members:
                         if peer.incarnation != self.agent.incarnation:
                             self._refused.add(peer.incarnation)
         if admitted:
-            self.agent.spawn(self._admit(admitted, announced))
+            self.agent.spawn(self._admit(admitted, told))
 
     def _announce(
         self, update: Update[PeerInfo], to: Sequence[PeerInfo]
@@ -209,27 +208,30 @@ class Members:
             answer.add_done_callback(retrieve)
         return answers
 
+    def _welcome(self, admitted: Sequence[PeerInfo]) -> list[asyncio.Future[Any]]:
+        """Tell newcomers who is there."""
+        answers: list[asyncio.Future[Any]] = []
+        roster = self._led().roster() if admitted else ()
+        for peer in admitted:
+            if peer.incarnation != self.agent.incarnation:
+                with contextlib.suppress(RpcError):  # lost already, which is noticed anyway
+                    answers.append(
+                        self.agent.request(peer, "cluster.welcome", *roster, timeout=CONFIRM)
+                    )
+        for answer in answers:
+            answer.add_done_callback(retrieve)
+        return answers
+
     async def _admit(
         self, admitted: Sequence[PeerInfo], told: Sequence[asyncio.Future[Any]]
     ) -> None:
         """Let newcomers in: they are answered when they know everyone and everyone knows them."""
-        own = self.agent.incarnation
         for peer in admitted:
             self.agent.directory.add(peer)
-        waits = [*told]
-        roster = self._led().roster()
-        for peer in admitted:
-            if peer.incarnation == own:
-                self._adopt(*roster)
-            else:
-                with contextlib.suppress(RpcError):  # lost already, which is noticed anyway
-                    waits.append(
-                        self.agent.request(peer, "cluster.welcome", *roster, timeout=CONFIRM)
-                    )
-        if waits:
-            await asyncio.wait(waits)
-        for each in waits:
-            retrieve(each)
+        if any(peer.incarnation == self.agent.incarnation for peer in admitted):
+            self._adopt(*self._led().roster())
+        if told:
+            await asyncio.wait(told)
         for peer in admitted:
             answer = self._joining.pop(peer.incarnation, None)
             if answer is not None and not answer.done():

@@ -13,7 +13,7 @@ import pytest
 from aiograd.cluster.local import LocalCluster
 from aiograd.cluster.worker import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
 
@@ -264,3 +264,24 @@ async def test_unknown_workers_are_named(cluster):
                 await change("nobody")
         with pytest.raises(UnknownWorker):
             c.logs("nobody")
+
+
+@inline
+def rank_of(name):
+    return get_worker_info(name).rank
+
+
+async def test_a_worker_knows_the_others_before_it_can_be_called(cluster):
+    async with cluster(2) as c:
+
+        async def ask_until(ended: asyncio.Task[None]) -> None:
+            while not ended.done():
+                try:
+                    assert await rpc_async("worker1", rank_of, ("worker0",)) == 0
+                except WorkerLost:  # while it is not there
+                    await asyncio.sleep(0)
+
+        for _ in range(5):
+            await c.kill("worker1")
+            restarting = asyncio.create_task(c.restart("worker1"))
+            await asyncio.gather(restarting, *(ask_until(restarting) for _ in range(5)))

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.dist.failures import failure_of
 from aiograd.dist.running import Running
-from aiograd.errors import BackwardFailed, WorkerLost
+from aiograd.errors import BackwardFailed, PassTimedOut, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
 
 ABORT_WAIT = 2.0  # seconds that survivors get to acknowledge the end of a failed pass
+LATE_WAIT = 0.2  # the same where time is up already: one that is silent will hear it when it wakes
 
 
 class Endings:
@@ -121,17 +122,16 @@ class Endings:
         waiting = []
         for peer in sorted(peers):
             with contextlib.suppress(Exception):
+                fault = self.shell.describe(failure, peer)
+                context_id, number = running.context.id, play.number
+                # Without an end: an abort that is given up may never be heard, and the peer would
+                # show numbers of a pass that has failed.
                 waiting.append(
-                    self.shell.ask(
-                        peer,
-                        "gradients.abort",
-                        running.context.id,
-                        play.number,
-                        self.shell.describe(failure, peer),
-                        timeout=ABORT_WAIT,
-                    )
+                    self.shell.insist(peer, "gradients.abort", context_id, number, fault)
                 )
-        await asyncio.gather(*waiting, return_exceptions=True)
+        if waiting:
+            late = isinstance(failure, PassTimedOut)
+            await asyncio.wait(waiting, timeout=LATE_WAIT if late else ABORT_WAIT)
 
     async def abort_asked(self, sender: PeerInfo, context_id: int, number: int, fault: Any) -> None:
         context = self._engine.contexts.find(context_id)

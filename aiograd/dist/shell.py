@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from contextvars import Context as Variables
@@ -49,6 +50,14 @@ class Shell:
         with contextlib.suppress(Exception):
             future = self._freely(lambda: self.agent.request(peer.name, service, *args, retry=True))
             future.add_done_callback(_look_at)
+
+    def insist(self, peer: str, service: str, *args: Any) -> asyncio.Future[Any]:
+        """Tell a peer something idempotent until it has heard it, however long that takes."""
+        future: asyncio.Future[Any] = self._freely(
+            lambda: self.agent.request(peer, service, *args, timeout=math.inf, retry=True)
+        )
+        future.add_done_callback(_look_at)
+        return future
 
     def ask(self, peer: str, service: str, *args: Any, timeout: float) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._freely(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import marshal
 import os
 import pickle
@@ -62,7 +63,8 @@ class Nursery:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._hosts: list[ForkedHost] = []  # by number, also those that have ended
+        self._hosts: dict[int, ForkedHost] = {}  # those that have not ended, by number
+        self._numbers = itertools.count()
         self._environment = worker_environment(os.environ)
         # Packets: one message each, with the pipes of a worker as their freight.
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -98,8 +100,8 @@ class Nursery:
         made = []
         for plan in plans:
             host = ForkedHost(plan, self)
-            number = len(self._hosts)
-            self._hosts.append(host)
+            number = next(self._numbers)
+            self._hosts[number] = host
             socket.send_fds(self._control, [str(number).encode()], host.pipes)
             for each in host.pipes:
                 os.close(each)
@@ -109,7 +111,7 @@ class Nursery:
 
     def give_up(self) -> None:
         """End the nursery if nobody wants what it has yet to make."""
-        left = [host for host in self._hosts if not host.ended.done()]
+        left = [host for host in self._hosts.values() if not host.ended.done()]
         if all(host.doomed for host in left) and any(host.pid is None for host in left):
             self._child.signal()
 
@@ -125,7 +127,7 @@ class Nursery:
 
     def _heard(self, stream: str, line: str) -> None:
         # It has something to say only when it fails, and then that is why no worker starts.
-        for host in self._hosts:
+        for host in self._hosts.values():
             if host.pid is None:
                 host.log.add(line)
         forward("nursery", stream, line)
@@ -137,7 +139,7 @@ class Nursery:
                 if what == b"start":
                     self._hosts[int(host)].started(int(number))
                 else:
-                    self._hosts[int(host)].finished(int(number))
+                    self._hosts.pop(int(host)).finished(int(number))
         except BlockingIOError:
             return
         except OSError:
@@ -153,7 +155,7 @@ class Nursery:
         if self._control.fileno() >= 0:
             self._read()
             self._hang_up()
-        for host in self._hosts:
+        for host in self._hosts.values():
             host.orphaned(exited.result())
 
 

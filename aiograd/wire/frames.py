@@ -185,13 +185,17 @@ class FrameReader:
         return frames
 
     def abandon(self, release: Callable[[int], None]) -> None:
-        """Nothing more will come: give back what was reserved for messages half here."""
+        """Nothing more will come: give back the buffer, and what was reserved for messages."""
         for frame, _ in self._transfers.values():
             transfer = frame[5]
             if isinstance(transfer, Transfer) and not transfer.refused:
                 release(transfer.size)
         self._transfers.clear()
         self._chunk = None
+        # Whoever remembers a lost peer must not remember a quarter of a megabyte with it.
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
 
     # ── large messages ──────────────────────────────────────────────────────────────────────────
 

@@ -246,6 +246,19 @@ async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
         assert not any(alive(each) for each in pids)
 
 
+async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
+    async with cluster(2, processes=True) as c:
+        agent, nursery = c.driver.agent, c._nursery
+        for _ in range(3):
+            await c["worker1"].call(who)
+            await c.kill("worker1")
+            await c.restart("worker1")
+        lost = [link for link in agent._links.values() if link.state == "lost"]
+        assert len(lost) == 3
+        assert sum(len(link.connection.reader._buffer) for link in lost) == 0
+        assert len(nursery._hosts) == 2
+
+
 async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):
     async with cluster(2, processes=True) as c:
         monkeypatch.setenv("AIOGRAD_TEST_VARIABLE", "later")

@@ -124,6 +124,7 @@ def test_what_was_reserved_is_given_back_when_the_connection_ends():
     reader.feed(head + chunks[0][:50])
     reader.abandon(given_back.append)
     assert given_back == [100_000]
+    assert len(reader._buffer) == 0
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Report:
     unexplained: Counter[str] = field(default_factory=Counter)  # nobody was killed at that time
     wrong: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    starved: float = 0.0  # seconds in which the machine had no core for us; nobody is late in them
     memory: dict[str, list[int]] = field(default_factory=dict)  # of those that were never killed
     left: dict[str, dict[str, int]] = field(default_factory=dict)  # counters that are not 0
     resting: float = 0.0  # seconds until all counters were 0
@@ -81,7 +82,7 @@ class Report:
             "kills": f"{self.kills}",
             "errors": f"{listed(self.errors)}; without a kill: {listed(self.unexplained)}",
             "wrong": f"{len(self.wrong)}",
-            "late": f"{len(self.late)}",
+            "late": f"{len(self.late)} (without {self.starved:.1f} s in which there was no core)",
             "memory": "; ".join(map(megabytes, self.memory)),
             "at rest": f"after {self.resting:.1f} s" if not self.left else f"never: {self.left}",
             "closed": f"in {self.closing:.1f} s",

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import random
+import time
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ HANG = 3 * TIMEOUT  # seconds after which something will not end by itself
 AFTERMATH = 3.0  # seconds after a restart in which its loss may still be told
 REST = 5.0  # seconds beyond the lease after which nothing may be left
 SHELF = 50  # references kept for later
+PULSE = 0.02  # seconds between two looks whether this thread is given a core
 SAMPLE = 1.0  # seconds between two looks at memory
 
 
@@ -47,6 +49,7 @@ class Soak:
                 group.create_task(self._act(random.Random(f"{seed} actor {number}"), end))
             group.create_task(self._kill(random.Random(f"{seed} killer"), end))
             group.create_task(self._look(end))
+            group.create_task(self._feel_the_pulse(end))
         self.report.calls = self.cluster.driver.agent.started - before
 
     # ── doing jobs ──────────────────────────────────────────────────────────────────────────────
@@ -70,7 +73,7 @@ class Soak:
     async def within(self, seconds: float | None, work: Awaitable[Any]) -> Any:
         """Await something that has so many seconds, and note if it took longer."""
         seconds = TIMEOUT if seconds is None else seconds
-        began = self._loop.time()
+        began, starved = self._loop.time(), self.report.starved
         try:
             async with asyncio.timeout(HANG) as limit:
                 return await work
@@ -79,7 +82,8 @@ class Soak:
                 raise Wrong(f"no end after {HANG:g} s: {work!r}") from None
             raise
         finally:
-            took = self._loop.time() - began
+            await asyncio.sleep(0)  # the pulse comes first, if both were held up
+            took = self._loop.time() - began - (self.report.starved - starved)
             if took > seconds + LATE:
                 self.report.late.append(f"{took:.2f} s instead of {seconds:g}: {work!r:.100}")
 
@@ -113,6 +117,16 @@ class Soak:
             for name, process in watched.items():
                 self.report.memory.setdefault(name, []).append(resident(process))
             await asyncio.sleep(min(SAMPLE, max(0.0, end - self._loop.time())))
+
+    async def _feel_the_pulse(self, end: float) -> None:
+        """Note for how long the machine gave this thread no core: nobody can be in time then.
+
+        Only what was neither slept nor worked counts, so a loop that we hold ourselves is late."""
+        while self._loop.time() < end:
+            due, worked = self._loop.time() + PULSE, time.thread_time()
+            await asyncio.sleep(PULSE)
+            held = self._loop.time() - due - (time.thread_time() - worked)
+            self.report.starved += max(0.0, held)
 
     async def rest(self) -> None:
         """Let go of everything, and wait until every counter of every worker is 0."""

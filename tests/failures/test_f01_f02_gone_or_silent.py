@@ -1,0 +1,82 @@
+"""F1: a worker is killed. F2: a worker is stopped, and wakes, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+import aiograd as ag
+from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
+from tests.failures.conftest import PACE
+from tests.failures.work import echo, kill, linger, linger_through, outcome, stopped, until
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+async def test_f1_every_call_to_a_killed_worker_is_lost(cluster, figure, transport):
+    async with cluster(3, transport=transport) as c:
+        await asyncio.gather(*(ag.rpc_async(worker, echo, (1,)) for worker in c))
+        calls = [ag.rpc_async("worker1", linger) for _ in range(20)]
+        nested = ag.rpc_async("worker0", linger_through, (["worker1"],))
+        while (await ag.rpc_async("worker1", ag.debug_info))["running_calls"] < 21:
+            await asyncio.sleep(0.002)  # the nested one, too
+        killed = kill(c, "worker1")
+        found = await asyncio.gather(*map(outcome, [*calls, nested]))
+        for error, _ in found:
+            assert type(error) is WorkerLost
+            assert error.worker == "worker1"
+            assert error.executed == "unknown"
+        how = "Unix socket" if transport == "unix" else "TCP"
+        slowest = max(when for _, when in found) - killed
+        figure("F1", f"a worker is killed ({how}): `WorkerLost`", 0.5, slowest)
+        error, _ = await outcome(ag.rpc_async("worker1", echo, (1,)))
+        assert type(error) is WorkerLost
+        assert error.executed == "no"
+        assert await ag.rpc_async("worker2", echo, (2,)) == 2
+
+
+@pytest.mark.deadline(60)
+async def test_f2_a_stopped_worker_is_suspect_and_its_calls_end(cluster, figure, monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.caller.UNRESPONSIVE", 30.0 / PACE)
+    async with cluster(2) as c:
+        agent = c.driver.agent
+        await asyncio.gather(*(ag.rpc_async(worker, echo, (1,)) for worker in c))
+        with stopped(c, "worker1"):
+            began = asyncio.get_running_loop().time()
+            timed = asyncio.create_task(outcome(ag.rpc_async("worker1", echo, (1,), timeout=0.5)))
+            endless = asyncio.create_task(
+                outcome(ag.rpc_async("worker1", echo, (1,), timeout=math.inf))
+            )
+            suspected = await until(lambda: "worker1" in agent.suspects())
+            # A heartbeat may have come just before, and one more is needed to miss it.
+            promise = 6.0 / PACE
+            figure("F2", "a worker is stopped: suspect", promise, suspected - began)
+            error, when = await timed
+            assert isinstance(error, DeadlineExceeded)
+            assert error.worker == "worker1"
+            figure(
+                "F2",
+                "… a call to it: `DeadlineExceeded` past its deadline",
+                0.25,
+                when - began - 0.5,
+            )
+            error, when = await endless
+            assert isinstance(error, WorkerUnresponsive)
+            assert error.worker == "worker1"
+            promise = 31.0 / PACE
+            figure("F2", "… without a deadline: `WorkerUnresponsive`", promise, when - began)
+
+
+async def test_f2_a_worker_that_wakes_in_time_answers_as_if_nothing_had_been(cluster, figure):
+    async with cluster(2) as c:
+        agent = c.driver.agent
+        assert await ag.rpc_async("worker1", echo, (1,)) == 1
+        with stopped(c, "worker1"):
+            calls = [ag.rpc_async("worker1", echo, (i,), timeout=math.inf) for i in range(10)]
+            await until(lambda: "worker1" in agent.suspects())
+        woken = asyncio.get_running_loop().time()
+        assert await asyncio.gather(*calls) == list(range(10))
+        answered = asyncio.get_running_loop().time()
+        figure("F2", "… it wakes: its calls are answered", 1.0, answered - woken)
+        await until(lambda: not agent.suspects())

@@ -1,0 +1,76 @@
+"""F18: no memory. F19: another version. F20: another loop, a forked child."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.errors import ForkedProcessError, Overloaded, ProtocolError, WrongLoopError
+from aiograd.rpc.agent import Agent
+from aiograd.wire.session import VERSION
+from tests.failures.work import echo, now, outcome
+from tests.rpc.test_place import in_forked_child
+
+MIB = 1 << 20
+
+
+async def test_f18_a_worker_without_memory_refuses_and_lives(cluster, figure):
+    async with cluster(2, inbound_budget=8 * MIB) as c:
+        process = c.pid("worker0")
+        assert await ag.rpc_async("worker0", echo, (1,)) == 1
+        began = now()
+        error, when = await outcome(ag.rpc_async("worker0", len, (np.zeros(16 * MIB, np.uint8),)))
+        assert isinstance(error, Overloaded)
+        assert error.worker == "worker0"
+        figure("F18", "a message beyond the memory budget: `Overloaded`", 0.5, when - began)
+        assert await ag.rpc_async("worker0", len, (np.zeros(4 * MIB, np.uint8),)) == 4 * MIB
+        assert c.pid("worker0") == process
+        assert c.state("worker0") == "running"
+
+
+class Newer(Agent):
+    @property
+    def identity(self):
+        return replace(super().identity, version=VERSION + 1)
+
+
+async def test_f19_another_version_is_named_in_the_handshake(cluster, figure):
+    async with cluster(1) as c:
+        (address,) = c.driver.agent.directory.get("worker0").addresses
+        newer = Newer("newer", 9, secret=c._secret)
+        try:
+            began = now()
+            error, when = await outcome(newer.connect(address))
+        finally:
+            await newer.close()
+        assert isinstance(error, ProtocolError)
+        assert str(error) == f"peer speaks {VERSION}, we speak {VERSION + 1}"
+        figure("F19", "another version: `ProtocolError`", 0.5, when - began)
+        assert await ag.rpc_async("worker0", echo, (1,)) == 1
+
+
+async def test_f20_a_second_loop_and_a_forked_child_are_told_at_once(cluster, figure):
+    async with cluster(1):
+        assert await ag.rpc_async("worker0", echo, (1,)) == 1
+
+        def elsewhere() -> tuple[BaseException, float]:
+            async def use() -> None:
+                await ag.rpc_async("worker0", echo, (1,))
+
+            began = now()
+            with pytest.raises(WrongLoopError) as caught:
+                asyncio.run(use())
+            return caught.value, now() - began
+
+        error, took = await asyncio.to_thread(elsewhere)
+        assert error.worker == "driver"
+        figure("F20", "used on a second loop: `WrongLoopError`", 0.1, took)
+        began = now()
+        said = in_forked_child(lambda: ag.rpc_sync("worker0", echo, (1,)))
+        figure("F20", "used in a forked child: `ForkedProcessError`", 0.1, now() - began)
+        assert said.startswith(ForkedProcessError.__name__)
+        assert await ag.rpc_async("worker0", echo, (2,)) == 2

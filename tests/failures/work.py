@@ -1,0 +1,110 @@
+"""What workers are asked to do while they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import aiograd as ag
+
+SEEN: dict[str, float] = {}  # moments, by the clock that all processes of a host share
+
+
+def now() -> float:
+    return time.monotonic()
+
+
+@ag.inline
+def echo(x: Any) -> Any:
+    return x
+
+
+async def linger() -> None:
+    """Never return; remember when this was cancelled."""
+    SEEN["started"] = now()
+    try:
+        await asyncio.sleep(3600.0)
+    except asyncio.CancelledError:
+        SEEN["cancelled"] = now()
+        raise
+
+
+def linger_in_thread(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def linger_through(names: list[str]) -> None:
+    """Linger on the last of these workers, called through all before it."""
+    SEEN["started"] = now()
+    try:
+        if names:
+            await ag.rpc_async(names[0], linger_through, (names[1:],))
+        else:
+            await linger()
+    except asyncio.CancelledError:
+        SEEN["cancelled"] = now()
+        raise
+
+
+@ag.inline
+def seen() -> dict[str, float]:
+    return dict(SEEN)
+
+
+@ag.inline
+def hold_the_loop(seconds: float) -> float:
+    began = now()
+    time.sleep(seconds)
+    return began
+
+
+seen.__aiograd_quiet__ = True  # type: ignore[attr-defined]
+
+
+async def told(name: str, what: str) -> float:
+    """Wait until something was seen on a worker; when."""
+    while what not in (moments := await ag.rpc_async(name, seen)):
+        await asyncio.sleep(0.002)
+    return moments[what]
+
+
+async def until(condition: Callable[[], bool]) -> float:
+    """Wait until something holds here; when."""
+    while not condition():
+        await asyncio.sleep(0.002)
+    return now()
+
+
+async def outcome(awaitable: Any) -> tuple[BaseException, float]:
+    """The error that something ends with, and when."""
+    try:
+        result = await awaitable
+    except Exception as error:
+        return error, now()
+    raise AssertionError(f"no error, but {result!r}")
+
+
+@contextmanager
+def stopped(cluster: ag.LocalCluster, name: str) -> Any:
+    """A worker whose process is stopped, as by a debugger or a swapping machine."""
+    process = cluster.pid(name)
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if not cluster._hosts[name].ended.done():
+            os.kill(process, signal.SIGCONT)
+
+
+def kill(cluster: ag.LocalCluster, name: str) -> float:
+    """Kill a worker's process behind the cluster's back; when."""
+    process = cluster.pid(name)
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+    return now()

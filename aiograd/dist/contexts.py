@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import CURRENT, Context
@@ -27,6 +27,8 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.records import Party
+from aiograd.rref.telling import Telling
 
 if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
@@ -45,6 +47,8 @@ class Contexts:
         self.partners = Partners(self)
         self.gone: set[bytes] = set()  # incarnations of peers known to be dead
         self.steps = 0  # of optimisers on this worker's leaves, so far
+        self._variables = agent.context.copy()
+        self._telling = Telling(agent, self.gone, self._variables)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         # A restarted worker must not give out the ids of its former self.
@@ -124,7 +128,11 @@ class Contexts:
         self.engine.released(context)
         for peer in context.told.values():
             if peer.name != self.agent.name and peer.incarnation not in self.gone:
-                self.shell.inform(peer, "context.release", context.id)
+                to = Party(peer.name, peer.rank, peer.incarnation)
+                # Outside the time budget of whatever call is running.
+                self._variables.run(
+                    self._telling.tell, to, _whatever, "context.release", context.id
+                )
         context.sends.clear()
         context.receives.clear()
         context.topology = None
@@ -179,6 +187,11 @@ class Contexts:
             if context.id >> 48 != self.agent.rank:
                 context.told.clear()  # it is not ours to end: others may still work in it
             self.release(context.id)
+        self._telling.close()
+
+
+def _whatever(answer: Any, error: Any) -> None:
+    """Who is told of an end has nothing to say to it."""
 
 
 def contexts() -> Contexts:

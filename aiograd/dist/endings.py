@@ -105,6 +105,12 @@ class Endings:
             done.set_exception(failure)
             done.exception()  # whoever still awaits it gets it all the same
 
+    def cancelled(self, running: Running) -> None:
+        """Nobody awaits a pass any more: end it here at once, and elsewhere soon."""
+        failure = BackwardFailed(self.agent.name, "", "it was cancelled")
+        if self._drop(running, failure):
+            self.agent.spawn(self._tell_abort(running, failure))
+
     def _drop(self, running: Running, failure: BackwardFailed) -> bool:
         context, number = running.context, running.play.number
         if number in context.aborted:

@@ -30,7 +30,7 @@ from aiograd.dist.endings import Endings
 from aiograd.dist.mail import flatten, unflatten
 from aiograd.dist.passes import Answer, Credit, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
-from aiograd.dist.running import Running
+from aiograd.dist.running import Late, Running
 from aiograd.dist.topology import Topology
 from aiograd.errors import (
     BackwardFailed,
@@ -190,23 +190,20 @@ class Engine:
         play, agent = running.play, self.agent
         assert running.done is not None
         try:
-            if not running.done.done() or running.done.exception() is not None:
-                async with asyncio.timeout(None if seconds == math.inf else seconds) as limit:
-                    await asyncio.shield(running.done)
-        except TimeoutError:
-            if not limit.expired():
-                raise
+            if not running.done.done() and seconds != math.inf:
+                running.limit(agent.deadlines.bucket(agent.loop.time() + seconds))
+            await running.done
+        except Late:
             owing = sorted({send.peer for send in play.awaited.values()}) or [agent.name]
             why = f"it did not end within {seconds:g} s; {play.waits_for()}"
             late = PassTimedOut(owing[0], "", why, seconds)
             await self.endings.end(running, late)
             raise late from DeadlineExceeded(owing[0], "backward", seconds)
         except asyncio.CancelledError:
-            agent.spawn(
-                self.endings.end(running, BackwardFailed(agent.name, "", "it was cancelled"))
-            )
+            self.endings.cancelled(running)
             raise
         finally:
+            running.unlimit()
             self._led.pop(play.number, None)
             self.passes.pop((running.context.id, play.number), None)
             if running.trace is not None:

@@ -8,13 +8,28 @@ from typing import Any
 
 from aiograd.dist.context import Context
 from aiograd.dist.passes import Pass
+from aiograd.rpc.deadlines import Bucket
 from aiograd.rpc.tracing import PassTrace
+
+
+class Late(Exception):
+    """A pass did not end in its time."""
 
 
 class Running:
     """A pass and what the shell needs to know of it."""
 
-    __slots__ = ("context", "done", "draining", "floor", "heavy", "inbox", "play", "trace")
+    __slots__ = (
+        "_bucket",
+        "context",
+        "done",
+        "draining",
+        "floor",
+        "heavy",
+        "inbox",
+        "play",
+        "trace",
+    )
 
     def __init__(
         self, context: Context, play: Pass, floor: int, done: asyncio.Future[None] | None
@@ -26,11 +41,29 @@ class Running:
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
         self.heavy = play.topology.heavy
+        self._bucket: Bucket | None = None  # where its deadline waits
 
     @property
     def over(self) -> bool:
-        """At the originator: whether it has ended, even if who awaits it has not heard so yet."""
-        return self.done is not None and self.done.done()
+        """At the originator: whether it ended well, even if who awaits it has not heard so yet."""
+        done = self.done
+        return (
+            done is not None and done.done() and not done.cancelled() and done.exception() is None
+        )
+
+    def limit(self, bucket: Bucket) -> None:
+        """Let it end with `Late` at a deadline."""
+        self._bucket = bucket
+        bucket[self] = None
+
+    def unlimit(self) -> None:
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+
+    def expire(self) -> None:
+        """Its deadline has come (called by `Deadlines`)."""
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(Late())
 
     def feed(self) -> None:
         """Give the pass the messages that came."""

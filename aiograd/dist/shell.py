@@ -45,12 +45,6 @@ class Shell:
             raise job.error
         return job.result  # type: ignore[no-any-return]
 
-    def inform(self, peer: PeerInfo, service: str, *args: Any) -> None:
-        """Tell a peer something idempotent until it has heard it or is gone; nobody waits."""
-        with contextlib.suppress(Exception):
-            future = self._freely(lambda: self.agent.request(peer.name, service, *args, retry=True))
-            future.add_done_callback(_look_at)
-
     def insist(self, peer: str, service: str, *args: Any) -> asyncio.Future[Any]:
         """Tell a peer something idempotent until it has heard it, however long that takes."""
         future: asyncio.Future[Any] = self._freely(

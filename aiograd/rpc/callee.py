@@ -153,8 +153,20 @@ class Callee:
         """A request or post is complete; it stays behind what is held back."""
         if self._held or self._outbox.over(self._limit):
             self._hold(kind, flags, id, budget, target, body)
+        elif kind == POST and flags == FLAT and type(body) is not Transfer:
+            self._serve_at_once(id, target, body)
         else:
             self.arrived(kind, flags, id, budget, target, body)
+
+    def _serve_at_once(self, id: int, target: Target, body: Any) -> None:
+        """The shortest way of a post: nobody waits for an answer."""
+        incoming = Incoming(self, id, target, POST)
+        incoming.context = self._context.copy()
+        try:
+            incoming.args, _ = decode_call(body)
+        except Exception as error:
+            return self._fail(incoming, error)
+        self._serve(incoming)
 
     def _hold(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any

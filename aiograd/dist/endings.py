@@ -123,21 +123,35 @@ class Endings:
         return True
 
     async def _tell_abort(self, running: Running, failure: BackwardFailed) -> None:
-        play = running.play
-        peers = (play.informed | play.heard) - {self.agent.name}
+        """Tell everyone we had to do with, who tell others in turn; then those nobody may tell."""
+        late = isinstance(failure, PassTimedOut)
+        known = (running.play.informed | running.play.heard) - {self.agent.name}
+        silent = await self._abort(running, failure, known, LATE_WAIT if late else ABORT_WAIT)
+        if silent and running.done is not None:
+            # Who is silent may have told somebody else of the pass, and says nothing to it now.
+            # Partners are left out: whom they work with is nothing to the others.
+            members = {p.name for p in self.agent.directory if not self.agent.restricts(p)}
+            others = members - known - {self.agent.name}
+            await self._abort(running, failure, others, LATE_WAIT)
+
+    async def _abort(
+        self, running: Running, failure: BackwardFailed, peers: set[str], seconds: float
+    ) -> bool:
+        """End a pass at some peers; whether one of them has not acknowledged it in time."""
         waiting = []
         for peer in sorted(peers):
             with contextlib.suppress(Exception):
                 fault = self.shell.describe(failure, peer)
-                context_id, number = running.context.id, play.number
+                context_id, number = running.context.id, running.play.number
                 # Without an end: an abort that is given up may never be heard, and the peer would
                 # show numbers of a pass that has failed.
                 waiting.append(
                     self.shell.insist(peer, "gradients.abort", context_id, number, fault)
                 )
-        if waiting:
-            late = isinstance(failure, PassTimedOut)
-            await asyncio.wait(waiting, timeout=LATE_WAIT if late else ABORT_WAIT)
+        if not waiting:
+            return False
+        _, silent = await asyncio.wait(waiting, timeout=seconds)
+        return bool(silent)
 
     async def abort_asked(self, sender: PeerInfo, context_id: int, number: int, fault: Any) -> None:
         context = self._engine.contexts.find(context_id)

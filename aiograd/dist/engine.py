@@ -181,9 +181,7 @@ class Engine:
 
     def _is_gone(self, name: str, incarnation: bytes) -> bool:
         peer = self.agent.directory.get(name)
-        return (
-            peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone
-        )
+        return peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone
 
     async def _finish(self, running: Running, seconds: float) -> None:
         """Wait for the end of a pass we started; end it everywhere if it does not end well."""

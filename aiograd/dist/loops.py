@@ -39,9 +39,7 @@ def closes_loop(node: Node | None, context_id: int, incarnation: bytes) -> bool:
     )
 
 
-def cut(
-    send: SendNode, capture: Container[Node], opened: dict[RecvNode, list[Loop]]
-) -> SendNode:
+def cut(send: SendNode, capture: Container[Node], opened: dict[RecvNode, list[Loop]]) -> SendNode:
     """The sending end for one pass, without what its peer may find on its own tape."""
     parents: list[Any] = list(send.parents)
     for place, part in enumerate(parents):

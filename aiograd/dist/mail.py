@@ -48,7 +48,9 @@ def flatten(answers: Sequence[Answer]) -> list[FlatAnswer] | None:
 
 def unflatten(flat: Sequence[FlatAnswer]) -> list[Answer]:
     """The answers that `flatten` was given."""
-    return [(edge, None if row is None else list(map(_array, row)), loops) for edge, row, loops in flat]
+    return [
+        (edge, None if row is None else list(map(_array, row)), loops) for edge, row, loops in flat
+    ]
 
 
 def _array(plain: Any) -> np.ndarray | None:

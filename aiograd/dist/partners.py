@@ -138,9 +138,9 @@ def _is_answer(value: Any) -> bool:
     if not (type(value) is tuple and len(value) == 3 and type(value[0]) is int):
         return False
     _, gradients, loops = value
-    return (gradients is None or (type(gradients) is list and all(map(_is_gradient, gradients)))) and (
-        loops is None or (type(loops) is list and all(map(_is_loop, loops)))
-    )
+    return (
+        gradients is None or (type(gradients) is list and all(map(_is_gradient, gradients)))
+    ) and (loops is None or (type(loops) is list and all(map(_is_loop, loops))))
 
 
 def _is_loop(value: Any) -> bool:

@@ -57,7 +57,9 @@ class Topology:
             node.variable for node in self.counts if node.__class__ is Accumulate
         ]
 
-    def fits(self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int) -> bool:
+    def fits(
+        self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int
+    ) -> bool:
         """Whether a pass from these roots visits the same; edges are only ever added."""
         return (
             sends == len(self.awaited) + len(self.dead)

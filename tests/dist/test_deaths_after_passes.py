@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -56,3 +57,40 @@ def test_numbers_stay_readable_when_a_participant_dies_after_a_good_pass():
 
 async def readable(context_id: int) -> bool:
     return ag.get_gradients(context_id) is not None
+
+
+class FallAsleep(ag.Function):
+    """On its way back, the worker that sent the gradient stops for a minute."""
+
+    worlds: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        FallAsleep.worlds[-1].pause("worker0", 60.0)
+        return gradient
+
+
+async def weigh(path: list[str], x: ag.Tensor) -> ag.Tensor:
+    if path:
+        return await ag.rpc_async(path[0], weigh, args=(path[1:], x))
+    return FallAsleep.apply(x) * ag.tensor([3.0, 3.0], requires_grad=True)
+
+
+def test_a_worker_known_only_to_a_silent_one_shows_no_number_of_a_failed_pass():
+    """worker0 passed gradients on to worker1, and cannot tell it that the pass has failed."""
+
+    async def program(world) -> None:
+        FallAsleep.worlds.append(world)
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        async with ag.context() as ctx:
+            y = await weigh(["worker0", "worker1"], x)
+            with pytest.raises(ag.errors.BackwardFailed):
+                await ctx.backward(y.sum(), timeout=3.0)
+            with pytest.raises(ag.errors.BackwardFailed):
+                await ag.rpc_async("worker1", readable, args=(ctx.id,))
+
+    simulate(program, workers=3)

@@ -42,6 +42,17 @@ def backward(
         raise AssertionError(f"nodes still wait: {sweep.waiting}")
 
 
+def _of_one(
+    self: Tensor, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
+) -> None:
+    """Add the derivative of this tensor to `.grad` of every leaf it was made from."""
+    backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
+
+_of_one.__name__, _of_one.__qualname__ = "backward", "Tensor.backward"
+Tensor.backward = _of_one  # type: ignore[method-assign]
+
+
 def deposit(sink: Node, grad: Any) -> None:
     """Add a gradient that arrived at a leaf to its `.grad`."""
     if not isinstance(sink, Accumulate):
@@ -50,7 +61,8 @@ def deposit(sink: Node, grad: Any) -> None:
     leaf = sink.variable
     if not isinstance(grad, Tensor):
         grad = wrap(grad)
-    leaf._grad = grad if leaf._grad is None else accumulated(leaf._grad, grad)
+    old = leaf._grad
+    leaf._grad = grad if old is None else accumulated(old, grad)
     if leaf._after_hooks:
         for hook in list(leaf._after_hooks.values()):
             hook(leaf)

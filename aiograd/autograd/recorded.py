@@ -64,13 +64,13 @@ class OpNode(Node):
             if not retain:
                 self.saved = None
         rules = self.plan.rules
-        if self.kwargs or rules is None or len(rules) > 2:
+        if self.kwargs or rules is None or len(saved) > 3:
             return self._run_any(grad, saved)
-        if len(rules) == 1:
+        if len(saved) == 2:
             y, a = saved
             return (rules[0](grad, y, a),)
-        first, second = rules
         y, a, b = saved
+        first, second = rules
         return (
             None if first is None else first(grad, y, a, b),
             None if second is None else second(grad, y, a, b),

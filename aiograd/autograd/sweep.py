@@ -156,13 +156,13 @@ class Sweep:
                 node = pop()
                 if node.hooks is not None and grad is not None:
                     grad = _run_hooks(node.hooks, grad, node, create_graph)
-                if capture and node in capture:
-                    self.captured[node] = grad
                 parents = node.parents
                 if not parents:
                     contributions = part = None  # so that only the sink's gradient is held below
                     self._end(node, grad)
                     continue
+                if capture and node in capture:
+                    self.captured[node] = grad
                 if grad is None or node.__class__ is Part:
                     self._pass_on(node, grad)
                     continue
@@ -207,8 +207,8 @@ class Sweep:
                 grad = np.asarray(grad)
             elif not isinstance(grad, Tensor) and (self._is_shared(grad) or not grad.contiguous):
                 grad = grad.copy()
-            if node in self._capture:
-                self.captured[node] = grad
+        if self._capture and node in self._capture:
+            self.captured[node] = grad
         self._sinks.append((node, grad))
 
     def _is_shared(self, grad: Any) -> bool:
@@ -263,8 +263,12 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
             grad = grad.data
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad)
-    if grad.shape != target.shape:
-        grad = _unbroadcast(grad, target, source)
+    shape = grad.shape
+    if shape != target.shape:
+        if shape[1:] == target.shape and grad.__class__ is _ndarray:  # the common case: a bias
+            grad = _add(grad, 0)
+        else:
+            grad = _unbroadcast(grad, target, source)
     if grad.dtype is not target.dtype and grad.dtype != target.dtype:
         if grad.dtype.kind == "c" and target.dtype.kind != "c":
             grad = grad.real

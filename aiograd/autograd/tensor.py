@@ -293,16 +293,11 @@ class Tensor:
             self._accumulate = weakref.ref(node)
         return node
 
-    def backward(
-        self, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:
-        """Add the derivative of this tensor to `.grad` of every leaf it was made from."""
-        from aiograd.autograd.backward import backward
+    if TYPE_CHECKING:  # the tables in ops/ attach operators and methods, backward.py its own
 
-        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
-
-    if TYPE_CHECKING:  # the tables in ops/ attach operators and methods
-
+        def backward(
+            self, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
+        ) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def __add__(self, other: Any) -> Tensor: ...

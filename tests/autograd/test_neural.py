@@ -36,6 +36,19 @@ def test_activations_do_not_overflow():
         assert np.isfinite(far.grad.data).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("lay", [np.ascontiguousarray, np.asfortranarray, lambda a: a[::2, ::3]])
+def test_relu_is_the_same_for_arrays_of_every_size_and_layout(dtype, lay):
+    a = lay(np.random.default_rng(0).standard_normal((150, 151)).astype(dtype))
+    a[0, :4] = np.nan, -np.inf, np.inf, -0.0
+    x = ag.tensor(a, requires_grad=True)
+    y = ag.relu(x)
+    np.testing.assert_array_equal(y.data, np.maximum(a, 0))
+    assert y.dtype == dtype
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.data, a > 0)
+
+
 def test_softmax_rows_add_up_to_one_whatever_their_size():
     a = ag.tensor([[1e4, 1e4 + 1], [-1e4, 0.0]])
     np.testing.assert_allclose(ag.softmax(a).data.sum(axis=-1), 1)

@@ -111,6 +111,15 @@ def test_retain_graph_allows_another_pass():
     np.testing.assert_allclose(x.grad.data, 2 * first)
 
 
+def test_arguments_that_want_no_gradient_are_not_saved_for():
+    x = leaf()
+    first = ag.op("first", lambda a, b: a + 0 * b, lambda g, y, a, b: g, lambda g, y, a, b: g * a)
+    total = first(x, 2.0).sum()
+    total.backward()
+    total.backward()  # only the gradient by the other argument would have needed values
+    assert x.grad.tolist() == [2, 2, 2]
+
+
 def test_a_graph_that_saved_nothing_can_be_played_again():
     x = leaf()
     y = (x + x).sum()
@@ -176,6 +185,12 @@ def test_buf_no_copy_single_use_is_stored_as_it_is():
     x, seen = leaf(), []
     giving(np.ones(3), seen)(x).sum().backward()
     assert address(x.grad.data) == seen[0]
+
+
+def test_buf_no_copy_derivatives_asked_for_are_given_as_they_are():
+    x, seen = leaf(), []
+    (slope,) = ag.grad(giving(np.ones(3), seen)(x).sum(), x)
+    assert address(slope.data) == seen[0]
 
 
 def test_buf_no_copy_expanded_gradients_are_copied():

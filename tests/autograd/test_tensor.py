@@ -329,6 +329,40 @@ def test_a_write_before_use_does_no_harm():
     assert x.grad.tolist() == [2.0]
 
 
+def test_a_result_that_shows_memory_written_to_before_does_no_harm():
+    shown = ag.op("shown", lambda a: a[:], lambda g, y, a: g * y)
+    x = leaf()
+    with ag.no_grad():
+        x += 1
+    shown(x).sum().backward()
+    assert x.grad.tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("changed", ["argument", "result"])
+def test_a_second_derivative_notices_writes_to_what_the_first_one_saved(changed):
+    x = leaf()
+    h = x * 2
+    y = ag.exp(h * h)
+    (slope,) = ag.grad(y.sum(), x, create_graph=True)
+    with ag.no_grad():
+        (h if changed == "argument" else y)[...] = 0
+    with pytest.raises(GradError) as caught:
+        slope.sum().backward()
+    assert caught.value.reason == "modified"
+
+
+def test_a_graph_keeps_the_array_that_a_leaf_had():
+    x, w = leaf(), leaf(2.0, 2.0, 2.0)
+    total = (x * w).sum()
+    w.data = np.full(3, 7.0)  # what an optimiser does while a graph needs the old one
+    total.backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    (slope,) = ag.grad((x * w * w).sum(), x, create_graph=True)
+    w.data = np.zeros(3)
+    (second,) = ag.grad(slope.sum(), w)
+    assert second.tolist() == [14, 14, 14]
+
+
 # ── hooks and memory ────────────────────────────────────────────────────────────────────────────
 
 

@@ -107,13 +107,11 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
     forward, new, dense = op.forward, object.__new__, _ndarray
 
     def operator(a: Tensor, b: Any) -> Any:
-        if b.__class__ is Tensor:
+        if isinstance(b, Tensor):
             y = forward(a.data, b.data)
             second = b._node
             if second is None and b._leaf:
                 second = b.accumulator()
-        elif isinstance(b, Tensor):
-            return op(a, b)
         elif b is None or isinstance(b, str):
             return NotImplemented
         elif b.__class__ is list or b.__class__ is tuple:
@@ -124,16 +122,11 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
         first = a._node
         if first is None and a._leaf:
             first = a.accumulator()
-        if (
-            y.__class__ is not dense
-            or op.saves
-            or (first is None and second is None)
-            or not recording.get()
-        ):
+        if (first is None and second is None) or not recording.get():
+            return y if y is NotImplemented else wrap(y)
+        if y.__class__ is not dense or op.saves:
             if y is NotImplemented:
                 return y
-            if (first is None and second is None) or not recording.get():
-                return wrap(y)
             return record(op, (a, b), y, _NO_PARAMETERS, (first, second))
         node = new(LightNode)
         node.op = op

@@ -69,8 +69,10 @@ def _std(
 
 def _sum_forward(
     a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False, **kwargs: Any
-) -> Any:  # what np.sum ends up with, without its way there
-    return _total(a, axis, dtype, None, keepdims, **kwargs)
+) -> Any:
+    if kwargs:
+        return np.sum(a, axis, dtype, keepdims=keepdims, **kwargs)
+    return _total(a, axis, dtype, None, keepdims)  # what np.sum ends up with
 
 
 sum = numpy_op(np.sum, _sum, forward=_sum_forward)

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks failures soak sim clean
+.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks many failures soak sim clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -80,6 +80,10 @@ docs: $(VENV)/.docs.ok  ## the pages, with executed notebooks: docs/_build/html/
 notebooks: $(VENV)/.notebooks.ok  ## examples/notebooks as .ipynb files, to open and to play with
 	@$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 examples/notebooks/*.py
 	@ls examples/notebooks/*.ipynb
+
+WORKERS ?= 64
+many: $(VENV)/.run.ok  ## start many local workers, and the time it takes (WORKERS=64)
+	@$(BIN)/python benchmarks/many.py $(WORKERS)
 
 RUNS ?= 3
 failures: $(VENV)/.test.ok  ## the failure table: what is promised, and measured on both loops (RUNS=3)

@@ -84,8 +84,10 @@ def loop_kind() -> str:
 def figure(repetition: int) -> Callable[..., None]:
     """`figure("F1", "a worker is killed", 0.5, seconds)`: note it, and hold it to the promise."""
 
-    def note(row: str, what: str, promise: float, found: float, unit: str = "s") -> None:
-        TABLE.add(row, what, promise, found, unit, loop_kind())
+    def note(
+        row: str, what: str, promise: float, found: float, unit: str = "s", loop: str = ""
+    ) -> None:
+        TABLE.add(row, what, promise, found, unit, loop or loop_kind())
         limit = MARGIN * promise
         assert found <= limit, f"{row}, {what}: {found:.3g} {unit}, promised {promise:g} {unit}"
 

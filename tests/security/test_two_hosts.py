@@ -1,57 +1,20 @@
-"""Two hosts, as far as the kernel is concerned: workers in two network namespaces meet over TLS.
-
-Making namespaces takes root and the `ip` command; elsewhere there is nothing to collect here.
-"""
+"""Workers on two hosts, as far as the kernel is concerned, meet over TLS."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trustme
 
+from tests.namespaces import possible, two_hosts
+
 ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("netns_member.py")
-
-
-def ip(*words: str) -> bool:
-    return subprocess.run(["ip", *words], capture_output=True).returncode == 0
-
-
-@contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[str, str] | None]:
-    """Two namespaces joined by a cable, 10.77.0.1 and 10.77.0.2; None where that cannot be."""
-    mark = f"ag{os.getpid() % 10000}"
-    names = (f"{mark}a", f"{mark}b")
-    try:
-        made = all(ip("netns", "add", name) for name in names)
-        made = made and ip("link", "add", f"{mark}0", "type", "veth", "peer", "name", f"{mark}1")
-        for i, name in enumerate(names):
-            made = made and ip("link", "set", f"{mark}{i}", "netns", name)
-            address = f"10.77.0.{i + 1}/24"
-            made = made and ip("-n", name, "addr", "add", address, "dev", f"{mark}{i}")
-            made = made and ip("-n", name, "link", "set", f"{mark}{i}", "up")
-            made = made and ip("-n", name, "link", "set", "lo", "up")
-        yield names if made else None
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-        ip("link", "del", f"{mark}0")
-
-
-def possible() -> bool:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    with two_hosts() as names:
-        return names is not None
 
 
 @pytest.fixture
@@ -73,8 +36,8 @@ if possible():
     @pytest.mark.deadline(60)
     async def test_partners_on_two_hosts_train_over_tls(folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with two_hosts() as names:
-            assert names is not None
+        with two_hosts() as hosts:
+            assert hosts is not None
             members = [
                 await asyncio.create_subprocess_exec(
                     *("ip", "netns", "exec", name, sys.executable, str(MEMBER)),
@@ -84,7 +47,7 @@ if possible():
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                 )
-                for rank, name in enumerate(names)
+                for rank, name in enumerate(hosts.names)
             ]
             try:
                 said = await asyncio.gather(*[member.communicate() for member in members])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.tensor import Tensor, check_numbers, wrap
 
 Generator = np.random.Generator
 
@@ -30,8 +30,7 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     """Make a tensor over the memory of an array: a change of one is seen by the other."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
-    if array.dtype == object:
-        raise TypeError("a Tensor needs numbers; got an array of objects")
+    check_numbers(array.dtype, "an array")
     return _made(array.view(np.ndarray), requires_grad)
 
 

@@ -22,6 +22,15 @@ from aiograd.errors import GradError
 _ndarray = np.ndarray
 _new = object.__new__
 
+_NO_NUMBERS = {"O": "objects", "U": "text", "S": "bytes", "M": "dates", "m": "times"}
+
+
+def check_numbers(dtype: Any, name: str) -> None:
+    """TypeError if arrays of this dtype hold anything but numbers."""
+    what = "records" if dtype.names is not None else _NO_NUMBERS.get(dtype.kind)
+    if what is not None:
+        raise TypeError(f"a Tensor needs numbers; got {name} of {what}")
+
 
 class Tensor:
     """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
@@ -49,8 +58,7 @@ class Tensor:
         if data is None:
             raise TypeError("a Tensor needs data; got None")
         self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
-        if self.data.dtype == object:
-            raise TypeError(f"a Tensor needs numbers; got {type(data).__name__} of objects")
+        check_numbers(self.data.dtype, type(data).__name__)
         self._node = self._grad = self._cell = self._accumulate = None
         self._hooks = self._after_hooks = None
         self._leaf = False

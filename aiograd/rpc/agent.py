@@ -590,7 +590,7 @@ class Agent:
             for link in self._links.values()
             for future in (
                 *link.caller.pending.values(),
-                *(each[0] for each in link.caller.waiting),
+                *link.caller.waiting,
             )
         )
 

@@ -41,6 +41,7 @@ from aiograd.wire.messages import (
     EXTRA,
     FAULT,
     FLAT,
+    NESTED,
     POST,
     REPLY,
     STREAM,
@@ -186,9 +187,9 @@ class Callee:
             self._agent.release(size)
             self.arrived(*message)
 
-    def _crowded(self, kind: int) -> bool:
+    def _crowded(self, kind: int, flags: int) -> bool:
         """Whether the peer has more under way than was agreed on, or than anybody needs."""
-        if kind != CALL:
+        if kind != CALL or flags & NESTED:
             return len(self.running) >= self._most * _REQUESTS
         wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
         return wanted >= self._most
@@ -198,7 +199,7 @@ class Callee:
         agent = self._agent
         incoming = Incoming(self, id, target, CALL)
         incoming.context = context = self._context.copy()
-        if budget != math.inf and target.kind != "op":
+        if target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
         try:
             extra, data = split(body)
@@ -227,7 +228,7 @@ class Callee:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
         agent = self._agent
         context = self._context.copy()
-        if budget != math.inf and target.kind != "op":
+        if target.kind != "op":
             context.run(DEADLINE.set, agent.loop.time() + budget)
         arrival = held = None
         try:
@@ -268,6 +269,8 @@ class Callee:
             incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
             context.run(DEADLINE.set, deadline)
+        else:
+            context.run(DEADLINE.set, agent.loop.time() + math.inf)
         arrival = None
         try:
             if flags & CARRIED:
@@ -288,7 +291,7 @@ class Callee:
             return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
         if not budget > 0:  # spent, or no number
             return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
-        if len(self.running) >= self._most and self._crowded(kind):
+        if len(self.running) >= self._most and self._crowded(kind, flags):
             agent.limits.reached("max_inflight")
             why = f"{self._most} of its calls are under way"
             return self._fail(incoming, Overloaded(agent.name, why))
@@ -299,12 +302,12 @@ class Callee:
         self.running[id] = incoming
         waits: list[asyncio.Future[Any]] = []
         incoming.context = context = self._context.copy()
+        deadline = agent.loop.time() + budget
         if budget != math.inf:
-            deadline = agent.loop.time() + budget
             incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
-            if kind == CALL:
-                context.run(DEADLINE.set, deadline)
+        if kind == CALL:
+            context.run(DEADLINE.set, deadline)
         try:
             if flags & FLAT:
                 data = body.segments[0] if isinstance(body, Transfer) else body

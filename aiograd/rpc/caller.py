@@ -1,8 +1,8 @@
 """The caller's side of a link: calls under way, and what becomes of their answers.
 
 Calls beyond `max_inflight`, or while `outbound_buffer` bytes wait already, stay here until others
-have ended. Every call ends exactly once: by reply, fault, deadline, cancellation, or loss of the
-peer.
+have ended (see `waiting`). Every call ends exactly once: by reply, fault, deadline, cancellation,
+or loss of the peer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
@@ -23,13 +22,15 @@ from aiograd.errors import (
 )
 from aiograd.rpc import faults
 from aiograd.rpc.baggage import unlabelled, unpack
+from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.functions import Shipment
 from aiograd.rpc.future import Future, fail
 from aiograd.rpc.outbox import EARLY
 from aiograd.rpc.travel import Arrival, run_undo
+from aiograd.rpc.waiting import Waiting
 from aiograd.wire.flat import decode_value
 from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
-from aiograd.wire.messages import CALL, CANCEL, CARRIED, EMPTY, EXTRA, FLAT, TRAVELLED
+from aiograd.wire.messages import CALL, CANCEL, CARRIED, EMPTY, EXTRA, FLAT, NESTED, TRAVELLED
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Caller:
         self._outbox = link.outbox
         self._deadlines = link.agent.deadlines
         self.pending: dict[int, Future[Any]] = {}
-        self.waiting: deque[tuple[Any, ...]] = deque()  # arguments of `_start`
+        self.waiting = Waiting()
         self.last_id = 0
 
     def agree(self, most: int) -> None:
@@ -123,7 +124,10 @@ class Caller:
             future._bucket = bucket = self._deadlines.bucket(deadline)
             bucket[future] = None
         if kind == CALL and (self._full() or self.waiting):
-            self.waiting.append((future, kind, flags, deadline, shipment, payload, embedded))
+            start = (future, kind, flags, deadline, shipment, payload, embedded)
+            self.waiting.enter(future, start, DEADLINE.get())
+            if self.waiting.families:
+                self._start_beyond()
         else:
             self._start(future, kind, flags, deadline, shipment, payload, embedded)
 
@@ -150,15 +154,29 @@ class Caller:
     def proceed(self) -> None:
         """Start calls that waited, as far as there is room."""
         while self.waiting and not self._full():
-            start = self.waiting.popleft()
-            if not start[0].done():
+            future, start = self.waiting.popitem(last=False)
+            if not future.done():
                 self._start(*start)
+        if self.waiting.families:
+            self._start_beyond()
+
+    def _start_beyond(self) -> None:
+        """Start nested calls for which others that wait must not be waited for."""
+        waiting = self.waiting
+        if self._outbox.waiting <= self._bytes_limit:
+            for parent, (future, kind, flags, *rest) in waiting.due(self.pending):
+                if not future.done():
+                    self._start(future, kind, flags | NESTED, *rest)
+                    waiting.left(parent, future._id)
+        if not waiting:
+            waiting.tidy(self.pending)
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────
 
     def _forget(self, future: Future[Any]) -> None:
         future._caller = None
-        self.pending.pop(future._id, None)
+        if self.pending.pop(future._id, None) is None and self.waiting:
+            self.waiting.pop(future, None)
         bucket = future._bucket
         if bucket is not None:
             bucket.pop(future, None)
@@ -220,8 +238,8 @@ class Caller:
 
     def lose(self, error: Exception, unsent: set[tuple[int, int]] | None) -> None:
         """The peer is gone. `unsent` are (kind, id) that never left; None: nothing ever did."""
-        waiting, self.waiting = self.waiting, deque()
-        for future, *_ in waiting:
+        waiting, self.waiting = self.waiting, Waiting()
+        for future in waiting:
             run_undo(future._undo)
             self._end(future, lost(error, "no"))
         for id, future in list(self.pending.items()):

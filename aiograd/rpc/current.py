@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aiograd.rpc.directory import PeerInfo
 
 AGENT: Final[ContextVar[Agent | None]] = ContextVar("aiograd_agent", default=None)
+# Every call has an object of its own here, by which those that it makes are known as its children.
 DEADLINE: Final[ContextVar[float]] = ContextVar("aiograd_deadline", default=math.inf)
 # Who called, if it may call only what is exposed.
 GUEST: Final[ContextVar[PeerInfo | None]] = ContextVar("aiograd_guest", default=None)

@@ -72,6 +72,7 @@ STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
 SHARED: Final = 256  # large, but not in chunks: the body says where it lies in lent memory
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
+NESTED: Final = 512  # a call beyond the window, in the name of one that the callee has made
 CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once

@@ -456,3 +456,24 @@ def test_backward_leaves_no_cycles_behind():
         assert node() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("abc", "str of text"),
+        (["a", "b"], "list of text"),
+        ([1, "a"], "list of text"),
+        (b"abc", "bytes of bytes"),
+        (object(), "object of objects"),
+        (np.array(["2020-01-01"], "M8[D]"), "ndarray of dates"),
+        (np.zeros(2, [("x", "f8")]), "ndarray of records"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_is_no_tensor(data, what):
+    with pytest.raises(TypeError, match=f"needs numbers; got {what}"):
+        ag.tensor(data)
+    if isinstance(data, np.ndarray):
+        with pytest.raises(TypeError, match="needs numbers"):
+            ag.from_numpy(data)

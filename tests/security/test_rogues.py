@@ -28,6 +28,7 @@ from aiograd.wire.messages import (
     GOODBYE,
     ITEM,
     KINDS,
+    NESTED,
     OP,
     PING,
     POST,
@@ -254,6 +255,17 @@ async def test_more_calls_than_agreed_on_are_refused(target):
     assert kinds == [FAULT] * 3
     assert agent.limits["max_inflight"] == 3
     assert agent.counters()["running_calls"] == 8
+
+
+async def test_calls_that_claim_to_be_nested_are_bounded_too(target):
+    agent, rogue = target
+    rogue.send(define(6, exposed("forever")))
+    call, most = encoded(((), None)), 8 * 64
+    rogue.send(*[frame(CALL, call, flags=NESTED, id=i, to=6) for i in range(1, most + 4)])
+    kinds = [(await rogue.answers.get())[0] for _ in range(3)]
+    assert kinds == [FAULT] * 3
+    assert agent.limits["max_inflight"] == 3
+    assert agent.counters()["running_calls"] == most
 
 
 async def test_a_function_is_not_named_before_it_is_defined(target):

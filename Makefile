@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers examples docs notebooks many failures soak sim clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd 
 
 peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## small calls beside every peer
 	@cd benchmarks/peers && $(BENCH) run.py --reps 3 --base torch torch:rpc aiograd:rpc grpc:rpc rpyc:rpc zmq:rpc ray:rpc dask:rpc
+
+figures: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## measure the figures of README.md again (REPS=5)
+	@$(BENCH) benchmarks/figures.py --measure --reps $(or $(REPS),5)
 
 examples: $(VENV)/.run.ok  ## run every example with small sizes
 	@set -e; for story in examples/[0-9]*.py; do echo "── $$story"; $(BIN)/python $$story; done

@@ -99,7 +99,7 @@ await ctx.graph()
 start = time.perf_counter()
 await ctx.backward(loss, retain_graph=True)
 print(f"{(time.perf_counter() - start) * 1e3:.1f} ms")
-ctx.gradients[w1][0]
+ctx.gradients[w1]
 
 # %% [markdown]
 # The same model in one process must give the same numbers.

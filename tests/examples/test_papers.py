@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,11 @@ def test_every_example_is_told_of() -> None:
     page = (ROOT / "docs" / "examples.md").read_text()
     for path in (ROOT / "examples").glob("[0-9]*.py"):
         assert f"`{path.name}`" in page
+
+
+def test_the_table_of_figures_is_the_one_that_is_kept() -> None:
+    done = runpy.run_path(str(ROOT / "benchmarks" / "figures.py"))
+    kept = json.loads((ROOT / "benchmarks" / "figures.json").read_text())
+    page = (ROOT / "README.md").read_text()
+    assert done["placed"](page, done["table"](kept)) == page
+    assert {metric for _, metric, _, _ in done["ROWS"]} == set(kept["figures"])

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim fuzz hostile clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -102,6 +102,21 @@ COUNT ?= 1
 sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 BUG=all
 	@$(BIN)/python -m aiograd.testing.simulator $(SEED) --count $(COUNT) \
 	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
+
+# atheris instruments what it imports, so it lives in a venv of its own.
+.venv-fuzz/.ok: pyproject.toml
+	@[ -x .venv-fuzz/bin/python ] || $(PYTHON) -m venv .venv-fuzz
+	@.venv-fuzz/bin/python -m pip install -q --disable-pip-version-check -e . atheris
+	@touch $@
+
+RUNS ?= 1250000
+fuzz: .venv-fuzz/.ok  ## the decoders under atheris, four of them: RUNS= inputs each
+	@set -e; for target in data fault frames hello; do echo "── $$target"; \
+	    .venv-fuzz/bin/python tests/security/fuzz.py $$target -runs=$(RUNS) -print_final_stats=1; done
+
+hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=) and mutated frames (FRAMES=) at size
+	@AIOGRAD_HOSTILE=$(or $(STRANGERS),20000) $(BIN)/python -m pytest tests/security/test_strangers.py -k bad_handshakes -o faulthandler_timeout=3600
+	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/security/test_rogues.py -k mutated -o faulthandler_timeout=3600
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

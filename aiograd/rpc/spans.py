@@ -4,6 +4,7 @@
         await rpc_async("worker1", train_step)
     print(prof.table())
     prof.to_chrome("trace.json")            # opens in chrome://tracing or Perfetto
+    prof.to_otel()                          # to OpenTelemetry
     ag.viz.timeline(prof.events)            # a picture
 
 Recording is a property of the context: calls made inside are noted here, run recorded over there,
@@ -105,6 +106,13 @@ class Profile:
         """Write the recording to a file that chrome://tracing and Perfetto open."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.chrome_trace(), file)
+
+    def to_otel(self, tracer: Any = None) -> int:
+        """Give the recording to OpenTelemetry (needs `aiograd[otel]`): to the tracer that is given,
+        else to the program's own, below the span that is current. Returns the number of spans."""
+        from aiograd.rpc.otel import export  # an extra: not needed to record
+
+        return export(self.events, tracer)
 
     def __iter__(self) -> Iterator[Span]:
         return iter(self.events)

@@ -27,7 +27,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc import current
 from aiograd.rpc.again import Persistence
-from aiograd.rpc.baggage import in_front, labelled, pack
+from aiograd.rpc.baggage import keep_in_front, labelled, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
@@ -51,7 +51,7 @@ from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call, encode_plain
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.memory import Memory
-from aiograd.wire.messages import CALL, EXTRA, FLAT, OP, REQUEST, STREAM
+from aiograd.wire.messages import CALL, FLAT, KEEP, OP, REQUEST, STREAM
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
 
@@ -304,14 +304,14 @@ class Agent:
                     flags, data = labelled(self, data, departure)
                     future._undo = departure.undo
                 if keep is not None:
-                    data = in_front({"keep": keep}, data)
-                    flags |= EXTRA
+                    data = keep_in_front(keep, data)
+                    flags |= KEEP
                 flags |= shipment.flags & OP
                 begin = link.caller.begin_small
                 if here:
-                    begin(future, flags, seconds, deadline, shipment, data)
+                    begin(future, CALL, flags, seconds, deadline, shipment, data)
                 else:
-                    self.from_thread(begin, future, flags, seconds, deadline, shipment, data)
+                    self.from_thread(begin, future, CALL, flags, seconds, deadline, shipment, data)
                 return future
         self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
         return future
@@ -402,7 +402,7 @@ class Agent:
         future: Future[Any] | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers."""
-        self.here()
+        here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -414,17 +414,23 @@ class Agent:
         if retry:
             insist(self, future, link.peer, service, args, deadline, carry)
             return future
-        held = self.baggage.current() if carry and self.baggage is not None else None
-        kind = service.rpartition(".")[2]
-        future._trace = trace(self, link.peer, kind) if carry else None  # asked in a user's name
-        shipment = self._service(service)
+        held = None
+        if carry:  # asked in a user's name
+            held = self.baggage.current() if self.baggage is not None else None
+            if SCOPE.get() is not None:
+                future._trace = trace(self, link.peer, service.rpartition(".")[2])
+        shipment = self._service_shipments.get(service) or self._service(service)
         if not link.restricted and (data := encode_call(args, None)) is not None:
             flags = FLAT
             if held is not None:
                 departure = Departure(link.peer, service, held)
                 flags, data = labelled(self, data, departure)
                 future._undo = departure.undo
-            self._begin(link, future, REQUEST, flags, deadline, shipment, Payload(data), False)
+            begin = link.caller.begin_small
+            if here:
+                begin(future, REQUEST, flags, seconds, deadline, shipment, data)
+            else:
+                self.from_thread(begin, future, REQUEST, flags, seconds, deadline, shipment, data)
             return future
         departure = Departure(link.peer, service, held)
         flags, payload = pack(self, args, departure, f"{service} arguments")
@@ -506,6 +512,11 @@ class Agent:
         left = max(inherited - now, 0.0)
         seconds = left if timeout is None else min(check_timeout(timeout), left)
         return seconds, now + seconds
+
+    def route(self, to: Any) -> Link:
+        """`link`, remembered by name until the directory changes."""
+        link = self._routes.get(to) if type(to) is str else None
+        return self.link(to) if link is None else link
 
     def link(self, to: Any) -> Link:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""

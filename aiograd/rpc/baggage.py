@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 _LABEL = struct.Struct("<QQI")
 _LABEL_SIZE = _LABEL.size
+_SHORT = struct.Struct("<H")
 FITS: Final = SMALL - _LABEL_SIZE  # bytes of a payload that travels in one frame, label or not
 
 
@@ -106,6 +107,18 @@ def split(data: Any, codec: Codec | DataCodec | None = None) -> tuple[dict[str, 
     if type(extra) is not dict:
         raise ProtocolError("what rides along is not a dict")
     return extra, rest
+
+
+def keep_in_front(token: bytes, data: bytes) -> bytes:
+    """Put the token of a result that stays in front of a flat payload."""
+    return b"".join((_SHORT.pack(len(token)), token, data))
+
+
+def split_kept(data: Any) -> tuple[bytes, Any]:
+    """Take the token from a payload."""
+    (length,) = _SHORT.unpack_from(data)
+    start = _SHORT.size + length
+    return bytes(data[_SHORT.size : start]), data[start:]
 
 
 def unpack(

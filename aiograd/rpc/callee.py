@@ -16,6 +16,7 @@ import inspect
 import logging
 import math
 from collections import deque
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
@@ -26,7 +27,16 @@ from aiograd.errors import (
     SerializationError,
 )
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import FITS, in_front, labelled, pack, split, unlabelled, unpack
+from aiograd.rpc.baggage import (
+    FITS,
+    in_front,
+    labelled,
+    pack,
+    split,
+    split_kept,
+    unlabelled,
+    unpack,
+)
 from aiograd.rpc.current import DEADLINE, GUEST
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
 from aiograd.rpc.streams import StreamSource
@@ -35,15 +45,18 @@ from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, encode_value
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import (
+    ALONG,
     CALL,
     CARRIED,
     EMPTY,
     EXTRA,
     FAULT,
     FLAT,
+    KEEP,
     NESTED,
     POST,
     REPLY,
+    REQUEST,
     STREAM,
     TRAVELLED,
 )
@@ -57,7 +70,8 @@ _log = logging.getLogger("aiograd")
 _NOTHING = Payload(b"")
 _REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
-_NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM  # of these a call by the quick road has FLAT alone
+# Of these a call by the quick road has FLAT alone.
+_NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM | EXTRA
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
@@ -71,6 +85,7 @@ class Incoming:
     held: Any = None  # the baggage it came with
     token: Any = None
     kept = False  # its result stays here
+    along = False  # …and a copy goes along with the reply
     bucket: Bucket | None = None  # where its deadline waits
     task: asyncio.Task[Any] | None = None
     value: Any = None
@@ -137,10 +152,10 @@ class Callee:
             and type(body) is not Transfer
             and self._agent.profiles is None
         ):
-            if target.mode == THREAD or (flags & EXTRA and target.mode != INLINE):
+            if target.mode == THREAD or (flags & KEEP and target.kind != "op"):
                 self.arrived(CALL, flags, id, budget, target, body)
-            elif flags & EXTRA:
-                self._keep_at_once(flags, id, budget, target, body)
+            elif flags & KEEP:
+                self._keep_at_once(flags, id, target, body)
             elif target.mode == INLINE:
                 self._run_at_once(flags, id, budget, target, body)
             else:
@@ -152,14 +167,23 @@ class Callee:
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
     ) -> None:
         """A request or post is complete; it stays behind what is held back."""
-        if self._held or self._outbox.over(self._limit):
+        outbox = self._outbox
+        if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(kind, flags, id, budget, target, body)
         elif kind == POST and flags == FLAT and type(body) is not Transfer:
-            self._serve_at_once(id, target, body)
+            self._take_post(id, target, body)
+        elif (
+            kind == REQUEST
+            and flags & _NO_QUICK_ROAD == FLAT
+            and budget > 0
+            and type(body) is not Transfer
+            and len(self.running) < self._most
+        ):
+            self._serve_at_once(flags, id, budget, target, body)
         else:
             self.arrived(kind, flags, id, budget, target, body)
 
-    def _serve_at_once(self, id: int, target: Target, body: Any) -> None:
+    def _take_post(self, id: int, target: Target, body: Any) -> None:
         """The shortest way of a post: nobody waits for an answer."""
         incoming = Incoming(self, id, target, POST)
         incoming.context = self._context.copy()
@@ -194,26 +218,6 @@ class Callee:
         wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
         return wanted >= self._most
 
-    def _keep_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
-        """The same, for a result that stays here."""
-        agent = self._agent
-        incoming = Incoming(self, id, target, CALL)
-        incoming.context = context = self._context.copy()
-        if target.kind != "op":
-            context.run(DEADLINE.set, agent.loop.time() + budget)
-        try:
-            extra, data = split(body)
-            self._expect(incoming, extra)
-            arrival = None
-            if flags & CARRIED:
-                arrival, data = self._carried(context, target, data)
-                incoming.held = arrival.held
-            args, kwargs = decode_call(data, agent.travellers.boxes, arrival)
-            value = context.run(target.func, *args, **(kwargs or {}))
-        except BaseException as error:
-            return self._fail(incoming, error)
-        self._result(incoming, value)
-
     def _carried(
         self, context: contextvars.Context, target: Target, data: Any
     ) -> tuple[Arrival, Any]:
@@ -243,19 +247,86 @@ class Callee:
             )
         except BaseException as error:
             return self._fail(Incoming(self, id, target, CALL), error)
-        if agent.faults is None and self._link.error is None:
-            if value is None:
-                return self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
-            departure = None if held is None else Departure(self._link.peer, "reply", held)
-            data = encode_value(value, agent.travellers.boxes, departure)
-            if data is not None and len(data) <= FITS:
-                flags = FLAT
-                if departure is not None:
-                    flags, data = labelled(agent, data, departure)
-                return self._outbox.put(REPLY, flags, id, 0.0, 0, data)
+        if not self._reply_at_once(id, value, held):
+            incoming = Incoming(self, id, target, CALL)
+            incoming.context, incoming.held = context, held
+            self._result(incoming, value)
+
+    def _keep_at_once(self, flags: int, id: int, target: Target, body: Any) -> None:
+        """The same for an op whose result stays here: nobody else can see it begin."""
+        agent, link = self._agent, self._link
+        keeper, context = agent.keeper, self._context.copy()
+        assert keeper is not None
+        token, data = split_kept(body)
+        arrival = held = None
+        try:
+            if flags & CARRIED:
+                arrival, data = self._carried(context, target, data)
+                held = arrival.held
+            args, kwargs = decode_call(data, agent.travellers.boxes, arrival)
+            value = context.run(target.func, *args, **(kwargs or {}))
+        except BaseException as error:
+            return self._fail(self._expected(flags, id, target, token), error)
+        if unfinished(value):
+            incoming = self._expected(flags, id, target, token)
+            incoming.context, incoming.held = context, held
+            return self._result(incoming, value)
+        keeper.made(link.peer, token, value)
+        if not flags & ALONG:
+            link.send(REPLY, EMPTY, id, 0.0, 0, _NOTHING, "reply")
+        elif not self._reply_at_once(id, value, held):
+            incoming = Incoming(self, id, target, CALL)
+            incoming.held = held
+            self._send_along(incoming, value)
+
+    def _expected(self, flags: int, id: int, target: Target, token: bytes) -> Incoming:
+        """A call whose result stays here, in case that it does not come at once."""
         incoming = Incoming(self, id, target, CALL)
-        incoming.context, incoming.held = context, held
-        self._result(incoming, value)
+        incoming.along = flags & ALONG != 0
+        self._expect(incoming, token)
+        return incoming
+
+    def _serve_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
+        """The same for a service of the library, most of which answer without waiting."""
+        agent = self._agent
+        context = self._context.copy()
+        arrival = held = None
+        try:
+            if flags & CARRIED:
+                arrival, body = self._carried(context, target, body)
+                held = arrival.held
+            args, _ = decode_call(body, agent.travellers.boxes, arrival)
+            handler = agent.services.get(target.name)
+            if handler is None:
+                raise ProtocolError(f"no service {target.name!r}", agent.name)
+            value = context.run(handler, self._link.peer, *args)
+        except Exception as error:
+            return self._fail(Incoming(self, id, target, REQUEST), error)
+        if not self._reply_at_once(id, value, held):
+            incoming = Incoming(self, id, target, REQUEST)
+            incoming.context, incoming.held = context, held
+            if budget < _AGES:
+                incoming.bucket = agent.deadlines.bucket(agent.loop.time() + budget)
+                incoming.bucket[incoming] = None
+            self._result(incoming, value)
+
+    def _reply_at_once(self, id: int, value: Any, held: Any) -> bool:
+        """Answer with a value that is plain and small; False if it is not."""
+        agent = self._agent
+        if agent.faults is not None or self._link.error is not None:
+            return False
+        if value is None:
+            self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
+            return True
+        departure = None if held is None else Departure(self._link.peer, "reply", held)
+        data = encode_value(value, agent.travellers.boxes, departure)
+        if data is None or len(data) > FITS:
+            return False
+        flags = FLAT
+        if departure is not None:
+            flags, data = labelled(agent, data, departure)
+        self._outbox.put(REPLY, flags, id, 0.0, 0, data)
+        return True
 
     def _begin_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to a task: plain arguments, a coroutine function."""
@@ -312,9 +383,13 @@ class Callee:
             if flags & FLAT:
                 data = body.segments[0] if isinstance(body, Transfer) else body
                 arrival = None
-                if flags & EXTRA:
+                if flags & KEEP:
+                    token, data = split_kept(data)
+                    incoming.along = flags & ALONG != 0
+                    self._expect(incoming, token)
+                elif flags & EXTRA:
                     extra, data = split(data)
-                    self._expect(incoming, extra)
+                    self._noted(incoming, extra)
                 if flags & CARRIED:
                     arrival, data = self._carried(context, target, data)
                     incoming.held = arrival.held
@@ -333,23 +408,26 @@ class Callee:
         else:
             self._run(incoming)
 
-    def _expect(self, incoming: Incoming, extra: dict[str, Any]) -> bool:
+    def _expect(self, incoming: Incoming, token: Any) -> None:
         """Tell the keeper, before anything waits or runs, of a result that shall stay here."""
+        assert self._agent.keeper is not None
+        self._agent.keeper.expect(self._link.peer, token)
+        incoming.token, incoming.kept = token, True
+
+    def _noted(self, incoming: Incoming, extra: dict[str, Any]) -> None:
+        """What rides along with a call, before it is decoded."""
         if "record" in extra and not self._agent.restricts(self._link.peer):
             incoming.record = extra["record"] is True
-        if "keep" not in extra:
-            return False
-        assert self._agent.keeper is not None
-        self._agent.keeper.expect(self._link.peer, extra["keep"])
-        incoming.token, incoming.kept = extra["keep"], True
-        return True
+        if "keep" in extra:
+            self._expect(incoming, extra["keep"])
 
     def _unpack(self, incoming: Incoming, flags: int, body: Any) -> list[asyncio.Future[Any]]:
         agent, peer = self._agent, self._link.peer
         arrival = Arrival(peer, incoming.target.kind)
 
         def expect(extra: dict[str, Any]) -> None:
-            if self._expect(incoming, extra):
+            self._noted(incoming, extra)
+            if incoming.kept:
                 arrival.kind = "remote"
 
         value, _ = unpack(agent, flags, body, arrival, expect)
@@ -469,6 +547,8 @@ class Callee:
         if incoming.kept:
             assert agent.keeper is not None
             agent.keeper.keep(peer, incoming.token, value)
+            if incoming.along:
+                return self._send_along(incoming, value)
             value = None
         elif incoming.held is not None:
             return self._answer(incoming, value, extra)
@@ -484,6 +564,17 @@ class Callee:
             self._outbox.put(REPLY, flags, incoming.id, 0.0, 0, data)
         else:
             link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
+
+    def _send_along(self, incoming: Incoming, value: Any) -> None:
+        """Answer a call whose result stays with a copy of it; without one if it cannot travel."""
+        departure = Departure(self._link.peer, "reply", incoming.held)
+        try:
+            flags, payload = pack(self._agent, value, departure, "result")
+            self._agent.check_size(payload, "result", self._link.max_message)
+        except Exception:  # who asks for it once more is told why
+            flags, payload = EMPTY | KEEP, _NOTHING
+            departure.cancel()
+        self._link.send(REPLY, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
 
     def _seen(
         self, incoming: Incoming, value: Any, error: BaseException | None
@@ -521,7 +612,8 @@ class Callee:
         if incoming.kept and extra is not None:
             self._answer(incoming, None, extra)
         elif incoming.kept:
-            self._link.send(REPLY, EMPTY, incoming.id, 0.0, 0, _NOTHING, "reply")
+            flags = EMPTY | KEEP if incoming.along else EMPTY
+            self._link.send(REPLY, flags, incoming.id, 0.0, 0, _NOTHING, "reply")
         else:
             self._answer_fault(incoming, error, extra)
 
@@ -621,7 +713,7 @@ async def _itself(awaitable: Any) -> Any:
 
 def unfinished(value: Any) -> bool:
     """Whether a result must be awaited. Other awaitables, such as an RRef, are values."""
-    return inspect.iscoroutine(value) or asyncio.isfuture(value)
+    return isinstance(value, CoroutineType) or asyncio.isfuture(value)
 
 
 def _discard(value: Any) -> None:

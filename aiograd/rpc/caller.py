@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import (
     DeadlineExceeded,
@@ -30,13 +30,26 @@ from aiograd.rpc.travel import Arrival, run_undo
 from aiograd.rpc.waiting import Waiting
 from aiograd.wire.flat import decode_value
 from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
-from aiograd.wire.messages import CALL, CANCEL, CARRIED, EMPTY, EXTRA, FLAT, NESTED, TRAVELLED
+from aiograd.wire.messages import (
+    ALONG,
+    CALL,
+    CANCEL,
+    CARRIED,
+    EMPTY,
+    EXTRA,
+    FLAT,
+    KEEP,
+    NESTED,
+    OP,
+    TRAVELLED,
+)
 from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
 
 _log = logging.getLogger("aiograd")
+STAYED: Final = object()  # the answer to a call whose result could not come along
 UNRESPONSIVE = 30.0  # seconds of silence after which calls without a deadline end
 
 
@@ -53,6 +66,7 @@ class Caller:
         self.pending: dict[int, Future[Any]] = {}
         self.waiting = Waiting()
         self.last_id = 0
+        self._kept = [0, 0]  # first and last of the latest calls in a row whose results stay
 
     def agree(self, most: int) -> None:
         """The peer takes only so many calls at once."""
@@ -67,24 +81,24 @@ class Caller:
     def begin_small(
         self,
         future: Future[Any],
+        kind: int,
         flags: int,
         seconds: float,
         deadline: float,
         shipment: Shipment,
         data: bytes,
     ) -> None:
-        """The usual case in one step: a small call, on the loop, over an open connection."""
+        """The usual case in one step: a small message, on the loop, over an open connection."""
         link, pending, outbox = self._link, self.pending, self._outbox
         number = link.numbers.get(shipment)
         if (
             number is None
             or not link.quick
-            or len(pending) >= self._limit
-            or self.waiting
+            or (kind == CALL and (len(pending) >= self._limit or self.waiting))
             or self.agent.faults is not None
             or len(data) > SMALL
         ):
-            self.begin(future, CALL, flags, deadline, shipment, Payload(data), False)
+            self.begin(future, kind, flags, deadline, shipment, Payload(data), False)
             return
         future._caller = self
         if deadline != math.inf:
@@ -93,12 +107,34 @@ class Caller:
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
         small = outbox.small
-        small.append(HEADER.pack(MAGIC, CALL, flags, len(data), id, seconds, number))
+        frame = HEADER.pack(MAGIC, kind, flags, len(data), id, seconds, number)
+        if flags & KEEP:
+            future._frame = (len(small), frame)
+            if not (flags & OP and self._kept[1] == id - 1):
+                self._kept[0] = id
+            self._kept[1] = id
+        small.append(frame)
         small.append(data)
-        if len(small) > EARLY:
+        if len(small) > EARLY and not flags & KEEP:  # their values may still be asked for
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
             outbox.schedule()
+
+    def along(self, future: Future[Any]) -> bool:
+        """Let a copy of a result that stays come along with the reply, if its call has not left.
+
+        A copy is as of the end of its call, so nothing that could change it may have been sent
+        since: only more ops whose results stay.
+        """
+        first, last = self._kept
+        if future._frame is None or future._id < first or last != self.last_id:
+            return False
+        (at, frame), small = future._frame, self._outbox.small
+        if at >= len(small) or small[at] is not frame:
+            return False
+        magic, kind, flags, *rest = HEADER.unpack(frame)
+        small[at] = HEADER.pack(magic, kind, flags | ALONG, *rest)
+        return True
 
     def begin(
         self,
@@ -262,7 +298,7 @@ class Caller:
             self.proceed()
         try:
             if flags & EMPTY:
-                value = None
+                value = STAYED if flags & KEEP else None
             elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
             elif flags & (FLAT | EXTRA) == FLAT and type(body) is not Transfer:

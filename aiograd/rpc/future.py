@@ -29,6 +29,7 @@ class Future(asyncio.Future[T]):
         "_bucket",
         "_caller",
         "_code",
+        "_frame",
         "_function",
         "_id",
         "_instruction",
@@ -41,6 +42,7 @@ class Future(asyncio.Future[T]):
     _bucket: Bucket | None  # where its deadline waits
     _caller: Caller | None  # set while the call is under way
     _code: CodeType | None  # where it was made
+    _frame: tuple[int, bytes] | None  # its place in the outbox; only if its result stays there
     _instruction: int
     _function: str
     _id: int  # its number there, once sent

@@ -106,3 +106,6 @@ class Keeper(Protocol):
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None: ...
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None: ...
+
+    def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
+        """`expect` and `keep` in one, for what ran right where its call was read."""

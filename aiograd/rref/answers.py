@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, RRefExpired
+from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import calls
+from aiograd.rpc.caller import STAYED
 from aiograd.rpc.future import Future
 from aiograd.rref.control import owner_lost
-from aiograd.rref.records import Held, Owned, again
+from aiograd.rref.records import Held, Owned, again, join
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
     from aiograd.rpc.deadlines import Bucket
+    from aiograd.rref.owners import RRefs
     from aiograd.rref.rref import RRef
 
 
@@ -55,49 +58,70 @@ def wake(future: asyncio.Future[None]) -> Callable[[], None]:
     return happened
 
 
+_end = asyncio.Future.set_result  # without the detour of `super()`: it is done by the thousand
+
+
 class Creation(Future[Any]):
-    """The answer to a creation. Never fails itself: what came of it is told to `ended`."""
+    """The answer to a creation. Never fails itself: what came of it is told to `_refs`."""
 
-    __slots__ = ("_ended", "_subject")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        ended: Callable[[Exception | None], None],
-        subject: RRef | None,
-    ) -> None:
-        super().__init__(loop=loop)
-        self._ended = ended
-        self._subject = subject  # kept until then
+    # Set by who makes it: an `__init__` of our own would cost as much as the future.
+    __slots__ = ("_answer", "_inherited", "_limited", "_made", "_refs", "_subject", "_until")
+    _refs: RRefs
+    _made: Owned | Held
+    _subject: RRef | None  # kept until then
+    _answer: Answer | None  # a fetch whose value comes along
+    _limited: bool  # by a timeout of its own
+    _inherited: float  # when the call that makes it must end
+    _until: float  # loop time; set with `_answer`
 
     def set_result(self, result: Any) -> None:
         self._subject = None
-        super().set_result(None)
-        self._ended(None)
+        _end(self, None)
+        self._refs.creation_ended(self._made, None)
+        if (answer := self._answer) is not None:
+            self._answer = None
+            if not answer.done():
+                if result is STAYED:
+                    self._refs.ask_again(answer, self._until)
+                else:
+                    answer.set_result(result)
 
     def set_exception(self, exception: Any) -> None:
         self._subject = None
-        super().set_result(None)
-        self._ended(exception)
+        _end(self, None)
+        self._refs.creation_ended(self._made, exception)
+        if (answer := self._answer) is not None:
+            self._answer = None
+            if not answer.done():
+                answer.set_exception(self._means(exception))
+
+    def _means(self, error: Exception) -> Exception:
+        """What the end of a creation is to a fetch that should come along."""
+        held = self._made
+        assert isinstance(held, Held)
+        if isinstance(error, DeadlineExceeded) and not self._limited:
+            return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)
+        if isinstance(error, WorkerLost):
+            return owner_lost(error)  # type: ignore[no-any-return]
+        assert held.error is not None
+        return again(held.error)
 
 
 class Answer(Future[Any]):
     """What the owner of a reference says. It keeps the reference, so that no release overtakes."""
 
     __slots__ = ("_rref",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, rref: RRef | None) -> None:
-        super().__init__(loop=loop)
-        self._rref = rref
+    _rref: RRef | None  # set by who makes it
 
     def follow(self, held: Held) -> None:
         """End with the creation if that fails: the owner may never hear of it, and would wait."""
         if held.unanswered:
-            held.on_confirmed.append(functools.partial(self._created, held))
+            held.on_failed = join(held.on_failed, functools.partial(self._failed, held))
 
-    def _created(self, held: Held) -> None:
-        if held.error is not None and not self.done():
+    def _failed(self, held: Held) -> None:
+        if not self.done():
             # In the next tick: if the owner is lost, that ends this answer too, and says more.
+            assert held.error is not None
             self.get_loop().call_soon(self._give_up, held.error)
 
     def _give_up(self, error: Exception) -> None:
@@ -107,8 +131,18 @@ class Answer(Future[Any]):
             if caller is not None:
                 caller.cancelled(self)
 
+    def cancel(self, msg: Any | None = None) -> bool:
+        rref = self._rref
+        if self._caller is None and rref is not None:  # its value comes along with the creation
+            agent = rref._refs.agent
+            if threading.get_ident() != agent.thread and not self.done():
+                agent.from_thread(self.cancel, msg)
+                return True
+            self._rref = None
+        return super().cancel(msg)
+
     def set_result(self, result: Any) -> None:
-        super().set_result(result)
+        _end(self, result)
         self._rref = None
 
     def set_exception(self, exception: Any) -> None:

@@ -32,6 +32,7 @@ from aiograd.rref.records import (
     RefId,
     pack_fork,
     pack_ids,
+    pack_releases,
     unpack_forks,
     unpack_ids,
 )
@@ -57,6 +58,7 @@ class Control:
         # Not of the call in which a reference happened to be dropped: its deadline is not ours.
         self._context = agent.context.copy()
         self.telling = Telling(agent, self.protocol.gone, self._context)
+        self.reach = self.telling.reach
         self._timers: set[asyncio.TimerHandle] = set()  # of leases
         self._audit: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # done when nothing is left
@@ -77,11 +79,9 @@ class Control:
         return party
 
     def heard(self, peer: PeerInfo) -> Party:
-        self.protocol.heard(peer.incarnation)
-        return self.party(peer)
-
-    def reach(self, party: Party) -> str:
-        return self.telling.reach(party)
+        if self.protocol.gone:
+            self.protocol.heard(peer.incarnation)
+        return self._parties.get(peer.incarnation) or self.party(peer)
 
     def on_loop(self, work: Callable[..., T], *args: Any) -> T:
         """Do something with the protocol, whose state belongs to the loop, from any thread."""
@@ -128,7 +128,8 @@ class Control:
         if not self._waking and self.protocol.using.talkative:
             self._waking = True
             self.agent.loop.call_soon(self.flush, context=self._context)
-        self.changed()
+        if self._resting:
+            self.changed()
 
     def flush(self) -> None:
         """Tell everybody what they should know."""
@@ -156,8 +157,7 @@ class Control:
                 using.released(held)
             self.changed()
 
-        releases = [pack_fork(held.id, held.fork, held.never_created) for held in batch.releases]
-        self.telling.tell(batch.to, ended, "rref.release", b"".join(releases))
+        self.telling.tell(batch.to, ended, "rref.release", pack_releases(batch.releases))
 
     def _tell_forks(self, batch: Batch) -> None:
         owner, using = batch.to, self.protocol.using

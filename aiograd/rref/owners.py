@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
+    AiogradError,
     DeadlineExceeded,
     NotAllowed,
     Overloaded,
@@ -29,20 +30,26 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc import current
+from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import Future
+from aiograd.rpc.spans import SCOPE
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
+from aiograd.rref.places import Places
 from aiograd.rref.records import (
-    NOWHERE,
+    ID_SIZE,
     Held,
     Owned,
     Party,
     Place,
+    RefId,
     Use,
     again,
+    join,
+    pack_creation,
     pack_fork,
-    unpack_fork,
+    unpack_id,
 )
 from aiograd.rref.serving import BackwardHook, Serving
 
@@ -58,13 +65,14 @@ VALUES = 65_536  # kept at once by a worker before it takes no more from partner
 class RRefs:
     """All references of one worker."""
 
-    def __init__(self, agent: Agent, wrap: Callable[[RRefs, Owned | Held], RRef]) -> None:
+    def __init__(self, agent: Agent, wrap: Callable[..., RRef]) -> None:
         self.agent = agent
         self.control = Control(agent)
         self.protocol = self.control.protocol
         self.serving = Serving(agent, self.control)
         self.closed = False
         self._wrap = wrap
+        self._places = Places()
         agent.keeper = self
 
     @property
@@ -91,19 +99,20 @@ class RRefs:
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
         agent, protocol = self.agent, self.protocol
-        owner = self.control.party(agent.directory.find(to))
-        line: Place = (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
-        if agent.restricts(agent.link(to).peer):
-            line = NOWHERE  # our paths are nothing to a partner
+        link = agent.route(to)
+        owner = self.control.party(link.peer)
+        # Our paths are nothing to a partner.
+        place = b"" if frame is None or link.restricted else self._places.name(frame)
         made: Owned | Held
         if owner is protocol.me:
-            made = protocol.create_here(line)
-            token = (pack_fork(made.id, made.id, 0), *line)
+            made = protocol.create_here(self._places.read(place))
         else:
-            made = protocol.create(owner, line)
-            token = (pack_fork(made.id, made.fork, 0), *line)
-        ended = functools.partial(self._creation_ended, made)
-        future = Creation(agent.loop, ended, subject)
+            made = protocol.create(owner)
+        future = Creation(loop=agent.loop)
+        future._refs, future._made, future._subject = self, made, subject
+        future._answer = future._frame = None
+        future._limited, future._inherited = timeout is not None, DEADLINE.get()
+        token = pack_creation(made.id, place)
         try:
             agent.call(
                 to, func, args, kwargs, timeout=timeout, keep=token, frame=frame, future=future
@@ -111,9 +120,9 @@ class RRefs:
         except BaseException:
             protocol.forget(made)
             raise
-        return self._wrap(self, made)
+        return self._wrap(self, made, future)
 
-    def _creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
+    def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
         """The owner has answered, or never will."""
         if error is not None:
             error = self._creation_error(made, error)
@@ -142,22 +151,31 @@ class RRefs:
     # As the agent's keeper: the owner's side of `remote`.
 
     def expect(self, sender: PeerInfo, token: Any) -> None:
-        data, file, line = token
-        ref_id, fork, _ = unpack_fork(data)
-        creator = self.control.heard(sender)
-        if ref_id[1] != creator.stamp or fork[1] != creator.stamp:
-            raise NotAllowed("a value is created under an id of its creator", self.agent.name)
-        if len(self.protocol.owning.owners) >= VALUES and self.agent.restricts(sender):
-            raise Overloaded(self.agent.name, f"{VALUES} values are kept for others already")
-        self.protocol.owning.expect(sender.incarnation, ref_id, fork, (file, line))
+        self.protocol.owning.expect(sender.incarnation, *self._announced(sender, token))
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self.protocol.owning.settle(unpack_fork(token[0])[0], value)
+        self.protocol.owning.settle(unpack_id(token), value)
         self.control.changed()
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
-        self.protocol.owning.settle(unpack_fork(token[0])[0], None, self._outcome(error))
+        self.protocol.owning.settle(unpack_id(token), None, self._outcome(error))
         self.control.changed()
+
+    def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
+        self.protocol.owning.made(sender.incarnation, *self._announced(sender, token), value)
+
+    def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, Place]:
+        """What somebody creates here: the id, the creator's fork, and the line."""
+        rank, stamp, number = unpack_id(token)
+        ref_id = (rank, stamp, number)
+        creator = self.control.heard(sender)
+        if stamp != creator.stamp:
+            raise NotAllowed("a value is created under an id of its creator", self.agent.name)
+        if len(self.protocol.owning.owners) >= VALUES and self.agent.restricts(sender):
+            raise Overloaded(self.agent.name, f"{VALUES} values are kept for others already")
+        # The creator's own fork: see `Protocol.create`, `create_here`.
+        fork = ref_id if creator is self.protocol.me else (rank, stamp, number + 1)
+        return ref_id, fork, self._places.read(token[ID_SIZE:])
 
     def _outcome(self, error: BaseException) -> Exception:
         """What users of a value get that could not be made."""
@@ -232,7 +250,7 @@ class RRefs:
                 future.set_exception(again(held.error))
                 future.exception()  # not the only one perhaps; the first is the outcome
 
-        held.on_confirmed.append(answered)
+        held.on_confirmed = join(held.on_confirmed, answered)
         return future
 
     # ── using ───────────────────────────────────────────────────────────────────────────────
@@ -250,7 +268,8 @@ class RRefs:
     ) -> Future[Any]:
         """Ask the owner of a `Held` reference. Errors are in the future."""
         held = rref._ref
-        answer = Answer(self.agent.loop, rref)
+        answer = Answer(loop=self.agent.loop)
+        answer._rref = rref
         assert isinstance(held, Held)
         try:
             if held.error is not None or rref._released or held.use >= Use.RELEASING:
@@ -269,6 +288,42 @@ class RRefs:
         except (RRefError, OwnerLost) as error:
             answer.set_exception(error.with_traceback(None))  # it would hold this frame, and us
         return answer
+
+    def fetch_along(self, rref: RRef, creation: Creation) -> Answer | None:
+        """Let the value come along with the reply to its creation, if that has not been sent yet.
+
+        Then creating and fetching is one message and one reply. None: it must be asked for.
+        """
+        agent, caller, inherited = self.agent, creation._caller, creation._inherited
+        if (
+            caller is None
+            or DEADLINE.get() != inherited  # the creation must not end later than the fetch may
+            or (inherited == math.inf and creation._seconds > agent.options.timeout)
+            or threading.get_ident() != agent.thread
+            or SCOPE.get() is not None
+            or (agent.baggage is not None and agent.baggage.current() is not None)
+            or not caller.along(creation)
+        ):
+            return None
+        creation._until = agent.loop.time() + creation._seconds
+        creation._answer = answer = Answer(loop=agent.loop)
+        answer._rref, answer._function = rref, "rref.fetch"
+        return answer
+
+    def ask_again(self, answer: Answer, deadline: float) -> None:
+        """The value did not come along: it cannot travel, or there is none."""
+        rref = answer._rref
+        assert rref is not None
+        held = rref._ref
+        assert isinstance(held, Held)
+        # In a context of its own: who reads the reply may have a deadline, too.
+        left = max(deadline - self.agent.loop.time(), 0.001)
+        request = functools.partial(self.agent.request, timeout=left, future=answer)
+        fork = pack_fork(held.id, held.fork, held.known)
+        try:
+            self.agent.context.copy().run(request, held.owner.name, "rref.fetch", fork)
+        except AiogradError as error:
+            answer.set_exception(error.with_traceback(None))
 
     def wait(self, rref: RRef, timeout: float | None, what: str) -> Future[Any]:
         """The outcome of a value of this worker. Errors are in the future."""
@@ -299,21 +354,20 @@ class RRefs:
         ref = rref._ref
         if isinstance(ref, Owned):
             if ref.id in ref.forks:  # sent to ourselves, and not answered
-                await self._told(ref.on_answered)
+                told = self.agent.loop.create_future()
+                ref.on_answered = join(ref.on_answered, wake(told))
+                await told
             if ref.doubt is not None:
                 raise _first(ref.doubt)
             await self.wait(rref, math.inf, "RRef.future")
             return
         if ref.unanswered:
-            await self._told(ref.on_confirmed)
+            told = self.agent.loop.create_future()
+            ref.on_confirmed = join(ref.on_confirmed, wake(told))
+            await told
         if ref.error is not None:
             raise _first(ref.error)
         await self.ask(rref, "rref.created", timeout=math.inf)
-
-    async def _told(self, waiting: list[Callable[[], None]]) -> None:
-        told = self.agent.loop.create_future()
-        waiting.append(wake(told))
-        await told
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────
 

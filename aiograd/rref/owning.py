@@ -77,6 +77,16 @@ class Owning:
         else:
             owned.forks[fork] = sender
 
+    def made(self, sender: bytes, ref_id: RefId, fork: RefId, line: Place, value: Any) -> None:
+        """The creation has come, and its function has run right away: `expect` and `settle`."""
+        if ref_id in self.owners or fork in self._given_up:
+            self.expect(sender, ref_id, fork, line)
+            self.settle(ref_id, value)
+        else:
+            owned = self.owners[ref_id] = Owned(ref_id, line)
+            owned.value, owned.ready = value, True
+            owned.forks[fork] = sender
+
     def settle(self, ref_id: RefId, value: Any, error: Exception | None = None) -> None:
         """The creating function has ended."""
         if (owned := self.owners.get(ref_id)) is None:
@@ -170,6 +180,9 @@ class Owning:
                     self._give_up(fork)
                 continue
             owned.forks.pop(fork, None)
+            if owned.ready and not owned.forks and not owned.making:
+                del self.owners[ref_id]
+                continue
             if never_created and not owned.making and not owned.ready:
                 self._give_up(fork)  # its creation is still on its way, or lost
                 owned.given_up = True

@@ -73,9 +73,10 @@ class Protocol:
         owned.value, owned.ready = value, True
         return owned
 
-    def create(self, owner: Party, line: Place = NOWHERE) -> Held:
-        ref_id = self.new_id()
-        return self.using.create(ref_id, self.new_id(), owner, line)
+    def create(self, owner: Party) -> Held:
+        """A reference to what another worker makes; its fork is the next number: one travels."""
+        rank, stamp, number = self.me.rank, self._stamp, next(self._counter)
+        return self.using.create((rank, stamp, number), (rank, stamp, next(self._counter)), owner)
 
     def create_here(self, line: Place = NOWHERE) -> Owned:
         """A creation sent to oneself: owner at once, and kept by itself until it is answered."""
@@ -85,7 +86,7 @@ class Protocol:
         """The creation sent to oneself was answered, or was given up."""
         owned.doubt = doubt
         self.owning.release([(owned.id, owned.id, doubt is not None)])
-        waiting, owned.on_answered = owned.on_answered, []
+        waiting, owned.on_answered = owned.on_answered, ()
         for wake in waiting:
             wake()
 
@@ -151,7 +152,8 @@ class Protocol:
     def look_up(self, sender: Party, ref_id: RefId, fork: RefId, known: int) -> Owned:
         """Return what `sender` uses by this fork, ready or not; RRefExpired if it may not."""
         owned = self.owning.look_up(sender, ref_id, fork, known)
-        self._forget(fork)
+        if self._shared:
+            self._forget(fork)
         return owned
 
     def requested(
@@ -168,8 +170,9 @@ class Protocol:
     def released(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
         releases = list(releases)
         self.owning.release(releases)
-        for _, fork, _ in releases:
-            self._forget(fork)
+        if self._shared:
+            for _, fork, _ in releases:
+                self._forget(fork)
 
     def look_for(self, forks: Iterable[RefId]) -> list[int]:
         """What is known here of forks that somebody sent us and heard nothing of since."""

@@ -113,7 +113,8 @@ class _Proxy:
     ) -> Future[Any]:
         rref, refs = self._rref, self._rref._refs
         refs.usable(rref)
-        answer = Answer(refs.agent.loop, rref)
+        answer = Answer(loop=refs.agent.loop)
+        answer._rref = rref
         refs.agent.call(
             refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name,
             call_method,

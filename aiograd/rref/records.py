@@ -11,6 +11,7 @@ was restarted under its old name never equals one of its predecessor.
 from __future__ import annotations
 
 import copy
+import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
@@ -34,6 +35,17 @@ BY_CREATOR: Final = 0  # the creation may still be on its way
 
 NOWHERE: Final[Place] = ("", 0)
 
+Wakes = list[Callable[[], None]] | tuple[()]
+"""Who wants to be told of something. Most references live without any of them."""
+
+
+def join(wakes: Wakes, wake: Callable[[], None]) -> Wakes:
+    """`record.on_… = join(record.on_…, wake)`"""
+    if not isinstance(wakes, list):
+        return [wake]
+    wakes.append(wake)
+    return wakes
+
 
 class Party(NamedTuple):
     """One start of one worker."""
@@ -44,7 +56,12 @@ class Party(NamedTuple):
 
     @property
     def stamp(self) -> int:
-        return int.from_bytes(self.incarnation[:8], "big")
+        return _stamp(self.incarnation)
+
+
+@functools.lru_cache(1024)
+def _stamp(incarnation: bytes) -> int:
+    return int.from_bytes(incarnation[:8], "big")
 
 
 class Use(IntEnum):
@@ -56,6 +73,12 @@ class Use(IntEnum):
     FAILED = 3  # creation or confirmation went wrong; `error` says how
     RELEASING = 4  # the owner has been told, or will be in this tick
     RELEASED = 5
+
+
+# On the way of every reference: an attribute of an enum is looked up slowly.
+_CREATING: Final = Use.CREATING
+_CONFIRMING: Final = Use.CONFIRMING
+_CONFIRMED: Final = Use.CONFIRMED
 
 
 class Owned:
@@ -87,7 +110,7 @@ class Owned:
         self.making = False  # its function is here and has not ended
         self.given_up = False  # its creator has given it back before the creation came
         self.local = 0  # references here that were given back before the creation came
-        self.on_answered: list[Callable[[], None]] = []  # called once: our own creation ended
+        self.on_answered: Wakes = ()  # called once: our own creation ended
         self.doubt: Exception | None = None  # why the creator here gave up waiting
         self.forks: dict[RefId, bytes] = {}  # fork → incarnation of its holder
         self.waiters: dict[object, Callable[[], None]] = {}  # who waits → called when ready
@@ -99,9 +122,10 @@ class Owned:
         self.value, self.error, self.ready = value, error, True
         if error is not None:
             self.trace = error.__traceback__
-        waiters, self.waiters = self.waiters, {}
-        for wake in waiters.values():
-            wake()
+        if self.waiters:
+            waiters, self.waiters = self.waiters, {}
+            for wake in waiters.values():
+                wake()
 
     @property
     def must_be_dropped(self) -> bool:
@@ -125,29 +149,29 @@ class Held:
         "error",
         "fork",
         "id",
-        "line",
         "never_created",
         "on_confirmed",
+        "on_failed",
         "on_released",
         "owner",
         "parent",
         "use",
     )
 
-    def __init__(self, ref_id: RefId, fork: RefId, owner: Party, use: Use, line: Place) -> None:
+    def __init__(self, ref_id: RefId, fork: RefId, owner: Party, use: Use) -> None:
         self.id = ref_id
         self.fork = fork
         self.owner = owner
         self.use = use
-        self.line = line
-        self.never_created = use is Use.CREATING  # no answer from the owner so far
+        self.never_created = use is _CREATING  # no answer from the owner so far
         self.parent: Party | None = None  # who waits for our confirmation
         self.claim = BY_CREATOR  # what the parent knew when it shared
         self.children = 0  # forks made from this one whose holders have not been confirmed
         self.dropped = False  # user code let go
         self.error: Exception | None = None
-        self.on_confirmed: list[Callable[[], None]] = []  # called once, on CONFIRMED or FAILED
-        self.on_released: list[Callable[[], None]] = []  # called once, when the owner let go
+        self.on_confirmed: Wakes = ()  # called once, on CONFIRMED or FAILED
+        self.on_failed: Wakes = ()  # called once, on FAILED
+        self.on_released: Wakes = ()  # called once, when the owner let go
 
     @property
     def must_be_dropped(self) -> bool:
@@ -156,12 +180,12 @@ class Held:
 
     @property
     def unanswered(self) -> bool:
-        return self.use in (Use.CREATING, Use.CONFIRMING)
+        return self.use <= _CONFIRMING
 
     @property
     def known(self) -> int:
         """What a message about this fork may claim: BY_CONFIRMED or BY_CREATOR."""
-        return BY_CONFIRMED if self.use is Use.CONFIRMED else BY_CREATOR
+        return BY_CONFIRMED if self.use is _CONFIRMED else BY_CREATOR
 
 
 def again(error: Exception, trace: TracebackType | None = None) -> Exception:
@@ -195,6 +219,12 @@ def pack_fork(ref_id: RefId, fork: RefId, mark: int) -> bytes:
     return _FORK.pack(*ref_id, *fork, mark)
 
 
+def pack_releases(releases: Iterable[Held]) -> bytes:
+    """The same for many that are given back."""
+    pack = _FORK.pack
+    return b"".join([pack(*one.id, *one.fork, one.never_created) for one in releases])
+
+
 def unpack_forks(data: bytes) -> Iterator[tuple[RefId, RefId, int]]:
     """The forks of a message, one after the other."""
     for a, b, c, d, e, f, mark in _FORK.iter_unpack(data):
@@ -207,6 +237,15 @@ def unpack_fork(data: bytes) -> tuple[RefId, RefId, int]:
 
 
 _ID: Final = struct.Struct("<iQQ")
+
+
+def pack_creation(ref_id: RefId, place: bytes) -> bytes:
+    """The token of a result that stays: its id, and where from."""
+    return _ID.pack(*ref_id) + place
+
+
+unpack_id: Final[Callable[[bytes], RefId]] = _ID.unpack_from
+ID_SIZE: Final = _ID.size
 
 
 def pack_ids(ids: Iterable[RefId]) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
@@ -16,10 +17,10 @@ from aiograd.errors import NotOwner, RRefError, WrongThread
 from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
-from aiograd.rref.answers import block_on, wake
+from aiograd.rref.answers import Creation, block_on, wake
 from aiograd.rref.owners import RRefs, current_rrefs
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
-from aiograd.rref.records import Held, Owned, Use, show
+from aiograd.rref.records import Held, Owned, Use, join, show
 
 
 class RRef:
@@ -30,7 +31,7 @@ class RRef:
     fetches a copy.
     """
 
-    __slots__ = ("__weakref__", "_creation", "_ref", "_refs", "_released", "_type")
+    __slots__ = ("__weakref__", "_call", "_creation", "_ref", "_refs", "_released", "_type")
 
     _ref: Owned | Held
     _refs: RRefs
@@ -40,6 +41,7 @@ class RRef:
         frame = users_frame()
         self._ref = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
         self._released = False
+        self._call: Creation | None = None  # under way, until the value is first asked for
         self._creation: Future[None] | None = None  # asked for by `future`
         self._type: Future[type] | None = None  # asked for by `_get_type`
 
@@ -77,8 +79,14 @@ class RRef:
 
         Waits for its creation; the error of the creating function is raised here too.
         """
-        if isinstance(self._ref, Owned):
+        if type(self._ref) is Owned:
             return self._refs.wait(self, timeout, "RRef.to_here")
+        if (creation := self._call) is not None:
+            self._call = None
+            if timeout is None:
+                answer = self._refs.fetch_along(self, creation)
+                if answer is not None:
+                    return answer
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -208,7 +216,7 @@ class RRef:
         if ref.use is Use.RELEASED:
             return
         let_go = self._refs.agent.loop.create_future()
-        ref.on_released.append(wake(let_go))
+        ref.on_released = join(ref.on_released, wake(let_go))
         self._refs.protocol.using.drop(ref)
         control.flush()
         await let_go
@@ -280,10 +288,10 @@ async def _run(work: Callable[[], Any], future: Future[Any]) -> None:
         del future, work
 
 
-def wrap(refs: RRefs, ref: Owned | Held) -> RRef:
+def wrap(refs: RRefs, ref: Owned | Held, creation: Creation | None = None) -> RRef:
     """Make what user code sees of a record."""
     rref = RRef.__new__(RRef)
-    rref._refs, rref._ref = refs, ref
+    rref._refs, rref._ref, rref._call = refs, ref, creation
     rref._released, rref._creation, rref._type = False, None, None
     return rref
 
@@ -301,4 +309,7 @@ def remote(
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
     the function appears wherever the reference is used. `timeout` limits the creation.
     """
-    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=users_frame())
+    frame = sys._getframe(1)
+    if frame.f_globals.get("__name__", "").startswith("aiograd."):
+        frame = users_frame()
+    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=frame)

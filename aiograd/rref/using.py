@@ -16,8 +16,16 @@ thousand releases to one owner are one message.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from aiograd.rref.records import BY_OWNER, NOWHERE, Held, Party, Place, RefId, Use
+from aiograd.rref.records import BY_OWNER, Held, Party, RefId, Use
+
+# On the way of every reference: an attribute of an enum is looked up slowly.
+_CREATING: Final = Use.CREATING
+_CONFIRMING: Final = Use.CONFIRMING
+_CONFIRMED: Final = Use.CONFIRMED
+_RELEASING: Final = Use.RELEASING
+_RELEASED: Final = Use.RELEASED
 
 
 class Batch:
@@ -64,14 +72,14 @@ class Using:
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
 
-    def create(self, ref_id: RefId, fork: RefId, owner: Party, line: Place) -> Held:
-        held = self.held[fork] = Held(ref_id, fork, owner, Use.CREATING, line)
+    def create(self, ref_id: RefId, fork: RefId, owner: Party) -> Held:
+        held = self.held[fork] = Held(ref_id, fork, owner, _CREATING)
         return held
 
     def receive(self, ref_id: RefId, fork: RefId, owner: Party, parent: Party, known: int) -> Held:
         """A reference came in a message; unless its owner sent it, the owner must be told."""
         use = Use.CONFIRMED if known == BY_OWNER else Use.CONFIRMING
-        held = self.held[fork] = Held(ref_id, fork, owner, use, NOWHERE)
+        held = self.held[fork] = Held(ref_id, fork, owner, use)
         if use is Use.CONFIRMING:
             held.parent, held.claim = parent, known
             self._batch(owner).forks.append(held)
@@ -79,19 +87,22 @@ class Using:
 
     def answered(self, held: Held, error: Exception | None = None) -> None:
         """The owner knows this fork now, or it is known that it never will."""
-        if not held.unanswered:
+        if held.use > _CONFIRMING:
             return
         if error is None:
-            held.use, held.never_created = Use.CONFIRMED, False
+            held.use, held.never_created = _CONFIRMED, False
         else:
             held.use, held.error = Use.FAILED, error
         if held.parent is not None:  # also after a failure: the parent need not wait any longer
             self.accept(held.parent, held.fork)
             held.parent = None
-        waiting, held.on_confirmed = held.on_confirmed, []
-        for wake in waiting:
-            wake()
-        self._let_go(held)
+        if held.on_confirmed or held.on_failed:
+            confirmed, failed = held.on_confirmed, held.on_failed
+            held.on_confirmed = held.on_failed = ()
+            for wake in (*confirmed, *failed) if error is not None else confirmed:
+                wake()
+        if held.dropped:
+            self._let_go(held)
 
     # ── sharing ─────────────────────────────────────────────────────────────────────────────
 
@@ -125,16 +136,18 @@ class Using:
 
     def released(self, held: Held) -> None:
         """The owner has let go, or is gone."""
-        held.use = Use.RELEASED
+        held.use = _RELEASED
         self.held.pop(held.fork, None)
-        waiting, held.on_released = held.on_released, []
-        for wake in waiting:
-            wake()
+        if held.on_released:
+            waiting, held.on_released = held.on_released, ()
+            for wake in waiting:
+                wake()
 
     def _let_go(self, held: Held) -> None:
-        if held.dropped and not held.children and held.use in (Use.CONFIRMED, Use.FAILED):
-            held.use = Use.RELEASING
-            self._batch(held.owner).releases.append(held)
+        if held.dropped and not held.children and _CONFIRMED <= held.use < _RELEASING:
+            held.use = _RELEASING
+            batch = self._outbox.get(held.owner.incarnation) or self._batch(held.owner)
+            batch.releases.append(held)
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────
 

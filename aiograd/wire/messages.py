@@ -74,6 +74,8 @@ SHARED: Final = 256  # large, but not in chunks: the body says where it lies in 
 FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 NESTED: Final = 512  # a call beyond the window, in the name of one that the callee has made
 CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
+KEEP: Final = 1024  # the result stays at the callee, under a token that comes first of all
+ALONG: Final = 2048  # …and a copy of it comes along with the reply; EMPTY | KEEP if it cannot
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
 ANSWERS: Final = frozenset({REPLY, FAULT, ITEM})  # of one stream: stay in order

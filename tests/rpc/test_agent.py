@@ -195,18 +195,57 @@ class Shelf:
     def fail(self, sender, token, error):
         self.log.append(("fail", token, type(error)))
 
+    def made(self, sender, token, value):
+        self.log.append(("made", sender.name, token, value))
+
 
 async def test_results_are_kept_at_the_callee(agents):
     async with agents(2) as (a, b):
         b.keeper = Shelf()
-        assert await a.call("worker1", add, (1, 2), keep="t1") is None
-        assert await a.call("worker1", add, (1, "x"), keep="t2") is None
+        assert await a.call("worker1", add, (1, 2), keep=b"t1") is None
+        assert await a.call("worker1", add, (1, "x"), keep=b"t2") is None
         assert b.keeper.log == [
-            ("expect", "worker0", "t1"),
-            ("keep", "t1", 3),
-            ("expect", "worker0", "t2"),
-            ("fail", "t2", TypeError),
+            ("expect", "worker0", b"t1"),
+            ("keep", b"t1", 3),
+            ("expect", "worker0", b"t2"),
+            ("fail", b"t2", TypeError),
         ]
+
+
+async def test_the_result_of_an_op_is_made_and_kept_at_once(agents):
+    def plus(a, b):
+        return a + b
+
+    plus.op_name = "plus"
+    async with agents(2) as (a, b):
+        b.keeper, b.ops = Shelf(), {"plus": plus}
+        assert await a.call("worker1", plus, (1, 2), keep=b"t1") is None
+        assert await a.call("worker1", plus, (1, "x"), keep=b"t2") is None
+        assert b.keeper.log == [
+            ("made", "worker0", b"t1", 3),
+            ("expect", "worker0", b"t2"),
+            ("fail", b"t2", TypeError),
+        ]
+
+
+async def test_a_copy_of_what_is_kept_comes_along_if_it_is_wanted_in_time(agents):
+    async with agents(2) as (a, b):
+        b.keeper = Shelf()
+        assert await a.call("worker1", add, (1, 2)) == 3
+        caller = a.link("worker1").caller
+        call = a.call("worker1", add, (3, 4), keep=b"t1")
+        assert caller.along(call)
+        assert not caller.along(call)  # one copy
+        assert await call == 7
+        late = a.call("worker1", add, (3, 4), keep=b"t2")
+        await asyncio.sleep(0)
+        assert not caller.along(late)
+        assert await late is None
+        early = a.call("worker1", add, (3, 4), keep=b"t3")
+        other = a.call("worker1", add, (1, 1))
+        assert not caller.along(early)  # what was called since might change it
+        assert await early is None
+        assert await other == 2
 
 
 async def test_a_closed_peer_is_lost(agents):

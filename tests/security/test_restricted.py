@@ -22,7 +22,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.exposure import find_exposed, is_exposed
 from aiograd.rref.owners import RRefs
-from aiograd.rref.records import pack_fork
+from aiograd.rref.records import pack_creation, pack_fork
 from aiograd.wire.messages import CALL, FLAT
 from tests.security import partner_functions as offer
 
@@ -313,7 +313,7 @@ async def test_a_forged_argument_is_refused(workers):
                 await c.agent.call("worker1", offer.read, (fake,))
         finally:
             thief._depart = monkey
-        token = (pack_fork(rref._ref.id, ours, 0), "", 0)
+        token = pack_creation(rref._ref.id, b"")
         with pytest.raises(NotAllowed):  # a creation under the id of another's value
             await c.agent.call("worker1", offer.make, ("mine",), keep=token)
         assert await rref == "private"

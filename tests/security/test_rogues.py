@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rref.records import pack_fork
+from aiograd.rref.records import pack_creation, pack_fork
 from aiograd.wire.frames import HEADER, HEADER_SIZE, header
 from aiograd.wire.messages import (
     CALL,
@@ -347,7 +347,7 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):
-        token = {"keep": (pack_fork((99, stamp, i), (99, stamp, 100 + i), 0), "", 0)}
+        token = {"keep": pack_creation((99, stamp, i), b"")}
         first = encoded(token)
         body = len(first).to_bytes(4, "little") + first + encoded(((1,), None))
         rogue.send(frame(CALL, body, flags=EXTRA, id=i, to=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiograd.rpc.functions import EXPOSED, SERVICE
 from aiograd.wire import messages
 
-FLAGS = "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED".split()
+FLAGS = "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED KEEP ALONG".split()
 
 
 def test_every_flag_is_a_bit_of_its_own():

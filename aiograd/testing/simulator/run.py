@@ -110,7 +110,8 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     def on_send(node: Node, kind: str, to: str) -> Verdict:
         return player.message(node.name, kind)
 
-    world.on_send = on_send
+    if any(fault.on for fault in plan.faults):
+        world.on_send = on_send
     await world.start(plan.names)
     for at in plan.collections:
         world.loop.call_at(at, _collect, world, context=world.context)

@@ -23,7 +23,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime import Runtime
-from aiograd.rpc.verdict import SEND, Verdict
+from aiograd.rpc.verdict import Verdict
 from aiograd.rref import attach as attach_references
 from aiograd.testing.simulator.loop import OWNER, SimLoop
 from aiograd.testing.simulator.network import HostNetwork, Manner, Wire
@@ -94,7 +94,8 @@ class Node:
             ops=OPS,
         )
         agent.context.run(OWNER.set, self)
-        agent.faults = self
+        if world.on_send is not None:
+            agent.faults = self
         self.parts = [attach_references(agent), attach_autograd(agent)]
         await agent.start(self.address)
 
@@ -105,6 +106,7 @@ class Node:
 
     def on_send(self, kind: str, to: str) -> Verdict:
         """As the agent's faults: every message passes here."""
+        assert self.world.on_send is not None
         self.world.trace("message", self.name, to, kind)
         return self.world.on_send(self, kind, to)
 
@@ -143,7 +145,8 @@ class World:
         self.wire = Wire(self.loop, rng, manner or Manner(), self.trace)
         self.nodes: dict[str, Node] = {}  # the latest start of each worker
         self.dead: list[Node] = []
-        self.on_send: OnSend = lambda node, kind, to: SEND
+        # Told of every message, which then takes the long road; without it, small ones are quick.
+        self.on_send: OnSend | None = None
         self.random = random.Random(f"{seed} world")
 
     # ── living ──────────────────────────────────────────────────────────────────────────────────

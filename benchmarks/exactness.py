@@ -1,7 +1,8 @@
 """What exactness costs: passes as they are, against passes that assume every edge is used.
 
 The second kind lists no expected edges and answers no unreached ones, so it would hang whenever a
-result goes unused; here every result is used, and both give the same gradients.
+result goes unused; here every result is used, and both give the same gradients. All workers share
+one process, and its processor time is what counts, so that a busy machine does not matter much.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import numpy as np
 import aiograd as ag
 from aiograd.dist import passes
 
-ROUNDS, PASSES = 15, 40
+ROUNDS, PASSES = 60, 40
 
 
 class Trusting(passes.Pass):
     """Takes it for granted that every edge will be answered."""
 
-    def collect(self, sinks):
-        self._first = False
-        return super().collect(sinks)
+    def _begin(self):
+        for node in self.topology.unreached:
+            if node in self.topology.loops:  # used, though not here
+                self._answer(node, None)
 
 
 async def one_round(worker, x, w):
@@ -33,10 +35,10 @@ async def one_round(worker, x, w):
         for _ in range(4):
             y = await ag.rpc_async(worker, ag.multiply, args=(y, w))
         root = y.sum()
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(PASSES):
             await ctx.backward(root, retain_graph=True)
-        return (time.perf_counter() - start) / PASSES * 1e6
+        return (time.process_time() - start) / PASSES * 1e6
 
 
 async def main():
@@ -52,7 +54,8 @@ async def main():
         print(
             f"{name:9s} {min(times):7.1f} us a pass at best, {statistics.median(times):.1f} median"
         )
-    print(f"exactness costs {(min(exact) / min(trusting) - 1) * 100:+.1f} % (best against best)")
+    ratio = statistics.median(a / b for a, b in zip(exact, trusting, strict=True))
+    print(f"exactness costs {(ratio - 1) * 100:+.1f} % (median of neighbouring rounds)")
 
 
 if __name__ == "__main__":

@@ -201,8 +201,7 @@ class Tensor:
 
         return as_html(self)
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     # ── copies ──────────────────────────────────────────────────────────────────────────────────
 

@@ -236,11 +236,10 @@ class Context:
 
 def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> None:
     for leaf, gradient in gradients.items():
-        new = gradient if isinstance(gradient, Tensor) else wrap(gradient)
         old = totals.get(leaf)
         if old is None:
-            totals[leaf] = new
-        elif old.requires_grad or new.requires_grad:
-            totals[leaf] = old + new
+            totals[leaf] = gradient if isinstance(gradient, Tensor) else wrap(gradient)
+        elif isinstance(gradient, Tensor) or old.requires_grad:
+            totals[leaf] = old + gradient
         else:
-            totals[leaf] = wrap(old.data + new.data)
+            totals[leaf] = wrap(old.data + gradient)

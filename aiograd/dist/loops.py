@@ -62,12 +62,9 @@ class Closing:
         self._leaving = leaving  # what boundary hooks make of a gradient for a peer
         self._wanted: dict[int, list[tuple[int, SendNode, int]]] = {}  # edge → place, for, slot
         self._found: dict[int, list[Any]] = {}  # gradients that came before they were wanted
-        self._open: dict[SendNode, list[Any]] = {}  # how many are missing, and the slots so far
+        # Answered edges that wait for something of ours: how many pieces, and the slots so far.
+        self.open: dict[SendNode, list[Any]] = {}
         self._fed = False
-
-    def __bool__(self) -> bool:
-        """Whether an answered edge still waits for something of ours."""
-        return bool(self._open)
 
     def answered(
         self,
@@ -85,7 +82,7 @@ class Closing:
             elif node.edge in self._found:
                 self._add(slots, slot, self._found[node.edge][place], send)
         if count:
-            self._open[send] = [count, slots]
+            self.open[send] = [count, slots]
         else:
             self._feed(send, slots)
 
@@ -105,12 +102,12 @@ class Closing:
     def _close(self, node: Any, gradients: list[Any] | None) -> list[Any] | None:
         wanted = self._wanted.pop(node.edge, ())
         for place, send, slot in wanted:
-            account = self._open[send]
+            account = self.open[send]
             account[0] -= 1
             if gradients is not None:
                 self._add(account[1], slot, gradients[place], send)
             if not account[0]:
-                del self._open[send]
+                del self.open[send]
                 self._feed(send, account[1])
         if gradients is None:
             return None

@@ -136,12 +136,13 @@ class Pass:
     @property
     def complete(self) -> bool:
         """True when nobody owes this worker an answer any more, and no loop is open."""
-        return not self.awaited and not self._closing
+        return not self.awaited and not self._closing.open
 
     @property
     def over(self) -> bool:
         """At the originator: true when the pass has ended everywhere."""
-        return self.credit.whole and self.complete
+        number, places = self.credit
+        return number == 1 << places and not self.awaited and not self._closing.open
 
     def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
         """At the originator: feed the roots and take all credit."""
@@ -197,18 +198,20 @@ class Pass:
                 self.gradients[node.variable] = gradient
         if self._first:
             self._first = False
-            for node in self.topology.unreached:
-                self._answer(node, None)
-            for edge, send in self.awaited.items():
-                message = self._to(send.peer)
-                if message.expected is None:
-                    message.expected = []
-                message.expected.append(edge)
+            self._begin()
         messages, self._out = list(self._out.values()), {}
-        if self.complete:
-            self._closing.forget()
         self._share_credit(messages)
         return messages
+
+    def _begin(self) -> None:
+        """What the first messages say besides: which edges need no gradient, and which we await."""
+        for node in self.topology.unreached:
+            self._answer(node, None)
+        for edge, send in self.awaited.items():
+            message = self._to(send.peer)
+            if message.expected is None:
+                message.expected = []
+            message.expected.append(edge)
 
     def _to(self, peer: str) -> Message:
         message = self._out.get(peer)
@@ -232,12 +235,14 @@ class Pass:
             self._to(node.peer).answers.append((node.edge, gradients, loops))
 
     def _share_credit(self, messages: list[Message]) -> None:
+        complete = self.complete
+        if complete:
+            self._closing.forget()
         if not messages:
-            if self.complete and self.here != self.originator:
-                messages.append(Message(self.originator))
-            else:
+            if not complete or self.here == self.originator:
                 return
-        keep = 0 if self.complete else 1
+            messages.append(Message(self.originator))
+        keep = 0 if complete else 1
         share, rest = self.credit.split(len(messages) + keep)
         for message in messages:
             message.credit = share

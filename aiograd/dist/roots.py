@@ -42,6 +42,6 @@ def entries(roots: Sequence[Tensor], create_graph: bool) -> list[tuple[Node, Any
     for root in checked(roots):
         node = parent_of(root)
         assert node is not None
-        one = np.ones(root.shape, root.dtype)
+        one = np.array(1, root.dtype) if root.data.shape == () else np.ones(root.shape, root.dtype)
         found.append((node, wrap(one) if create_graph else one))
     return found

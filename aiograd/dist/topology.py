@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import contributions
@@ -17,6 +18,7 @@ class Topology:
 
     __slots__ = (
         "_leaves",
+        "_opened",
         "awaited",
         "counts",
         "dead",
@@ -53,6 +55,11 @@ class Topology:
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
         self.unreached = [node for node in receives.values() if node not in self.counts]
         self.heavy = is_heavy(self.counts)
+        self._opened: list[Any] = [
+            sends[edge].parents[place]
+            for loops in self.loops.values()
+            for _, edge, place in loops
+        ]
         self._leaves: list[Tensor] = [
             node.variable for node in self.counts if node.__class__ is Accumulate
         ]
@@ -61,12 +68,20 @@ class Topology:
         self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int
     ) -> bool:
         """Whether a pass from these roots visits the same; edges are only ever added."""
-        return (
-            sends == len(self.awaited) + len(self.dead)
-            and receives == len(self.receives)
-            and self.roots == roots
-            and self.gone == gone
-            and all(node.hooks is None for node in self.counts)
-            and not any(leaf._hooks for leaf in self._leaves)
-            and not any(node.hooks for node in self.loops)
-        )
+        if (
+            receives != len(self.receives)
+            or sends != len(self.awaited) + len(self.dead)
+            or self.roots != roots
+            or self.gone != gone
+        ):
+            return False
+        for node in self.counts:
+            if node.hooks is not None:
+                return False
+        for part in self._opened:
+            if part.hooks is not None:
+                return False
+        for leaf in self._leaves:
+            if leaf._hooks:
+                return False
+        return True

@@ -63,8 +63,8 @@ async def test_a_hook_on_a_middle_result_sees_its_gradient_and_may_change_it(wor
     async with workers(2), ag.context() as ctx:
         first = await chain(x, w, 1)
         second = await chain(first, w, 1)
-        y = await chain(second, w, 1)
-        await ctx.backward(y.sum(), retain_graph=True)
+        loss = (await chain(second, w, 1)).sum()
+        await ctx.backward(loss, retain_graph=True)
         assert ctx.gradients[x].tolist() == [8.0]
 
         def hook(gradient):
@@ -72,9 +72,27 @@ async def test_a_hook_on_a_middle_result_sees_its_gradient_and_may_change_it(wor
             return gradient * 10.0
 
         second.register_hook(hook)  # also after a pass that took the short cut
-        await ctx.backward(y.sum(), retain_graph=True)
+        await ctx.backward(loss, retain_graph=True)
         assert seen == [[2.0]]
         assert ctx.gradients[x].tolist() == [8.0 + 80.0]
+
+
+async def test_a_retained_pass_sees_what_was_sent_since_the_last_one(workers):
+    x = ag.tensor([3.0], requires_grad=True)
+    w = ag.tensor([2.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        first = await chain(x, w, 2)
+        loss = first.sum()
+        for n in (1, 2, 3):
+            await ctx.backward(loss, retain_graph=True)
+            assert ctx.gradients[x].tolist() == [4.0 * n]
+        more = await chain(first, w, 1)
+        await ctx.backward(loss, retain_graph=True)  # its result is not used
+        assert ctx.gradients[x].tolist() == [16.0]
+        await ctx.backward(more.sum(), retain_graph=True)
+        assert ctx.gradients[x].tolist() == [24.0]
+        await ctx.backward(loss, retain_graph=True)
+        assert ctx.gradients[x].tolist() == [28.0]
 
 
 async def test_the_derivative_by_a_middle_result_is_found(workers):

@@ -110,7 +110,8 @@ class DistributedOptimizer:
         """Update every parameter that has a gradient in the context, on all owners at once.
 
         `StaleGradients` if there is a bound on their age and one owner finds them older; then no
-        parameter has changed anywhere.
+        parameter has changed anywhere. Any other failure, of an owner or of this worker on its way,
+        may leave a step that some owners have taken and others have not.
         """
         context_id, found = resolve(context).id, await self._made()
         settings = self._settings()

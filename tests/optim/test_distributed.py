@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,40 @@ async def test_a_trainer_that_dies_in_its_turn_holds_nobody_up(cluster):
             await held
         assert await values(params) == [[x / 2 for x in START]]
         await ctx.release()
+
+
+def after(steps: int) -> list[float]:
+    value = np.array(START)
+    for _ in range(steps):
+        value -= 0.1 * value
+    return value.tolist()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_trainers_take_turns_in_any_order_of_messages(seed):
+    async def program() -> Any:
+        params = on("worker0", "worker1")
+        calls = [ag.rpc_async(f"worker{i}", trainer, args=(params, 4)) for i in (2, 3, 4)]
+        await asyncio.gather(*calls)
+        return await values(params)
+
+    assert ag.testing.simulate(program, seed=seed, workers=5, faults="lazy") == [after(12)] * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_trainer_may_die_at_any_moment(seed):
+    async def program(world: Any) -> Any:
+        params = on("worker0", "worker1")
+        calls = [ag.rpc_async(f"worker{i}", trainer, args=(params, 4)) for i in (2, 3, 4)]
+        await asyncio.sleep(random.Random(seed).uniform(0.0, 0.3))
+        world.crash("worker4")
+        first, second, third = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(first, int)
+        assert isinstance(second, int)
+        assert isinstance(third, int | WorkerLost)
+        return await values(params)
+
+    whole = [after(steps) for steps in range(13)]
+    taken = [whole.index(value) for value in ag.testing.simulate(program, seed=seed, workers=5)]
+    assert min(taken) >= 8
+    assert abs(taken[0] - taken[1]) <= 1  # of the one that died on its way from owner to owner

@@ -78,6 +78,7 @@ class Partners:
         context = self._contexts.find(context_id)
         if context is None:
             if self._contexts.counters()["contexts"] >= CONTEXTS:
+                self._agent.limits.reached("contexts")
                 raise Overloaded(self._agent.name, f"{CONTEXTS} autograd contexts are open")
         elif edge in context.receives:
             raise ProtocolError("an edge is used once", sender.name)
@@ -127,6 +128,7 @@ def _check_gradients(
     if not fits:
         raise ProtocolError("gradients of another form", sender.name)
     if number not in context.early and len(context.early) >= EARLY:
+        context.home.agent.limits.reached("contexts")
         raise Overloaded(context.home.agent.name, f"{EARLY} passes that never began")
 
 

@@ -247,6 +247,7 @@ class Caller:
             error = DeadlineExceeded(self._link.peer.name, future._function, future._seconds)
         else:
             run_undo(future._undo)
+            self.agent.limits.reached("window")
             why = f"{self._limit} calls or too many bytes were under way until the deadline"
             error = Overloaded(self._link.peer.name, why)
         self._end(future, error)

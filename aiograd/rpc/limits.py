@@ -1,4 +1,4 @@
-"""Limits that others ran into: how often each was reached, for people and for tests.
+"""Limits that were run into: how often each was reached, for people and for tests.
 
     strangers        connections refused because too many had proven nothing yet    (no word)
     handshake        connections that proved nothing, or not in time                AuthError
@@ -6,8 +6,11 @@
     inbound_budget   messages for which there was no memory                         Overloaded
     max_inflight     calls refused because the peer had too many under way          Overloaded
     outbound_buffer  calls held back because the peer does not read its answers     –
+    window           calls of ours that waited for others until their deadline      Overloaded
+    values           values that partners wanted to be kept beyond what is kept     Overloaded
+    contexts         contexts and passes that partners opened beyond what may be    Overloaded
 
-What the limits are is in `Options`; each is enforced where the thing it limits happens.
+What the limits are is in `Options`, or where they are enforced: where the thing happens.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ NAMES: Final = (
     "inbound_budget",
     "max_inflight",
     "outbound_buffer",
+    "window",
+    "values",
+    "contexts",
 )
 
 

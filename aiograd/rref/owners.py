@@ -172,6 +172,7 @@ class RRefs:
         if stamp != creator.stamp:
             raise NotAllowed("a value is created under an id of its creator", self.agent.name)
         if len(self.protocol.owning.owners) >= VALUES and self.agent.restricts(sender):
+            self.agent.limits.reached("values")
             raise Overloaded(self.agent.name, f"{VALUES} values are kept for others already")
         # The creator's own fork: see `Protocol.create`, `create_here`.
         fork = ref_id if creator is self.protocol.me else (rank, stamp, number + 1)

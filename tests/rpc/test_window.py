@@ -115,11 +115,12 @@ async def stuck():
 
 
 async def test_a_call_that_waited_until_its_deadline_says_so(agents):
-    async with agents(2, options=ONE):
+    async with agents(2, options=ONE) as (a, _):
         first = rpc_async("worker1", stuck)
         with pytest.raises(Overloaded, match="under way") as caught:
             await rpc_async("worker1", bounce, (0,), timeout=0.1)
         assert caught.value.worker == "worker1"
+        assert a.limits["window"] == 1
         first.cancel()
         assert await rpc_async("worker1", bounce, (1,)) == 1
 

@@ -353,4 +353,5 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
         rogue.send(frame(CALL, body, flags=EXTRA, id=i, to=1))
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
+    assert agent.limits["values"] == 3
     assert len(agent.keeper.protocol.owning.owners) == 5

@@ -7,7 +7,6 @@ attached by the tables in `ops/`.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Hook, Node, Part
+from aiograd.autograd.hooks import HookHandle
 from aiograd.autograd.recording import recording
 from aiograd.errors import GradError
 
@@ -318,52 +318,6 @@ class Tensor:
         def __pow__(self, other: Any) -> Tensor: ...
         def __matmul__(self, other: Any) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
-
-
-class HookHandle:
-    """Takes a hook away again."""
-
-    def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove: Callable[[], None] | None = remove
-
-    @classmethod
-    def on_dict(cls, hooks: dict[int, Any], hook: Any) -> HookHandle:
-        key = next(_hook_numbers)
-        hooks[key] = hook
-        return cls(lambda: hooks.pop(key, None))
-
-    @classmethod
-    def on_list(cls, node: Node, hook: Hook) -> HookHandle:
-        if node.hooks is None:
-            node.hooks = []
-        hooks = node.hooks
-        entry = _Once(hook)  # the same function may be registered twice
-        hooks.append(entry)
-
-        def remove() -> None:
-            if entry in hooks:
-                hooks.remove(entry)
-
-        return cls(remove)
-
-    def remove(self) -> None:
-        """Take the hook away; a second time does nothing."""
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
-
-
-class _Once:
-    __slots__ = ("hook",)
-
-    def __init__(self, hook: Hook) -> None:
-        self.hook = hook
-
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        return self.hook(grad)
-
-
-_hook_numbers = itertools.count()
 
 
 def wrap(data: Any, node: Node | None = None) -> Tensor:

@@ -40,8 +40,8 @@ class Topology:
         gone: Collection[bytes] = (),
         loops: bool = True,
     ) -> None:
-        self.roots, self.gone = list(roots), gone
-        self.receives = dict(receives)
+        self.roots, self.gone = list(roots), list(gone)
+        sends, self.receives = dict(sends), dict(receives)  # threads may be adding to them
         self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
         self.awaited: dict[int, SendNode] = {}  # by edge
         self.dead: list[SendNode] = []  # whose receivers were gone before the pass
@@ -53,7 +53,7 @@ class Topology:
             else:
                 self.awaited[edge] = send
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
-        self.unreached = [node for node in receives.values() if node not in self.counts]
+        self.unreached = [node for node in self.receives.values() if node not in self.counts]
         self.heavy = is_heavy(self.counts)
         self._opened: list[Any] = [
             sends[edge].parents[place]

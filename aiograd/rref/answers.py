@@ -65,17 +65,27 @@ class Creation(Future[Any]):
     """The answer to a creation. Never fails itself: what came of it is told to `_refs`."""
 
     # Set by who makes it: an `__init__` of our own would cost as much as the future.
-    __slots__ = ("_answer", "_inherited", "_limited", "_made", "_refs", "_subject", "_until")
+    __slots__ = (
+        "_answer",
+        "_held",
+        "_inherited",
+        "_limited",
+        "_made",
+        "_refs",
+        "_subject",
+        "_until",
+    )
     _refs: RRefs
     _made: Owned | Held
     _subject: RRef | None  # kept until then
     _answer: Answer | None  # a fetch whose value comes along
+    _held: Any  # the baggage it took along
     _limited: bool  # by a timeout of its own
     _inherited: float  # when the call that makes it must end
     _until: float  # loop time; set with `_answer`
 
     def set_result(self, result: Any) -> None:
-        self._subject = None
+        self._subject = self._held = None
         _end(self, None)
         self._refs.creation_ended(self._made, None)
         if (answer := self._answer) is not None:
@@ -87,7 +97,7 @@ class Creation(Future[Any]):
                     answer.set_result(result)
 
     def set_exception(self, exception: Any) -> None:
-        self._subject = None
+        self._subject = self._held = None
         _end(self, None)
         self._refs.creation_ended(self._made, exception)
         if (answer := self._answer) is not None:

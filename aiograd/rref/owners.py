@@ -112,6 +112,7 @@ class RRefs:
         future._refs, future._made, future._subject = self, made, subject
         future._answer = future._frame = None
         future._limited, future._inherited = timeout is not None, DEADLINE.get()
+        future._held = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(made.id, place)
         try:
             agent.call(
@@ -302,7 +303,7 @@ class RRefs:
             or (inherited == math.inf and creation._seconds > agent.options.timeout)
             or threading.get_ident() != agent.thread
             or SCOPE.get() is not None
-            or (agent.baggage is not None and agent.baggage.current() is not None)
+            or (agent.baggage is not None and agent.baggage.current() is not creation._held)
             or not caller.along(creation)
         ):
             return None

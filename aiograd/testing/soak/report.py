@@ -72,8 +72,9 @@ class Report:
 
         def megabytes(name: str) -> str:
             samples = self.memory[name]
-            level = f"{samples[0] / 2**20:.0f} → {samples[-1] / 2**20:.0f} MiB"
-            return f"{name} {level} ({self.drift(name):+.1%} after warm-up)"
+            steps = [samples[(len(samples) - 1) * tenth // 10] for tenth in range(11)]
+            levels = " ".join(f"{step / 2**20:.0f}" for step in steps)
+            return f"{name} {levels} MiB ({self.drift(name):+.1%} after warm-up)"
 
         lines = {
             "soak": f"{self.seconds:g} s, {self.workers} workers, seed {self.seed}",

@@ -293,7 +293,8 @@ class LocalCluster:
         """Let one worker leave in its own time, at most the grace; then kill it."""
         host, members = self._hosts[name], self.driver.members
         peer = members.roster.members.get(name)
-        self._leaving.add(host)
+        if not host.ended.done():
+            self._leaving.add(host)
         if peer is not None and not host.ended.done():
             members.dismiss([peer], together=False, timeout=self._options.grace)
             await asyncio.wait([host.ended], timeout=_limited(self._options.grace) + LAST_WORDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import re
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -248,15 +250,18 @@ async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
 
 async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
     async with cluster(2, processes=True) as c:
-        agent, nursery = c.driver.agent, c._nursery
+        agent, nursery, killed = c.driver.agent, c._nursery, []
         for _ in range(3):
             await c["worker1"].call(who)
+            killed.append(weakref.ref(c._hosts["worker1"]))
             await c.kill("worker1")
             await c.restart("worker1")
         lost = [link for link in agent._links.values() if link.state == "lost"]
         assert len(lost) == 3
         assert sum(len(link.connection.reader._buffer) for link in lost) == 0
         assert len(nursery._hosts) == 2
+        gc.collect()
+        assert [host() for host in killed if host() is not None] == []  # with all it has written
 
 
 async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):

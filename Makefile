@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim fuzz hostile clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -117,6 +117,10 @@ fuzz: .venv-fuzz/.ok  ## the decoders under atheris, four of them: RUNS= inputs 
 hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=) and mutated frames (FRAMES=) at size
 	@AIOGRAD_HOSTILE=$(or $(STRANGERS),20000) $(BIN)/python -m pytest tests/security/test_strangers.py -k bad_handshakes -o faulthandler_timeout=3600
 	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/security/test_rogues.py -k mutated -o faulthandler_timeout=3600
+
+N ?= 1000
+cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call runs exactly once
+	@AIOGRAD_CUTS=$(N) $(BIN)/python -m pytest -q tests/rpc/test_cuts.py
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

@@ -141,8 +141,11 @@ class Worker:
         return self.agent.directory.find(name_or_rank).info
 
     def workers(self) -> list[WorkerInfo]:
-        """List the members, in order of rank."""
-        return [peer.info for peer in self.members.peers]
+        """List the members, in order of rank; those that are silent are marked as suspect."""
+        suspects = self.agent.suspects()
+        return [
+            WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.members.peers
+        ]
 
     def debug_info(self) -> dict[str, int]:
         """Give the worker's counters; all of them are 0 at rest, except `workers`."""
@@ -373,7 +376,7 @@ def get_worker_info(name_or_rank: str | int | None = None) -> WorkerInfo:
 
 
 def workers() -> list[WorkerInfo]:
-    """List the members of the cluster, in order of rank."""
+    """List the members of the cluster, in order of rank; `suspect` ones say nothing just now."""
     return current_worker().workers()
 
 

@@ -41,6 +41,7 @@ from aiograd.rpc.link import Connection, Link
 from aiograd.rpc.options import OTHERS, Options, check_timeout
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.polling import Polling
+from aiograd.rpc.reconnect import come_back
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
@@ -118,6 +119,7 @@ class Agent:
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
         self._links: dict[bytes, Link] = {}  # by incarnation
+        self._dials = 0  # so far
         self._routes: dict[str, Link] = {}  # by name, until the directory changes
         self.directory.changed = self._routes.clear
         self._service_shipments: dict[str, Shipment] = {}
@@ -530,6 +532,12 @@ class Agent:
             self._routes[to] = link
         return link
 
+    def link_to(self, incarnation: bytes) -> Link | None:
+        return self._links.get(incarnation)
+
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
     def link_of(self, peer: PeerInfo) -> Link:
         link = self._links.get(peer.incarnation)
         if link is None:
@@ -547,6 +555,15 @@ class Agent:
         """Connect a link that has something to send."""
         link.state = "dialling"
         self.spawn(self._doors.dial(link))
+
+    def next_dial(self) -> int:
+        """The number of the next connection that is dialled."""
+        self._dials += 1
+        return self._dials
+
+    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
+        """Connect a link again whose connection broke, from a peer silent for so many seconds."""
+        return self.spawn(come_back(self._doors, link, silent, why))
 
     # ── what links tell us ──────────────────────────────────────────────────────────────────────
 
@@ -622,7 +639,7 @@ class Agent:
         }
 
     def suspects(self) -> Sequence[str]:
-        """Names of peers that are connected but silent."""
+        """Names of peers that are silent, or whose connection is being made again."""
         return [link.peer.name for link in self._links.values() if link.suspect]
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiograd.card import BLUE, card, code, quiet
@@ -24,18 +24,27 @@ def check_name(name: Any) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WorkerInfo:
-    """A worker's name and rank."""
+    """A worker's name and rank.
+
+    `suspect`: in `ag.workers()`, whether it is silent, or its connection being made again."""
 
     name: str
     rank: int
+    suspect: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
+    def __repr__(self) -> str:
+        mark = ", suspect=True" if self.suspect else ""
+        return f"WorkerInfo(name={self.name!r}, rank={self.rank!r}{mark})"
+
     def _repr_html_(self) -> str:
-        return card(BLUE, f"<b>worker</b> {code(self.name)} {quiet(f'· rank {self.rank}')}")
+        mark = " · suspect" if self.suspect else ""
+        rank = quiet(f"· rank {self.rank}{mark}")
+        return card(BLUE, f"<b>worker</b> {code(self.name)} {rank}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import asyncio
 import collections
 import functools
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,9 @@ from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
 from aiograd.rpc.transport import Listener, tune
+from aiograd.wire.resume import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, Offer
 from aiograd.wire.secret import Secret
-from aiograd.wire.session import ACCEPTED, DUPLICATE, LOST, Handshake, Identity
+from aiograd.wire.session import Handshake, Identity
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -84,21 +87,27 @@ class Doors:
         """Calls to oneself take the same road, over a transport that leads back here."""
         transport = MemoryTransport(self._agent.loop, "self")
         transport._other = transport
+        link.session.role = "dials"
         link.opened(transport)
         transport._schedule()
 
     # ── coming in ───────────────────────────────────────────────────────────────────────────────
 
-    def _handshake(self, *, client: bool) -> Handshake:
+    def _handshake(self, offer: Callable[[Identity], Offer] | None = None) -> Handshake:
         agent = self._agent
         nonce = agent.runtime.token_bytes(32)
         return Handshake(
-            agent.identity, self._secret, nonce, client=client, restricts=agent.info.restricts
+            agent.identity,
+            self._secret,
+            nonce,
+            client=offer is not None,
+            restricts=agent.info.restricts,
+            offer=offer,
         )
 
     def _accept(self, secure: bool) -> asyncio.BufferedProtocol:
         credentials = self._credentials if secure else None
-        return _Visitor(self, self._handshake(client=False), credentials)
+        return _Visitor(self, self._handshake(), credentials)
 
     def visited(self, visitor: _Visitor, host: str) -> bool:
         """A connection came in; refuse it if too many others have proven nothing yet."""
@@ -110,20 +119,14 @@ class Doors:
         self._strangers[visitor] = host
         return True
 
-    def admit(self, identity: Identity) -> int:
-        """What becomes of a proven client's connection."""
+    def admit(self, identity: Identity, offer: Offer) -> tuple[int, int]:
+        """What becomes of a proven client's connection, and how much of its session is here."""
         agent = self._agent
         peer = self._known(identity)
         if peer.restricts(agent.name) != identity.restricted:
             raise AuthError("another mode than the one it joined with", identity.name)
         link = agent.link_of(peer)
-        if link.state in ("lost", "closed"):
-            return LOST
-        if link.state == "open" or (
-            link.state == "dialling" and agent.incarnation < identity.incarnation
-        ):
-            return DUPLICATE
-        return ACCEPTED
+        return (LOST, 0) if link.error is not None else link.answer(offer)
 
     def _known(self, identity: Identity) -> PeerInfo:
         peer = self._agent.directory.get(identity.name)
@@ -147,10 +150,12 @@ class Doors:
 
     def _open(self, link: Link, greeting: Greeting) -> None:
         tune(greeting.transport)
+        name: Any = greeting.transport.get_extra_info("peername")
+        link.host = name[0] if isinstance(name, tuple) else ""
         if greeting.peer is not None:  # nobody sends more than the other side takes
             link.max_message = min(link.max_message, greeting.peer.max_message)
             link.caller.agree(greeting.peer.max_inflight)
-        link.opened(greeting.transport)
+        link.opened(greeting.transport, greeting.received)
         for waiter in self._waiters.pop(link.peer.incarnation, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -166,7 +171,7 @@ class Doors:
         while addresses:
             address = addresses.pop(0)
             try:
-                greeting = await self._greet(address, peer.incarnation)
+                greeting = await self._greet(address, lambda _: link.offer(), peer.incarnation)
             except (OSError, ProtocolError, SecurityError) as trouble:
                 error = trouble
                 continue
@@ -190,14 +195,29 @@ class Doors:
                 if self._agent.loop.time() < patience:
                     addresses.insert(0, address)  # is it still there?
                 continue
-            self._open(link, greeting)
-            return
+            if self.take(link, greeting, address):
+                return
+            error = WorkerLost(peer.name, "no", "the connection broke at once")
+            if self._agent.loop.time() < patience:
+                addresses.insert(0, address)
         if link.state == "dialling":
             if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
                 error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
             elif isinstance(error, ProtocolError | SecurityError) and not error.worker:
                 error = type(error)(str(error), peer.name)
             link.lose(error)
+
+    def take(self, link: Link, greeting: Greeting, address: str) -> bool:
+        """Go on over a connection that was dialled and accepted; False if it is gone already."""
+        if greeting.gone:
+            return False
+        if link.session.accepted(greeting.offer.number, greeting.received):
+            link.address = address
+            self._open(link, greeting)
+        else:
+            greeting.transport.abort()
+            link.lose(WorkerLost(link.peer.name, why="too much got lost with its connection"))
+        return True
 
     async def _their_dial_came(self, link: Link) -> bool:
         """Wait a moment for the connection that the peer is making."""
@@ -213,7 +233,7 @@ class Doors:
 
     async def meet(self, address: str) -> PeerInfo:
         """Dial somebody unknown, and keep the connection for the link to them."""
-        greeting = await self._greet(address)
+        greeting = await self._greet(address, self._introduction)
         identity = greeting.peer
         assert identity is not None
         peer = self._known(identity)
@@ -223,32 +243,26 @@ class Doors:
             greeting.transport.abort()
             raise WorkerLost(peer.name, "no", "it took this worker for lost")
         link = self._agent.link_of(peer)
-        if greeting.status == ACCEPTED and link.state in ("new", "dialling"):
-            self._open(link, greeting)
-        else:
+        if greeting.status != ACCEPTED or link.state not in ("new", "dialling"):
             greeting.transport.abort()
+        elif not self.take(link, greeting, address):
+            raise WorkerLost(peer.name, "no", "the connection broke at once")
         return peer
 
-    async def _greet(self, address: str, expected: bytes | None = None) -> Greeting:
+    def _introduction(self, server: Identity) -> Offer:
+        """What to say to somebody who may turn out to be known."""
+        link = self._agent.link_to(server.incarnation)
+        known = link is not None and link.state not in ("new", "dialling")
+        return Offer(LOOK) if known else Offer(DIAL, self._agent.next_dial())
+
+    async def _greet(
+        self, address: str, offer: Callable[[Identity], Offer], expected: bytes | None = None
+    ) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
-        credentials = self._credentials if address.startswith("tcp:") else None
         heard = False
         for attempt in range(_RETRIES):
-            done: asyncio.Future[Greeting] = self._agent.loop.create_future()
-            # A kernel tries for minutes to reach a host that is gone.
-            async with asyncio.timeout(self._agent.options.handshake_timeout):
-                protocol = await runtime.network.connect(
-                    address,
-                    functools.partial(self._caller, done, expected, credentials),
-                    tls=credentials,
-                )
-            assert isinstance(protocol, Greeting)
-            try:
-                greeting = await done
-            except BaseException:
-                protocol.transport.abort()
-                raise
+            greeting = await self.knock(address, offer, expected)
             if greeting.error is None:
                 return greeting
             # One that dies while we knock looks like one that refuses us: knock once more to see.
@@ -260,9 +274,34 @@ class Doors:
             await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 
+    async def knock(
+        self,
+        address: str,
+        offer: Callable[[Identity], Offer],
+        expected: bytes | None = None,
+        patience: float = math.inf,
+    ) -> Greeting:
+        """Connect once, and see how the handshake ends. OSError: nobody let us in."""
+        credentials = self._credentials if address.startswith("tcp:") else None
+        done: asyncio.Future[Greeting] = self._agent.loop.create_future()
+        # A kernel tries for minutes to reach a host that is gone.
+        async with asyncio.timeout(min(patience, self._agent.options.handshake_timeout)):
+            protocol = await self._agent.runtime.network.connect(
+                address,
+                functools.partial(self._caller, done, offer, expected, credentials),
+                tls=credentials,
+            )
+        assert isinstance(protocol, Greeting)
+        try:
+            return await done
+        except BaseException:
+            protocol.transport.abort()
+            raise
+
     def _caller(
         self,
         done: asyncio.Future[Greeting],
+        offer: Callable[[Identity], Offer],
         expected: bytes | None,
         credentials: Credentials | None,
     ) -> Greeting:
@@ -271,7 +310,7 @@ class Doors:
                 done.set_result(greeting)
 
         timeout = self._agent.options.handshake_timeout
-        handshake = self._handshake(client=True)
+        handshake = self._handshake(offer)
         greeting = Greeting(handshake, timeout, over, credentials=credentials)
         greeting.expected = expected
         return greeting

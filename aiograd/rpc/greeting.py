@@ -12,10 +12,12 @@ from typing import Any
 
 from aiograd.errors import AuthError, ProtocolError, WorkerLost
 from aiograd.rpc.tls import Credentials
+from aiograd.wire.resume import Offer
 from aiograd.wire.session import Handshake, Identity
 
-# Decides about a proven client: ACCEPTED, DUPLICATE or LOST, or raises to refuse.
-Admit = Callable[[Identity], int]
+# Decides about a proven client: ACCEPTED, DUPLICATE or LOST, and how much of the session is here;
+# or raises to refuse.
+Admit = Callable[[Identity, Offer], tuple[int, int]]
 
 
 class Greeting(asyncio.BufferedProtocol):
@@ -41,6 +43,7 @@ class Greeting(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.error: Exception | None = None
         self.heard = False  # anything at all came back
+        self.gone = False  # the connection ended before anybody took it over
         self.expected: bytes | None = None  # whose incarnation should answer
 
     @property
@@ -50,6 +53,16 @@ class Greeting(asyncio.BufferedProtocol):
     @property
     def status(self) -> int:
         return self._handshake.status
+
+    @property
+    def offer(self) -> Offer:
+        """What the client wants."""
+        return self._handshake.offer
+
+    @property
+    def received(self) -> int:
+        """Bytes of the session that the other side has."""
+        return self._handshake.received
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -108,7 +121,8 @@ class Greeting(asyncio.BufferedProtocol):
             self._credentials.check_name(self.transport, self._handshake.peer.name)
         if self._admit is not None:
             assert self._handshake.peer is not None
-            self.transport.write(self._handshake.admit(self._admit(self._handshake.peer)))
+            verdict = self._admit(self._handshake.peer, self._handshake.offer)
+            self.transport.write(self._handshake.admit(*verdict))
         self.transport.pause_reading()  # what follows is for the link, which takes over soon
         self._end()
 
@@ -127,6 +141,7 @@ class Greeting(asyncio.BufferedProtocol):
             self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
         if not self._over:
             self.error = self._handshake.mismatch or AuthError(
                 "the other side closed the connection during the handshake: "

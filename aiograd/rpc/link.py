@@ -1,8 +1,9 @@
 """A link: everything between this worker and one peer.
 
-It is dialled when first needed, batches what is sent in one tick, and ends with the connection:
-then every call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its
-process may be stopped or its loop blocked, and it resumes unharmed when it wakes.
+It is dialled when first needed, and batches what is sent in one tick. A connection that breaks is
+made again within `Options.resume` seconds, and nobody notices; else the peer is lost, and every
+call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its process may be
+stopped or its loop blocked, and it resumes unharmed when it wakes.
 
 What is called over it is the `Caller`'s and `Callee`'s business.
 """
@@ -51,6 +52,7 @@ from aiograd.wire.messages import (
     SHARED,
 )
 from aiograd.wire.payload import Payload
+from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -62,48 +64,64 @@ Handler = Callable[..., None]  # of one kind of message: flags, id, budget, targ
 class Connection(asyncio.BufferedProtocol):
     """The protocol of an established connection: bytes to frames."""
 
-    def __init__(self, link: Link, transport: Any) -> None:
+    def __init__(self, link: Link, transport: Any, reader: FrameReader, session: Session) -> None:
         self._link = link
         self.transport = transport
-        agent = link.agent
-        shared = link.shared.arrived if link.shared is not None else None
-        self.reader = FrameReader(agent.options.max_message, agent.reserve, agent.memory, shared)
-        self.ended = agent.loop.create_future()
-        self.read = 0  # how often bytes came; a silent peer does not change it
+        self._reader, self._session = reader, session
+        self.ended = link.agent.loop.create_future()
+
+    def mute(self) -> None:
+        """Whatever still comes does not count any more: it goes nowhere."""
+        self._reader, self._session = _Nowhere(), Session()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.reader.get_buffer()
+        return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._link.error is not None:
-            return  # it broke the rules, and what it sent before it noticed does not count
-        self.read += 1
+        session = self._session
+        session.received += nbytes
         try:
-            frames = self.reader.advance(nbytes)
+            frames = self._reader.advance(nbytes)
         except ProtocolError as error:
             self._link.broken(error)
             return
         if frames:
             self._link.receive(frames)
+        if session.received >= session.overdue and session is self._session:
+            self._link.outbox.acknowledge()
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
-        self._link.outbox.pause()
+        if self._link.connection is self:
+            self._link.outbox.pause()
 
     def resume_writing(self) -> None:
-        self._link.outbox.resume()
+        if self._link.connection is self:
+            self._link.outbox.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
-        self.reader.abandon(self._link.agent.release)
         self._link.disconnected(self, exc)
 
 
+class _Nowhere(FrameReader):
+    """Reads what nobody wants to know."""
+
+    def __init__(self) -> None:
+        self._bin = memoryview(bytearray(4096))
+
+    def get_buffer(self) -> memoryview:
+        return self._bin
+
+    def advance(self, count: int) -> list[Frame]:
+        return []
+
+
 class Link:
-    """One peer. States: new → dialling → open → lost (or closed by us)."""
+    """One peer. States: new → dialling → open ⇄ away → lost (or closed by us)."""
 
     def __init__(self, agent: Agent, peer: PeerInfo) -> None:
         self.agent, self.peer = agent, peer
@@ -112,7 +130,12 @@ class Link:
         self.error: Exception | None = None  # why it is lost or closed
         self.suspect = False
         self.connection: Connection | None = None
-        self.outbox = Outbox(agent.loop, self._large_sent)
+        self.address = ""  # where it was dialled
+        self.host = ""  # from where the peer speaks
+        self.session = Session(agent.options.outbound_buffer if agent.options.resume else 0)
+        self._reader: FrameReader | None = None
+        self._comeback: asyncio.Task[None] | None = None  # while away
+        self.outbox = Outbox(agent.loop, self.session, self._large_sent)
         self.caller = Caller(self)
         self.callee = Callee(self)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
@@ -123,7 +146,7 @@ class Link:
         self._once = Once()
         self._inbox = Inbox()
         self._silent = 0  # heartbeats without a byte from the peer
-        self._last_read = self._last_written = 0
+        self._last_read = 0
         self._goodbye = False
         self._behind = 0  # bytes of small messages that wait for large ones
         self.max_message = agent.options.max_message  # the smaller one of both sides
@@ -139,7 +162,7 @@ class Link:
             CREDIT: lambda flags, id, budget, target, body: self.callee.credit(id, target),
             DEFINE: self._on_define,
             FORGET: self._on_forget,
-            PING: lambda flags, id, budget, target, body: None,
+            PING: lambda flags, id, budget, target, body: self.session.acknowledged(id),
             GOODBYE: self._on_goodbye,
         }
         if self.restricted:
@@ -148,16 +171,43 @@ class Link:
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
-    def opened(self, transport: Any) -> None:
-        """A proven connection to the peer; everything queued so far leaves now."""
+    def opened(self, transport: Any, received: int = 0) -> None:
+        """A proven connection to the peer, which has so much of what was sent; go on from there."""
+        if self._reader is None:
+            self._reader = self._begin_reading(transport)
+        self._stop_coming_back()
         self.state, self.quick = "open", True
-        if self.shared is None and not self.restricted:
-            self._share(transport)
-        self.connection = Connection(self, transport)
+        self._silent, self.suspect = 0, False
+        self.connection = Connection(self, transport, self._reader, self.session)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
-        self.outbox.open(transport)
+        self.outbox.open(transport, self.session.rest(received))
+
+    def _begin_reading(self, transport: Any) -> FrameReader:
+        """Over the first connection: what reads its bytes, and those of all later ones."""
+        if not self.restricted:
+            self._share(transport)
+        agent = self.agent
+        shared = self.shared.arrived if self.shared is not None else None
+        return FrameReader(agent.options.max_message, agent.reserve, agent.memory, shared)
+
+    def offer(self) -> Offer:
+        """What to say to the peer in a handshake that we began."""
+        if self.state in ("dialling", "away"):
+            return self.session.offer(self.agent.next_dial())
+        return Offer(LOOK)
+
+    def answer(self, offer: Offer) -> tuple[int, int]:
+        """What becomes of a connection that the peer has dialled, and how much came before it."""
+        first = self.agent.incarnation < self.peer.incarnation
+        status = self.session.answer(offer, dialling=self.state == "dialling", first=first)
+        if self.state == "open":
+            if status == ACCEPTED:  # it broke, and the peer has noticed before us
+                self._detach()
+            elif self.session.nudged(offer):
+                self.cut("the other side has lost it")
+        return status, self.session.received
 
     def _share(self, transport: Any) -> None:
         """Let large messages pass through memory, if the peer is a process of ours."""
@@ -181,9 +231,34 @@ class Link:
         self.lose(WorkerLost(self.peer.name, why=str(error)))
 
     def disconnected(self, connection: Connection, exc: Exception | None) -> None:
-        if connection is self.connection and self.state == "open":
-            why = "it was shut down" if self._goodbye else str(exc or "connection closed")
+        if connection is not self.connection or self.state != "open":
+            return
+        why = "it was shut down" if self._goodbye else str(exc or "connection closed")
+        # A kernel that acknowledged nothing for seconds was given its time already.
+        if self._goodbye or isinstance(exc, TimeoutError) or not self.agent.options.resume:
             self.lose(WorkerLost(self.peer.name, why=why))
+        else:
+            self.cut(why)
+
+    def cut(self, why: str) -> None:
+        """The connection broke: the session goes on when there is another one."""
+        silent = self._silent * self.agent.options.heartbeat
+        self._detach()
+        self.state, self.quick, self.suspect = "away", False, True
+        self.session.own()
+        self._comeback = self.agent.come_back(self, silent, why)
+
+    def _detach(self) -> None:
+        connection, self.connection = self.connection, None
+        assert connection is not None
+        connection.mute()
+        connection.transport.abort()
+        self.outbox.detach()
+
+    def _stop_coming_back(self) -> None:
+        comeback, self._comeback = self._comeback, None
+        if comeback is not None and comeback is not asyncio.current_task():
+            comeback.cancel()
 
     def lose(self, error: Exception) -> None:
         """The peer is gone, or was never there."""
@@ -205,9 +280,16 @@ class Link:
             self.connection.transport.close()
 
     def _end(self, error: Exception) -> None:
-        self.error, self.quick = error, False
-        unsent = self.outbox.unsent() if self.connection is not None else None
+        self.error, self.quick, self.suspect = error, False, False
+        self._stop_coming_back()
+        unsent = self.outbox.unsent() if self.session.role else None
         self.outbox.close()
+        self.session.kept.clear()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.abandon(self.agent.release)
+        if self.connection is not None:
+            self.connection.mute()
         self.caller.lose(error, unsent)
         self.callee.close()
         self.agent.release(self._behind)
@@ -306,15 +388,14 @@ class Link:
 
     def beat(self) -> None:
         """Once per heartbeat: say that we live, and notice when the peer does not."""
-        connection = self.connection
-        if self.state != "open" or connection is None:
+        if self.state != "open":
             return
-        if self.outbox.written == self._last_written and self.outbox.empty:
-            self.outbox.put(PING, 0, 0, 0.0, 0, b"")
-        self._last_written = self.outbox.written
+        if self.outbox.empty:
+            self.outbox.acknowledge()
         # Counted in beats of ours, not by the clock: a blocked loop here proves nothing about them.
-        self._silent = 0 if connection.read != self._last_read else self._silent + 1
-        self._last_read = connection.read
+        received = self.session.received
+        self._silent = 0 if received != self._last_read else self._silent + 1
+        self._last_read = received
         silence = self._silent * self.agent.options.heartbeat
         if self.shared is not None:
             self.shared.beat()
@@ -353,6 +434,7 @@ class Link:
         """A large message, or any message while one is under way."""
         if isinstance(body, Transfer) and body in self._inbox:
             self._release(body)
+            self.session.due = 0  # the sender waits to have its memory for itself
             self._inbox.complete(body)
             return
         found: Any = self._target(target) if kind in NUMBERED else target

@@ -17,6 +17,8 @@ _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
 OTHERS = "*"  # in a mapping of modes; no worker can have this name
+_SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
+_MAY_BE_ZERO = ("grace", "resume", "lease")
 _SECRET_MIN = 16  # bytes; shorter ones can be guessed
 
 
@@ -58,6 +60,9 @@ class Options:
     """Seconds between signs of life on a quiet connection."""
     silence: float = 5.0
     """Seconds of silence after which a peer is suspect: five lost signs are no coincidence."""
+    resume: float = 3.0
+    """Seconds in which a broken connection may come back before the peer counts as lost: a network
+    that is away for two is not noticed. 0: it is lost at once."""
     lease: float = 10.0
     """Seconds an owner keeps the references of a worker that is gone, in case it comes back."""
     handshake_timeout: float = 5.0
@@ -77,8 +82,8 @@ class Options:
     """Raise at shutdown when references were leaked, instead of logging where they were made."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "grace", "heartbeat", "silence", "lease", "handshake_timeout"):
-            _check_seconds(name, getattr(self, name), zero=name in ("grace", "lease"))
+        for name in _SECONDS:
+            _check_seconds(name, getattr(self, name), zero=name in _MAY_BE_ZERO)
         for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
             _check_count(name, getattr(self, name))
         for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS)):

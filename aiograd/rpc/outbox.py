@@ -3,7 +3,8 @@
 The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
 first while the last are made. Large ones are announced in order and then share the connection chunk
 by chunk, so that nothing small waits behind a gigabyte. Nothing is written while the transport asks
-for a pause, so what waits for a slow peer waits here, where it is counted.
+for a pause, so what waits for a slow peer waits here, where it is counted. What is written goes
+into the `Session`, too, in case that it has to be written again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from aiograd.wire.frames import CHUNK_SIZE, HEADER, HEADER_SIZE, MAGIC, announce, header
 from aiograd.wire.messages import CHUNK, LARGE
+from aiograd.wire.resume import Piece, Session
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
 _TURNS = 4  # chunks written before the loop gets a turn
@@ -33,10 +35,13 @@ class _Parcel:
 
 
 class Outbox:
-    """Messages for one connection, in order."""
+    """Messages for one peer, in order."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sent: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, session: Session, sent: Callable[[], None]
+    ) -> None:
         self._call_soon = loop.call_soon
+        self._session = session
         self._sent = sent  # told when something large has left, or the peer reads again
         self.small: list[bytes] = []
         self._parcels: deque[_Parcel] = deque()
@@ -45,7 +50,6 @@ class Outbox:
         self.paused = False
         self.scheduled = False
         self.corked = False  # while a batch is read: everything it causes leaves in one write
-        self.written = 0  # writes so far; a quiet connection does not change it
         self.waiting = 0  # bytes of large messages that have not left
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
@@ -81,17 +85,30 @@ class Outbox:
         self.flush()
         self.scheduled = scheduled
 
+    def acknowledge(self) -> None:
+        """Say how much has come, and with that that we live."""
+        self.small.append(self._session.acknowledge())
+        if not self.scheduled and not self.corked:
+            self.schedule()
+
     def schedule(self) -> None:
         self.scheduled = True
         self._call_soon(self.flush)
 
     # ── emptying ────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, transport: Any) -> None:
+    def open(self, transport: Any, again: Sequence[Piece] = ()) -> None:
+        """Write to this transport from now on, beginning with what has to be written again."""
         # Everything is written at once, and what the socket does not take makes us pause.
         transport.set_write_buffer_limits(high=1, low=0)
         self._transport, self.paused = transport, False
+        for piece in again:
+            transport.write(piece)
         self.flush()
+
+    def detach(self) -> None:
+        """There is no connection for a while."""
+        self._transport, self.paused = None, False
 
     def close(self) -> None:
         self._transport = None
@@ -113,9 +130,13 @@ class Outbox:
             return
         small = self.small
         if small:
-            self.written += 1
-            self._transport.write(b"".join(small))
+            session = self._session
+            if session.received >= session.due:
+                small.insert(0, session.acknowledge())
+            data = b"".join(small)
             small.clear()
+            session.keep(data)
+            self._transport.write(data)
         if self._parcels:
             self._send_chunks()
 
@@ -134,14 +155,16 @@ class Outbox:
 
     def _send_chunk(self, parcel: _Parcel) -> None:
         size = min(CHUNK_SIZE, parcel.left)
-        self.written += 1
-        write = self._transport.write
-        write(header(CHUNK, 0, size, 0, 0.0, parcel.number))
+        write, keep = self._transport.write, self._session.keep
+        head = header(CHUNK, 0, size, 0, 0.0, parcel.number)
+        keep(head)
+        write(head)
         parcel.left -= size
         self.waiting -= size
         while size:
             segment = parcel.segments[0]
             piece = segment[parcel.at : parcel.at + size]
+            keep(piece)
             write(piece)
             size -= len(piece)
             parcel.at += len(piece)

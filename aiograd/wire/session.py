@@ -3,14 +3,14 @@
     client                                    server
     HELLO_C  version, nonce, who I am    ──▶
                                          ◀──  HELLO_S  version, nonce, who I am
-    PROOF_C  terms, HMAC("client" ‖ …)   ──▶
-                                         ◀──  PROOF_S  terms, status, HMAC("server" ‖ …)
+    PROOF_C  terms, offer, HMAC          ──▶
+                                         ◀──  PROOF_S  terms, status, bytes received, HMAC
 
 Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
 replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
 and what comes with them, so that nobody can change it on the way. The terms are whether this side
-speaks plain data only with the other one, whose name it knows by then. A refusal is a closed
-connection and nothing else.
+speaks plain data only with the other one, whose name it knows by then; what an offer is, and where
+a session goes on, is told in `resume`. A refusal is a closed connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
 """
@@ -25,19 +25,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.resume import Offer
 from aiograd.wire.secret import Secret
 
 VERSION: Final = 1
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
-_PROOF: Final = struct.Struct("<B32s")
+_CLAIM: Final = struct.Struct("<BIQ")  # offer, or status, 0 and bytes received
+_PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
-
-ACCEPTED: Final = 1
-DUPLICATE: Final = 2  # authentic, but another connection between the two is already being used
-LOST: Final = 3  # authentic, but this start of the client was declared lost: it must not return
-_RESTRICTED: Final = 0x80  # beside the status: the terms
+_RESTRICTED: Final = 0x80  # beside the first number of a claim: the terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +100,7 @@ class Handshake:
         client: bool,
         binding: bytes = b"",
         restricts: Callable[[str], bool] = lambda name: False,
+        offer: Callable[[Identity], Offer] | None = None,
     ) -> None:
         self._us = us
         self._restricts = restricts  # whether we speak plain data only with a worker of this name
@@ -114,7 +113,10 @@ class Handshake:
         self.needed = HELLO_SIZE
         self.peer: Identity | None = None  # only believable once `proven`
         self.proven = False
+        self._make_offer = offer  # asks a client that knows whom it talks to
+        self.offer = Offer()  # what the client wants
         self.status = 0  # what the server decided; known on both sides at the end
+        self.received = 0  # bytes of the session that the other side has
 
     def bind(self, binding: bytes) -> None:
         """Tie the proofs to a channel that is known only now."""
@@ -132,12 +134,12 @@ class Handshake:
             return self._receive_proof(message)
         raise ProtocolError("the handshake is over")
 
-    def admit(self, status: int) -> bytes:
+    def admit(self, status: int, received: int = 0) -> bytes:
         """The server's last word to a proven client: PROOF_S."""
         assert self.proven
         assert not self._client
         self.status = status
-        return self._proof(b"server", status)
+        return self._proof(b"server", status, 0, received)
 
     def _receive_hello(self, message: bytes) -> bytes:
         self._theirs = message
@@ -148,7 +150,9 @@ class Handshake:
             self._expects, self.needed = "nothing", 0
             return b"" if self._client else self._ours
         if self._client:
-            return self._proof(b"client", 0)
+            if self._make_offer is not None:
+                self.offer = self._make_offer(peer)
+            return self._proof(b"client", *self.offer)
         return self._ours
 
     @property
@@ -160,27 +164,32 @@ class Handshake:
         )
 
     def _receive_proof(self, message: bytes) -> bytes:
-        status, mac = _PROOF.unpack(message)
+        claim, mac = _PROOF.unpack(message)
         label = b"server" if self._client else b"client"
-        if not hmac.compare_digest(mac, self._mac(label, status)):
+        if not hmac.compare_digest(mac, self._mac(label, claim)):
             raise AuthError(
                 "the other side does not know this cluster's secret",
                 self.peer.name if self.peer else "",
             )
         self.proven, self._expects, self.needed = True, "nothing", 0
+        word, number, self.received = _CLAIM.unpack(claim)
         assert self.peer is not None
-        self.peer = replace(self.peer, restricted=bool(status & _RESTRICTED))
+        self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
+        word &= ~_RESTRICTED
         if self._client:
-            self.status = status & ~_RESTRICTED
+            self.status = word
+        else:
+            self.offer = Offer(word, number, self.received)
         return b""
 
-    def _proof(self, label: bytes, status: int) -> bytes:
+    def _proof(self, label: bytes, word: int, number: int, received: int) -> bytes:
         assert self.peer is not None
         if self._restricts(self.peer.name):
-            status |= _RESTRICTED
-        return _PROOF.pack(status, self._mac(label, status))
+            word |= _RESTRICTED
+        claim = _CLAIM.pack(word, number, received)
+        return _PROOF.pack(claim, self._mac(label, claim))
 
-    def _mac(self, label: bytes, status: int) -> bytes:
+    def _mac(self, label: bytes, claim: bytes) -> bytes:
         first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)
-        text = b"".join((label, bytes([status]), first, second, self._binding))
+        text = b"".join((label, claim, first, second, self._binding))
         return hmac.digest(self._key, text, hashlib.sha256)

@@ -49,6 +49,18 @@ async def running_agents(
 running_agents.secret = SECRET  # type: ignore[attr-defined]
 
 
+def die(agent: Agent) -> None:
+    """End as a killed process does: nobody listens any more, connections end without a word."""
+    agent._doors.close()
+    for link in agent._links.values():
+        if link.state == "open" and link.peer.incarnation != agent.incarnation:
+            link.state = "dead"  # it does nothing any more
+            link._detach()
+
+
+running_agents.die = die  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def agents() -> Callable[..., Any]:
     return running_agents

@@ -14,7 +14,7 @@ from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
-from aiograd.wire.frames import header
+from aiograd.wire.frames import HEADER_SIZE, header
 from aiograd.wire.messages import CHUNK
 
 
@@ -89,7 +89,7 @@ async def test_exc_dead_peer(agents, address):
         future = rpc_async("worker1", forever)
         await until(lambda: b.counters()["running_calls"])
         start = time.monotonic()
-        b.link("worker0").connection.transport.abort()
+        agents.die(b)
         with pytest.raises(WorkerLost) as caught:
             await future
         assert time.monotonic() - start < 0.5
@@ -115,7 +115,7 @@ async def test_work_for_a_lost_caller_is_cancelled(agents):
     async with agents(2) as (a, b):
         rpc_async("worker1", forever).add_done_callback(lambda f: f.exception())
         await until(lambda: b.counters()["running_calls"])
-        a.link("worker1").connection.transport.abort()
+        agents.die(a)
         await until(lambda: not b.counters()["running_calls"])
 
 
@@ -127,7 +127,7 @@ async def test_a_call_never_handed_to_the_socket_did_not_run(agents):
         held = rpc_async("worker1", add, (1, 2))
         large = rpc_async("worker1", add, (np.zeros(1 << 20), 2))
         await asyncio.sleep(0)
-        b.link("worker0").connection.transport.abort()
+        agents.die(b)
         for future in (held, large):
             with pytest.raises(WorkerLost) as caught:
                 await future
@@ -180,8 +180,9 @@ async def test_a_silent_peer_is_suspect_and_recovers(agents):
 async def test_a_quiet_link_is_kept_alive_by_pings(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
-        reads = a.link("worker1").connection.read
-        await until(lambda: a.link("worker1").connection.read > reads + 10)
+        session = a.link("worker1").session
+        received = session.received
+        await until(lambda: session.received > received + 10 * HEADER_SIZE)
         assert a.suspects() == b.suspects() == []
 
 

@@ -7,6 +7,7 @@ import pytest
 from aiograd.rpc.outbox import EARLY, Outbox
 from aiograd.wire.frames import SMALL, FrameReader
 from aiograd.wire.messages import CALL
+from aiograd.wire.resume import Session
 
 
 class Wire:
@@ -32,7 +33,7 @@ async def wire():
 
 @pytest.fixture
 async def outbox(wire):
-    box = Outbox(asyncio.get_running_loop(), lambda: None)
+    box = Outbox(asyncio.get_running_loop(), Session(), lambda: None)
     box.open(wire)
     return box
 

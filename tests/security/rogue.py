@@ -12,7 +12,8 @@ from aiograd.wire.data import DataCodec
 from aiograd.wire.frames import FrameReader, Transfer, announce, header
 from aiograd.wire.messages import CHUNK, DEFINE, FAULT, LARGE, REPLY
 from aiograd.wire.payload import Travellers
-from aiograd.wire.session import ACCEPTED, Handshake, Identity
+from aiograd.wire.resume import ACCEPTED
+from aiograd.wire.session import Handshake, Identity
 from tests.security import partner_functions as offer
 
 PLAIN = DataCodec(Travellers())

@@ -185,7 +185,34 @@ def test_faults_may_be_given_by_hand():
             await ag.rpc_async("worker0", hang)
         return asyncio.get_running_loop().time()
 
-    assert 3 <= simulate(program, faults=[Fault(3.0, "reset", "driver", "worker0")]) < 3.1
+    assert 3 <= simulate(program, faults=[Fault(3.0, "crash", "worker0")]) < 3.1
+
+
+async def take_time(seconds):
+    await asyncio.sleep(seconds)
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("away", [0.0, 0.5, 1.0, 1.9])
+def test_a_connection_that_breaks_for_less_than_two_seconds_is_not_noticed(away):
+    async def program() -> float:
+        return await ag.rpc_async("worker0", take_time, args=(5.0,))
+
+    faults = [Fault(3.0, "reset", "driver", "worker0")]
+    if away:
+        faults.append(Fault(3.0, "cut", "driver", "worker0", away))
+    assert 5 <= simulate(program, faults=faults) < 5.1
+
+
+def test_a_connection_that_stays_broken_is_a_lost_worker():
+    async def program() -> float:
+        with pytest.raises(ag.errors.WorkerLost):
+            await ag.rpc_async("worker0", hang)
+        return asyncio.get_running_loop().time()
+
+    faults = [Fault(3.0, "cut", "driver", "worker0", 60.0)]
+    assert 3 < simulate(program, faults=[Fault(3.0, "reset", "driver", "worker0"), *faults]) < 9
+    assert 3 < simulate(program, faults=faults) < 9.5  # at most a heartbeat, then silence
 
 
 def test_a_program_that_hangs_is_an_error():

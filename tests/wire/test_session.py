@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import AuthError, ProtocolError
-from aiograd.wire.session import (
-    ACCEPTED,
-    DUPLICATE,
-    HELLO_SIZE,
-    PROOF_SIZE,
-    Handshake,
-    Identity,
-)
+from aiograd.wire.resume import ACCEPTED, DUPLICATE, RESUME, Offer
+from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
 
 SECRET = b"s" * 32
 ALICE = Identity("alice", 0, b"a" * 16)
@@ -145,7 +139,10 @@ def test_strangers_do_not_get_past_the_first_message(junk):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(min_size=HELLO_SIZE, max_size=HELLO_SIZE), st.binary(min_size=33, max_size=33))
+@given(
+    st.binary(min_size=HELLO_SIZE, max_size=HELLO_SIZE),
+    st.binary(min_size=PROOF_SIZE, max_size=PROOF_SIZE),
+)
 def test_no_random_bytes_are_ever_accepted(hello, proof):
     _, server = pair()
     try:
@@ -189,6 +186,40 @@ def with_terms(client_restricts: bool, server_restricts: bool) -> tuple[Handshak
         Handshake(alice, SECRET, b"1" * 32, client=True, restricts=rule("bob", client_restricts)),
         Handshake(bob, SECRET, b"2" * 32, client=False, restricts=rule("alice", server_restricts)),
     )
+
+
+def test_each_side_learns_how_much_the_other_one_has():
+    asked = []
+
+    def offer(server):
+        asked.append(server)
+        return Offer(RESUME, 3, 1 << 40)
+
+    client = Handshake(ALICE, SECRET, b"1" * 32, client=True, offer=offer)
+    _, server = pair()
+    server.receive(client.receive(server.receive(client.start())))
+    assert asked == [BOB]
+    assert (server.offer, server.received) == (Offer(RESUME, 3, 1 << 40), 1 << 40)
+    client.receive(server.admit(ACCEPTED, 1 << 41))
+    assert (client.status, client.received) == (ACCEPTED, 1 << 41)
+
+
+@pytest.mark.parametrize("byte", range(PROOF_SIZE))
+def test_every_byte_of_the_proofs_is_signed(byte):
+    """So nobody can change where a session goes on."""
+    client, server = pair()
+    proof = bytearray(client.receive(server.receive(client.start())))
+    proof[byte] ^= 1
+    with pytest.raises(AuthError):
+        server.receive(bytes(proof))
+    assert not server.proven
+    client, server = pair()
+    server.receive(client.receive(server.receive(client.start())))
+    proof = bytearray(server.admit(ACCEPTED, 5))
+    proof[byte] ^= 1
+    with pytest.raises(AuthError):
+        client.receive(bytes(proof))
+    assert not client.proven
 
 
 def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():

@@ -29,13 +29,12 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
     parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
-    parser.add_argument("--resume", action="store_true", help="demand that sessions resume")
     args = parser.parse_args()
     if args.bug is not None:
         return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.seed, args.count)
     failed, begin = 0, time.perf_counter()
     for seed in range(args.seed, args.seed + args.count):
-        report = run(make_plan(seed), trace=args.trace, resume=args.resume)
+        report = run(make_plan(seed), trace=args.trace)
         if not report.ok:
             failed += 1
             _tell(shrink(report.plan) if args.shrink else report)

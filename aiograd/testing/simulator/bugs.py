@@ -23,9 +23,11 @@ from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.inbox import Once
 from aiograd.rpc.link import Link
 from aiograd.rpc.outbox import Outbox
+from aiograd.rpc.reconnect import _Return
 from aiograd.rref.owning import Owning
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.using import Using
+from aiograd.wire.resume import Session
 
 
 class Bug(NamedTuple):
@@ -132,6 +134,22 @@ def _forget_release(original: Any) -> Any:
     return tell
 
 
+def _resend_all(original: Any) -> Any:
+    return lambda self, position: list(self.kept)
+
+
+def _resend_nothing(original: Any) -> Any:
+    return lambda self, position: []
+
+
+def _fresh_reader(original: Any) -> Any:
+    def opened(self: Link, transport: Any, received: int = 0) -> None:
+        self._reader = None
+        original(self, transport, received)
+
+    return opened
+
+
 BUGS: Final[dict[str, Bug]] = {
     "run_twice": Bug("copies of a message are not noticed", Once, "fresh", _run_twice),
     "no_cancel": Bug("a cancelled call goes on over there", Caller, "cancelled", _no_cancel),
@@ -139,6 +157,11 @@ BUGS: Final[dict[str, Bug]] = {
     "late_deadline": Bug("deadlines come a second late", Deadlines, "bucket", _late),
     "claims_no": Bug("says that a lost call never ran", caller, "lost", _claim_no),
     "unnoticed_death": Bug("a closed connection is ignored", Link, "disconnected", _nothing),
+    "resend_all": Bug("what came is sent again", Session, "rest", _resend_all),
+    "resend_nothing": Bug("what a cut took is not sent again", Session, "rest", _resend_nothing),
+    "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),
+    "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
+    "no_return": Bug("nobody dials after a cut", _Return, "_knock", lambda _: _soon),
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
     "missing_release": Bug("dropped references stay", Using, "_let_go", _nothing),
     "early_free": Bug("the first release frees the value", Owning, "release", _free_early),

@@ -7,7 +7,8 @@ I4  a call runs at most once, exactly once if it gave a result     (ledger)
 I5  a value lives while it has a holder, and not much longer       (ledger, here)
 I6  no context is left
 I7  at rest nothing is left: calls, tasks, bytes, timers
-I8  who was only away for a while lost nothing                     (ledger)
+I8  who was only away for a while lost nothing: resets and cuts below two seconds change no outcome
+                                                                   (ledger)
 I9  after the faults every living pair can talk again
 """
 
@@ -24,6 +25,7 @@ from aiograd.testing.simulator.world import Node, World
 
 SETTLE: Final = 25.0  # seconds after the last program has ended
 LOOKS: Final = 3
+PINGS: Final = 1024  # bytes; the last signs of life are never acknowledged all
 RECOVER: Final = 10.0  # seconds for a fresh call
 
 
@@ -47,6 +49,11 @@ async def check_quiet(world: World, book: Ledger) -> None:
         }
         if left:
             book.violated("I7", f"{node.name} at rest still has {left}")
+        kept_bytes = max(
+            (sum(map(len, link.session.kept)) for link in node.agent.links()), default=0
+        )
+        if kept_bytes > PINGS:
+            book.violated("I7", f"{node.name} at rest still keeps {kept_bytes} bytes it has sent")
 
 
 async def check_alive(world: World, book: Ledger) -> None:
@@ -58,7 +65,7 @@ async def check_alive(world: World, book: Ledger) -> None:
     ]
     await asyncio.sleep(RECOVER)
     for node, other, task in tasks:
-        # Without sessions that resume, two whose connection broke have lost each other for good.
+        # Two of whom one has given up the other have lost each other for good.
         excused = book.harm.between(node.name, other.name)
         if not task.done():
             book.violated("I9", f"{node.name} to {other.name}: no answer within {RECOVER:g} s")

@@ -137,6 +137,17 @@ def _wire(rng: random.Random, names: list[str]) -> list[Fault]:
     return faults
 
 
+def _cuts(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Connections break again and again, at any byte."""
+    faults = []
+    for _ in range(rng.randint(4, 16)):
+        a, b = _two(rng, names)
+        kind = rng.choice(("reset_after", "reset_after", "reset_after", "reset", "close"))
+        amount = float(int(10 ** rng.uniform(0.0, 4.5))) if kind == "reset_after" else 0.0
+        faults.append(Fault(rng.uniform(0.0, SPAN), kind, a, b, 0.0, amount))
+    return faults
+
+
 def _deaths(rng: random.Random, names: list[str]) -> list[Fault]:
     """Processes end, and some come back."""
     faults = []
@@ -203,7 +214,7 @@ def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
 def _everything(rng: random.Random, names: list[str]) -> list[Fault]:
     return [
         fault
-        for profile in (_lazy, _wire, _deaths, _timely, _mail)
+        for profile in (_lazy, _wire, _cuts, _deaths, _timely, _mail)
         for fault in profile(rng, names)
         if rng.random() < 0.5
     ]
@@ -213,6 +224,7 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "calm": _calm,
     "lazy": _lazy,
     "wire": _wire,
+    "cuts": _cuts,
     "deaths": _deaths,
     "timely": _timely,
     "swizzle": _swizzle,

@@ -71,15 +71,11 @@ class Errors(logging.Handler):
         self.messages.append(record.getMessage()[:1500])
 
 
-def run(plan: Plan, *, trace: bool = False, resume: bool = False) -> Report:
-    """Simulate one plan.
-
-    `resume` demands what sessions that survive a reconnect would give: resets and short cuts
-    change no outcome, and every living pair can talk again.
-    """
+def run(plan: Plan, *, trace: bool = False) -> Report:
+    """Simulate one plan."""
     with quiet() as errors:
         world = World(plan.seed, options=plan.options, manner=plan.manner, trace=trace)
-        player = Player(world, plan.faults, resume)
+        player = Player(world, plan.faults)
         book = Ledger(world, player.harm)
         world.ledger = book  # type: ignore[attr-defined]
         loop = world.loop

@@ -47,7 +47,7 @@ HARMFUL: Final = frozenset(
 ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
-SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen, once sessions resume
+SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen
 HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
 
 
@@ -137,14 +137,13 @@ _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
 class Harm:
     """What has gone wrong so far: which errors are justified."""
 
-    def __init__(self, resume: bool = False) -> None:
+    def __init__(self) -> None:
         self.nodes: set[str] = set()  # workers that anybody may have lost
         self.pairs: set[frozenset[str]] = set()  # who may have lost whom
         self.any = False
         self.kinds: set[str] = set()
         self._everyone = False  # anybody may have lost anybody
         self._away = 0.0  # seconds that somebody was paused or slow, together
-        self._resume = resume
 
     def note(self, fault: Fault) -> None:
         self.any = True
@@ -162,8 +161,6 @@ class Harm:
 
     def _short(self, fault: Fault) -> bool:
         """Whether a broken connection should have been made again without a loss."""
-        if not self._resume:
-            return False
         return fault.kind in RESUMED or ("cut" in fault.kind and fault.seconds < SHORT)
 
     @property
@@ -182,9 +179,9 @@ class Harm:
 class Player:
     """Lets the faults of a schedule happen."""
 
-    def __init__(self, world: World, faults: list[Fault], resume: bool = False) -> None:
+    def __init__(self, world: World, faults: list[Fault]) -> None:
         self.world = world
-        self.harm = Harm(resume)
+        self.harm = Harm()
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
         self.messages: Counter[str] = Counter()  # sent so far, by kind

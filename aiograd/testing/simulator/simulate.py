@@ -51,7 +51,7 @@ def simulate(
 
     `program` may take one argument: the world, with `crash(name)`, `restart(name)`,
     `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a kind of
-    trouble drawn from the seed ("lazy", "wire", "deaths", "timely", "swizzle", "mail",
+    trouble drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
     "everything"), or a list of `Fault`s. The same seed gives the same run. A program that has not
     ended after `limit` simulated seconds hangs.
     """

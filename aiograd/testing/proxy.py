@@ -1,0 +1,164 @@
+"""A proxy between two workers that cuts connections: for tests over real sockets.
+
+    async with Proxy("tcp:127.0.0.1:0", target=worker.info.addresses[0]) as proxy:
+        agent.directory.add(replace(worker.info, addresses=(proxy.address,)))
+        proxy.budget = lambda: random.randrange(100_000)    # bytes until a connection is cut
+
+It hands on bytes as they come, of either direction, and ends both ends of a connection after the
+last byte of its budget, wherever in a message that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from aiograd.rpc.transport import split, split_tcp
+
+_HIGH = 1 << 20  # bytes that may wait on their way
+
+
+class Proxy:
+    """Listens at one address, hands on to another."""
+
+    def __init__(self, address: str, target: str) -> None:
+        self.address, self.target = address, target
+        self.budget: Callable[[], int | None] = lambda: None  # asked for each new connection
+        self.silent = False  # take new connections, and hand on nothing
+        self.cuts = 0
+        self.connections: set[_Pair] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        loop = asyncio.get_running_loop()
+        scheme, rest = split(self.address)
+        if scheme == "unix":
+            self._server = await loop.create_unix_server(self._accept, rest)
+        else:
+            host, port = split_tcp(self.address)
+            server = self._server = await loop.create_server(self._accept, host, port)
+            self.address = f"tcp:{host}:{server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.sleep(0)  # aborted transports let go of their sockets in the next tick
+
+    def close(self) -> None:
+        """Refuse new connections, as if the process behind had ended."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            if self.address.startswith("unix:"):
+                with contextlib.suppress(OSError):
+                    os.unlink(split(self.address)[1])
+
+    def cut(self) -> None:
+        """End every connection."""
+        for pair in list(self.connections):
+            pair.cut()
+
+    def _accept(self) -> _End:
+        pair = _Pair(self, None if self.silent else self.budget())
+        self.connections.add(pair)
+        return pair.near
+
+    def join(self, pair: _Pair) -> None:
+        """Connect the far end of a new pair."""
+        if not self.silent:
+            task = asyncio.get_running_loop().create_task(self._connect(pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, pair: _Pair) -> None:
+        loop = asyncio.get_running_loop()
+        scheme, rest = split(self.target)
+        try:
+            if scheme == "unix":
+                await loop.create_unix_connection(lambda: pair.far, rest)
+            else:
+                await loop.create_connection(lambda: pair.far, *split_tcp(self.target))
+        except OSError:
+            pair.cut()
+
+
+class _Pair:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, budget: int | None) -> None:
+        self.proxy, self._budget = proxy, budget
+        self.near, self.far = _End(self), _End(self)
+        self.near.other, self.far.other = self.far, self.near
+        self._early = bytearray()  # came before there was anybody to hand it on to
+        self._over = False
+
+    def made(self, end: _End) -> None:
+        if self._over:
+            end.transport.abort()
+        elif end is self.near:
+            self.proxy.join(self)
+        else:
+            self.hand_on(end, bytes(self._early))
+
+    def hand_on(self, to: _End, data: bytes) -> None:
+        """Write as much as may still pass."""
+        if to.transport is None:
+            self._early += data
+            return
+        if self._budget is not None:
+            data = data[: self._budget]
+            self._budget -= len(data)
+        to.transport.write(data)
+        if self._budget == 0:
+            self.cut()
+
+    def cut(self) -> None:
+        if not self._over:
+            self._over = True
+            self.proxy.cuts += 1
+            self.proxy.connections.discard(self)
+            for end in (self.near, self.far):
+                if end.transport is not None:
+                    end.transport.abort()
+
+
+class _End(asyncio.Protocol):
+    """One of the two sockets of a connection."""
+
+    other: _End
+
+    def __init__(self, pair: _Pair) -> None:
+        self._pair = pair
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.transport.set_write_buffer_limits(high=_HIGH)
+        self._pair.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._pair.hand_on(self.other, data)
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pair.cut()

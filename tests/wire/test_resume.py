@@ -1,0 +1,279 @@
+"""Sessions that go on: bytes arrive once and in order, however often connections break."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aiograd.errors import ProtocolError
+from aiograd.wire.frames import FrameReader
+from aiograd.wire.messages import PING
+from aiograd.wire.resume import (
+    ACCEPTED,
+    DIAL,
+    DUPLICATE,
+    LITTLE,
+    LOOK,
+    LOST,
+    MUCH,
+    NUDGE,
+    RESUME,
+    Offer,
+    Session,
+)
+
+# ── bytes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_sent_is_kept_until_it_is_known_to_have_come():
+    session = Session()
+    for piece in (b"one", b"two", b"three"):
+        session.keep(piece)
+    assert session.rest(0) == [b"one", b"two", b"three"]
+    session.acknowledged(4)  # in the middle of the second
+    assert (session.base, list(session.kept)) == (3, [b"two", b"three"])
+    assert session.rest(4) == [b"wo", b"three"]
+    session.acknowledged(11)
+    assert (session.rest(11), session.base) == ([], 11)
+
+
+def test_old_news_changes_nothing():
+    session = Session()
+    session.keep(b"one")
+    session.acknowledged(3)
+    session.acknowledged(1)
+    assert session.base == 3
+
+
+def test_news_of_bytes_that_were_never_sent_breaks_the_protocol():
+    session = Session()
+    session.keep(b"one")
+    with pytest.raises(ProtocolError):
+        session.acknowledged(4)
+
+
+def test_memory_is_bounded_and_what_was_let_go_cannot_be_resumed():
+    session = Session(limit=10)
+    for _ in range(100):
+        session.keep(b"abcd")
+        assert sum(map(len, session.kept)) <= 10
+    assert session.sent == 400
+    assert not session.resumable(388)
+    assert session.resumable(392)
+    assert session.rest(392) == [b"abcd", b"abcd"]
+
+
+def test_without_memory_nothing_is_resumable_but_the_end():
+    session = Session(limit=0)
+    session.keep(b"abcd")
+    assert not session.kept
+    assert session.resumable(4)
+    assert not session.resumable(3)
+
+
+def test_an_acknowledgement_is_a_ping_that_says_how_much_came():
+    session = Session()
+    session.received = 1234
+    ((kind, _, id, _, _, _),) = FrameReader().feed(session.acknowledge())
+    assert (kind, id) == (PING, 1234)
+    assert (session.due, session.overdue) == (1234 + LITTLE, 1234 + MUCH)
+
+
+def test_borrowed_memory_is_copied_when_nobody_knows_for_how_long():
+    session, array = Session(), bytearray(b"values")
+    session.keep(memoryview(array))
+    session.own()
+    array[:] = b"others"
+    assert session.rest(0) == [b"values"]
+
+
+# ── who dials ───────────────────────────────────────────────────────────────────────────────────
+
+
+def connected(number=1):
+    dials, waits = Session(), Session()
+    assert waits.answer(dials.offer(number)) == ACCEPTED
+    assert dials.accepted(number, waits.received)
+    return dials, waits
+
+
+def test_the_side_that_dialled_dials_again_and_the_other_one_nudges():
+    dials, waits = connected()
+    assert dials.offer(2) == Offer(RESUME, 2, 0)
+    assert waits.offer(7) == Offer(NUDGE, 1, 0)
+    assert waits.answer(dials.offer(2)) == ACCEPTED
+    assert waits.number == 2
+
+
+def test_of_two_that_dial_at_once_one_is_preferred():
+    session = Session()
+    assert session.answer(Offer(DIAL, 5), dialling=True, first=True) == DUPLICATE
+    assert session.answer(Offer(DIAL, 5), dialling=True, first=False) == ACCEPTED
+
+
+def test_a_nudge_counts_for_the_connection_it_is_about():
+    dials, waits = connected(4)
+    nudge = waits.offer(9)
+    assert dials.answer(nudge) == DUPLICATE
+    assert dials.nudged(nudge)
+    dials.accepted(5, 0)
+    assert not dials.nudged(nudge)
+
+
+def test_a_dial_that_was_given_up_comes_too_late():
+    _, waits = connected(3)
+    assert waits.answer(Offer(RESUME, 3, 0)) == DUPLICATE
+    assert waits.answer(Offer(RESUME, 2, 0)) == DUPLICATE
+
+
+def test_the_first_connection_may_be_dialled_again_when_the_answer_got_lost():
+    waits = Session()
+    assert waits.answer(Offer(DIAL, 1)) == ACCEPTED
+    waits.keep(b"hello")
+    assert waits.answer(Offer(DIAL, 2)) == ACCEPTED
+    assert waits.rest(0) == [b"hello"]
+
+
+def test_whoever_forgot_the_session_does_not_begin_it_anew():
+    assert Session().answer(Offer(RESUME, 2, 0)) == LOST
+    assert Session().answer(Offer(NUDGE, 2, 0)) == LOST
+
+
+def test_positions_that_cannot_be_are_the_end():
+    dials, waits = connected()
+    assert waits.answer(Offer(RESUME, 2, 1)) == LOST
+    assert not dials.accepted(2, 1)
+
+
+def test_a_look_changes_nothing():
+    _, waits = connected()
+    assert waits.answer(Offer(LOOK)) == DUPLICATE
+    assert (waits.role, waits.number) == ("waits", 1)
+
+
+# ── any order ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Side:
+    def __init__(self) -> None:
+        self.session = Session(limit=400)
+        self.written = bytearray()  # everything ever meant for the other side
+        self.read = bytearray()
+        self.online = 0  # number of the connection it believes in, 0: none
+
+
+class Sessions(RuleBasedStateMachine):
+    """Two sides, connections that break anywhere, handshakes that end halfway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Side(), Side()  # a dials
+        self.wires: dict[tuple[int, str], bytearray] = {}  # bytes on their way, by connection
+        self.proofs: list[Offer] = []  # of a, on their way to b
+        self.answers: list[tuple[int, int, int]] = []  # of b: number, status, received
+        self.dials = 0
+        self.over = False
+
+    def side(self, name: str) -> Side:
+        return self.a if name == "a" else self.b
+
+    @rule(name=st.sampled_from("ab"), data=st.binary(min_size=1, max_size=40))
+    def write(self, name: str, data: bytes) -> None:
+        """Only while online: an outbox holds everything back otherwise."""
+        side = self.side(name)
+        if side.online and not self.over:
+            side.written += data
+            side.session.keep(data)
+            self.wires[side.online, name] += data
+
+    @rule(name=st.sampled_from("ab"), count=st.integers(1, 60))
+    def deliver(self, name: str, count: int) -> None:
+        """Bytes of `name` reach the other side over the connection that side believes in."""
+        other = self.side("b" if name == "a" else "a")
+        wire = self.wires.get((other.online, name))
+        if wire:
+            piece = bytes(wire[:count])
+            del wire[:count]
+            other.read += piece
+            other.session.received += len(piece)
+
+    @rule(name=st.sampled_from("ab"))
+    def acknowledge(self, name: str) -> None:
+        """News that was on its way when it was true, and may be old when it comes."""
+        side, other = self.side(name), self.side("b" if name == "a" else "a")
+        if side.online and not self.over:
+            other.session.acknowledged(side.session.received)
+
+    @rule(name=st.sampled_from("ab"))
+    def cut(self, name: str) -> None:
+        """One side notices that its connection is broken; the other may still read from it."""
+        self.side(name).online = 0
+
+    @precondition(lambda self: not self.a.online and not self.over)
+    @rule()
+    def dial(self) -> None:
+        self.dials += 1
+        self.answers.clear()  # it looks at nothing else than this attempt
+        self.proofs.append(self.a.session.offer(self.dials))
+
+    @precondition(lambda self: self.proofs and not self.over)
+    @rule(which=st.integers(0, 5), lost=st.booleans())
+    def prove(self, which: int, lost: bool) -> None:
+        """A proof arrives, perhaps one that was given up; the answer may get lost."""
+        offer = self.proofs.pop(which % len(self.proofs))
+        status = self.b.session.answer(offer)
+        if status == ACCEPTED:
+            self.b.online = offer.number
+            for name in "ab":
+                self.wires[offer.number, name] = bytearray()
+            for piece in self.b.session.rest(offer.received):
+                self.wires[offer.number, "b"] += piece
+        if offer.number == self.dials and not lost:
+            self.answers.append((offer.number, status, self.b.session.received))
+
+    @precondition(lambda self: self.answers and not self.a.online)
+    @rule()
+    def answer(self) -> None:
+        number, status, received = self.answers.pop()
+        if status == LOST:
+            assert self.a.session.received < self.b.session.base  # only what was let go
+            self.over = True
+        elif status == ACCEPTED:
+            if not self.a.session.accepted(number, received):
+                assert received < self.a.session.base
+                self.over = True
+                return
+            self.a.online = number
+            for piece in self.a.session.rest(received):
+                self.wires[number, "a"] += piece
+
+    @rule()
+    def nudge(self) -> None:
+        offer = self.b.session.offer(0)
+        if self.b.session.role and not self.b.online and self.a.session.nudged(offer):
+            assert self.a.session.answer(offer) == DUPLICATE
+            self.a.online = 0
+
+    @invariant()
+    def every_byte_came_once_and_in_order(self) -> None:
+        for side, other in ((self.a, self.b), (self.b, self.a)):
+            assert side.written.startswith(other.read)
+            assert len(other.read) == other.session.received
+            assert sum(map(len, side.session.kept)) <= 400
+
+    @invariant()
+    def what_may_be_needed_is_kept(self) -> None:
+        for side in (self.a, self.b):
+            session = side.session
+            kept = b"".join(session.kept)
+            assert bytes(side.written[session.base : session.sent]) == kept
+            assert session.sent == len(side.written)
+
+
+EXAMPLES = int(os.environ.get("AIOGRAD_EXAMPLES", "200"))
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None)

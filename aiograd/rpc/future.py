@@ -51,7 +51,7 @@ class Future(asyncio.Future[T]):
     _trace: Trace | None  # while somebody records it
     _undo: list[Any] | None
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         _init(self, loop=loop)
         self._bucket = self._caller = self._code = self._trace = self._undo = None
         self._stream: Any = None

@@ -10,10 +10,11 @@ may use the value is for the protocol to say.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import NotAllowed, RRefError
+from aiograd.errors import NotAllowed, ProtocolError, RRefError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.exposure import exposed_method
 from aiograd.rref.control import Control
@@ -39,7 +40,11 @@ class Serving:
 
     def found(self, sender: PeerInfo, fork: bytes) -> Owned:
         """What a user may use by this fork, ready or not."""
-        party, (ref_id, fork_id, known) = self._control.heard(sender), unpack_fork(fork)
+        try:
+            ref_id, fork_id, known = unpack_fork(fork)
+        except (struct.error, TypeError):
+            raise ProtocolError("a fork of another form", sender.name) from None
+        party = self._control.heard(sender)
         if self._agent.restricts(sender):
             self._control.partners.may_use(party, ref_id, fork_id)
         return self._control.protocol.look_up(party, ref_id, fork_id, known)

@@ -15,6 +15,7 @@ from aiograd.errors import (
     BackwardFailed,
     NotAllowed,
     Overloaded,
+    ProtocolError,
     RemoteError,
     RRefExpired,
     SerializationError,
@@ -317,6 +318,15 @@ async def test_a_forged_argument_is_refused(workers):
         with pytest.raises(NotAllowed):  # a creation under the id of another's value
             await c.agent.call("worker1", offer.make, ("mine",), keep=token)
         assert await rref == "private"
+
+
+@pytest.mark.parametrize("fork", [b"", b"x" * 40, b"x" * 82, "text", None, [1]], ids=repr)
+async def test_a_fork_of_another_form_breaks_the_protocol(workers, fork):
+    async with workers("restricted", "restricted") as (a, _):
+        for service, *rest in (("rref.fetch",), ("rref.has", "name"), ("rref.created",)):
+            with pytest.raises(ProtocolError, match="another form"):
+                await a.agent.request("worker1", service, fork, *rest)
+        assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
 
 
 async def test_references_are_not_passed_on_between_partners(workers):

@@ -114,11 +114,13 @@ class Closing:
         left = list(gradients)
         for place, _, _ in wanted:
             left[place] = None
-        if all(each is None for each in left):
-            return None
-        if any(each is not None and node.loops >> place & 1 for place, each in enumerate(left)):
-            self._found[node.edge] = left
-        return left
+        empty = True
+        for place, each in enumerate(left):
+            if each is not None:
+                empty = False
+                if node.loops >> place & 1:
+                    self._found[node.edge] = left
+        return None if empty else left
 
     def forget(self) -> None:
         """Nothing is wanted any more."""
@@ -133,5 +135,8 @@ class Closing:
 
     def _feed(self, send: SendNode, slots: list[Any]) -> None:
         self._fed = True
-        empty = all(each is None for each in slots)
-        self._sweep.feed(send, None if empty else slots)
+        for each in slots:
+            if each is not None:
+                self._sweep.feed(send, slots)
+                return
+        self._sweep.feed(send, None)

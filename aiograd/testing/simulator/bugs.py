@@ -70,7 +70,7 @@ def _never_drained(original: Any) -> Any:
 
 
 def _late(original: Any) -> Any:
-    return lambda self, deadline: original(self, deadline + 1.0)
+    return lambda self, deadline, seconds=None: original(self, deadline + 1.0)
 
 
 def _claim_no(original: Any) -> Any:

@@ -181,6 +181,16 @@ class Sessions(RuleBasedStateMachine):
     def side(self, name: str) -> Side:
         return self.a if name == "a" else self.b
 
+    @rule()
+    def connect(self) -> None:
+        """A handshake that nothing disturbs, after both have noticed."""
+        if not self.over:
+            self.a.online = self.b.online = 0
+            self.dial()
+            self.prove(len(self.proofs) - 1, False)
+            self.answer()
+
+    @precondition(lambda self: self.a.online or self.b.online)
     @rule(name=st.sampled_from("ab"), data=st.binary(min_size=1, max_size=40))
     def write(self, name: str, data: bytes) -> None:
         """Only while online: an outbox holds everything back otherwise."""
@@ -190,6 +200,7 @@ class Sessions(RuleBasedStateMachine):
             side.session.keep(data)
             self.wires[side.online, name] += data
 
+    @precondition(lambda self: self.a.online or self.b.online)
     @rule(name=st.sampled_from("ab"), count=st.integers(1, 60))
     def deliver(self, name: str, count: int) -> None:
         """Bytes of `name` reach the other side over the connection that side believes in."""
@@ -201,6 +212,7 @@ class Sessions(RuleBasedStateMachine):
             other.read += piece
             other.session.received += len(piece)
 
+    @precondition(lambda self: self.a.online or self.b.online)
     @rule(name=st.sampled_from("ab"))
     def acknowledge(self, name: str) -> None:
         """News that was on its way when it was true, and may be old when it comes."""
@@ -208,6 +220,7 @@ class Sessions(RuleBasedStateMachine):
         if side.online and not self.over:
             other.session.acknowledged(side.session.received)
 
+    @precondition(lambda self: self.a.online or self.b.online)
     @rule(name=st.sampled_from("ab"))
     def cut(self, name: str) -> None:
         """One side notices that its connection is broken; the other may still read from it."""

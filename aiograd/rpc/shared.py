@@ -29,14 +29,14 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.arena import Arena, aligned
+from aiograd.wire.arena import ALIGN, Arena, aligned
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import BORROW, LEND, RETURN
 
 _log = logging.getLogger("aiograd")
 LEAST: Final = 64 * 1024  # bytes; what is smaller travels in its frame
 _IDLE: Final = 10  # heartbeats without use after which memory is given up
-_OFFER: Final = struct.Struct("<QQ")  # descriptor and size
+_OFFER: Final = struct.Struct("<QQ16s")  # descriptor, size, and the mark it begins with
 _MOST: Final = 1 << 32  # bytes of the other side that we look at
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -133,9 +133,11 @@ class _Lent:
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, size)
         _seal(self._file)
-        self._memory = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
-        self._arena = Arena(size)
-        self.offer = _OFFER.pack(self._file, size)
+        memory = mmap.mmap(self._file, size)
+        mark = memory[:16] = os.urandom(16)  # who opened something else will not find it there
+        self._memory = np.frombuffer(memory, np.uint8)
+        self._arena = Arena(size, start=ALIGN)
+        self.offer = _OFFER.pack(self._file, size, mark)
 
     def place(self, segments: Sequence[memoryview], size: int) -> bytes | None:
         start = self._arena.take(size)
@@ -163,7 +165,7 @@ class _Borrowed:
     """Memory of the peer's that we read."""
 
     def __init__(self, pid: int, body: Any, back: deque[int]) -> None:
-        number, self._size = _OFFER.unpack(body)
+        number, self._size, mark = _OFFER.unpack(body)
         if self._size > _MOST:
             raise ProtocolError(f"{self._size} bytes of shared memory are too many")
         file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -172,6 +174,8 @@ class _Borrowed:
             self._memory = mmap.mmap(file, self._size)
         finally:
             os.close(file)
+        if self._memory[:16] != mark:  # the socket leads to another process: a proxy, for example
+            raise OSError(f"descriptor {number} of process {pid} is something else")
         self._back = back
 
     def segments(self, body: memoryview) -> list[np.ndarray]:
@@ -215,6 +219,6 @@ def _check(file: int, size: int) -> None:
     import fcntl
 
     if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        raise ProtocolError("shared memory that could shrink")
+        raise OSError("shared memory that could shrink")
     if os.fstat(file).st_size < size:
-        raise ProtocolError("shared memory smaller than it says")
+        raise OSError("shared memory smaller than it says")

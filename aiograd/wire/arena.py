@@ -15,8 +15,8 @@ def aligned(size: int) -> int:
 class Arena:
     """Blocks of any size, first fit from the front: what was used last is warm and used again."""
 
-    def __init__(self, size: int) -> None:
-        self._free = [(0, size)]  # (offset, size), in order, never two that touch
+    def __init__(self, size: int, start: int = 0) -> None:
+        self._free = [(start, size - start)]  # (offset, size), in order, never two that touch
         self._taken: dict[int, int] = {}  # size of the block at an offset
 
     def take(self, size: int) -> int | None:

@@ -13,6 +13,7 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rpc.shared import _IDLE, LEAST, Shared
+from aiograd.wire.messages import BORROW
 
 kept: list[np.ndarray] = []
 SIZE = 1 << 20
@@ -192,19 +193,43 @@ def test_a_message_beyond_the_end_is_refused():
         theirs.arrived(3, memoryview(bytes(9)))
 
 
+def refuses(offer):
+    shared, sent = lonely()
+    shared.borrow(offer)
+    return sent == [(BORROW, 0, b"")]
+
+
+def offered():
+    """An offer that is all right, and who keeps it so."""
+    ours, sent = lonely()
+    ours.place([memoryview(bytes(LEAST))])
+    return ours, sent[0][2]
+
+
 def test_memory_that_could_shrink_is_refused():
     file = os.memfd_create("test")
     try:
         os.ftruncate(file, 4096)
-        with pytest.raises(ProtocolError, match="shrink"):
-            lonely()[0].borrow(struct.pack("<QQ", file, 4096))
+        assert refuses(struct.pack("<QQ16s", file, 4096, bytes(16)))
     finally:
         os.close(file)
 
 
 def test_memory_smaller_than_it_says_is_refused():
-    (ours, sent), (theirs, _) = lonely(), lonely()
-    ours.place([memoryview(bytes(LEAST))])
-    number, size = struct.unpack("<QQ", sent[0][2])
-    with pytest.raises(ProtocolError, match="smaller"):
-        theirs.borrow(struct.pack("<QQ", number, size + 1))
+    ours, offer = offered()
+    number, size, mark = struct.unpack("<QQ16s", offer)
+    assert not refuses(offer)
+    assert refuses(struct.pack("<QQ16s", number, size + 1, mark))
+    ours.close()
+
+
+def test_memory_of_somebody_else_is_refused():
+    ours, offer = offered()
+    number, size, _ = struct.unpack("<QQ16s", offer)
+    assert refuses(struct.pack("<QQ16s", number, size, bytes(16)))
+    ours.close()
+
+
+def test_a_descriptor_that_is_no_memory_is_refused(tmp_path):
+    with open(tmp_path / "file", "wb") as file:
+        assert refuses(struct.pack("<QQ16s", file.fileno(), 4096, bytes(16)))

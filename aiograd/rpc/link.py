@@ -11,6 +11,7 @@ What is called over it is the `Caller`'s and `Callee`'s business.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 from collections import OrderedDict
@@ -235,7 +236,8 @@ class Link:
             return
         why = "it was shut down" if self._goodbye else str(exc or "connection closed")
         # A kernel that acknowledged nothing for seconds was given its time already.
-        if self._goodbye or isinstance(exc, TimeoutError) or not self.agent.options.resume:
+        late = isinstance(exc, OSError) and exc.errno in _GIVEN_UP
+        if self._goodbye or late or not self.agent.options.resume:
             self.lose(WorkerLost(self.peer.name, why=why))
         else:
             self.cut(why)
@@ -511,5 +513,7 @@ class Link:
         self._goodbye = True
 
 
+# How TCP says that its time is up: with the last reason it heard of, if there was one.
+_GIVEN_UP = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _BEHIND = 512  # bytes that a waiting message takes besides its body
 _NEVER = float("inf")  # a post has no deadline

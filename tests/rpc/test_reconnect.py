@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import time
 from collections import Counter
@@ -327,6 +328,18 @@ async def test_a_network_that_stays_away_is_a_lost_worker_on_both_sides(agents, 
         await until(lambda: not b.counters()["running_calls"])
         assert b.link("worker0").state == "lost"
         assert time.monotonic() - start < 4 * 1.1
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
+async def test_a_network_that_tcp_waited_for_is_not_waited_for_again(agents, address, number):
+    async with agents(2, address=address) as (a, _):
+        await rpc_async("worker1", add, (1, 2))
+        link = a.link("worker1")
+        connection = link.connection
+        link.disconnected(connection, OSError(number, "nothing was acknowledged"))
+        assert isinstance(link.error, WorkerLost)
+        connection.transport.abort()
+
 
 
 async def test_nothing_comes_back_where_that_is_switched_off(agents, address):

@@ -341,7 +341,6 @@ async def test_a_network_that_tcp_waited_for_is_not_waited_for_again(agents, add
         connection.transport.abort()
 
 
-
 async def test_nothing_comes_back_where_that_is_switched_off(agents, address):
     async with agents(2, address=address, options=Options(resume=0)) as (a, _):
         call = rpc_async("worker1", forever)

@@ -90,7 +90,7 @@ def test_large_arrays_lend_their_memory(order):
         type,
         {1, 2},
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_anything_that_could_carry_code_is_refused(value):
     with pytest.raises(SerializationError):

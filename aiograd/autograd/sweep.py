@@ -265,8 +265,10 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
             grad = np.asarray(grad)
     shape = grad.shape
     if shape != target.shape:
-        if shape[1:] == target.shape and grad.__class__ is _ndarray:  # the common case: a bias
+        if grad.__class__ is _ndarray and shape[1:] == target.shape:  # a bias
             grad = _add(grad, 0)
+        elif grad.__class__ is _ndarray and (*shape[:-1], 1) == target.shape:  # a norm of each row
+            grad = _add(grad, -1, None, None, True)
         else:
             grad = _unbroadcast(grad, target, source)
     if grad.dtype is not target.dtype and grad.dtype != target.dtype:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 SHOWN = 20  # lines of a failed worker's output in the error
 LAST_WORDS = 0.5  # seconds a worker has to end by itself before it is killed
-SPIN = 200e-6  # seconds a loop polls after traffic, where every worker has a core of its own
+SPIN = 500e-6  # seconds a loop polls after traffic, where every worker has a core of its own
 
 
 class LocalCluster:

@@ -1,4 +1,4 @@
-"""The callee's side of a link: runs what the peer calls, and answers.
+"""The callee's side of a link: takes what the peer calls, and runs it.
 
     message ─▶ unpack ─▶ waits ─▶ run ─▶ reply or fault
 
@@ -13,36 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
 import math
 from collections import deque
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import (
-    DeadlineExceeded,
-    NotAllowed,
-    Overloaded,
-    ProtocolError,
-    SerializationError,
-)
-from aiograd.rpc import faults
-from aiograd.rpc.baggage import (
-    FITS,
-    in_front,
-    labelled,
-    pack,
-    split,
-    split_kept,
-    unlabelled,
-    unpack,
-)
+from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
+from aiograd.rpc.answering import NOTHING, Answering
+from aiograd.rpc.baggage import split, split_kept, unlabelled, unpack
 from aiograd.rpc.current import DEADLINE, GUEST
 from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
+from aiograd.rpc.incoming import Incoming, discard, itself, unfinished
 from aiograd.rpc.streams import StreamSource
-from aiograd.rpc.tracing import Visit, visit
-from aiograd.rpc.travel import Arrival, Departure
-from aiograd.wire.flat import decode_call, encode_value
+from aiograd.rpc.tracing import visit
+from aiograd.rpc.travel import Arrival
+from aiograd.wire.flat import decode_call
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import (
     ALONG,
@@ -50,7 +34,6 @@ from aiograd.wire.messages import (
     CARRIED,
     EMPTY,
     EXTRA,
-    FAULT,
     FLAT,
     KEEP,
     NESTED,
@@ -60,14 +43,10 @@ from aiograd.wire.messages import (
     STREAM,
     TRAVELLED,
 )
-from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
-    from aiograd.rpc.deadlines import Bucket
     from aiograd.rpc.link import Link
 
-_log = logging.getLogger("aiograd")
-_NOTHING = Payload(b"")
 _REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
 # Of these a call by the quick road has FLAT alone.
@@ -75,63 +54,16 @@ _NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM | EXTRA
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
-class Incoming:
-    """One call being served."""
-
-    # Defaults live in the class: most calls need few of these.
-    args: Any = ()
-    kwargs: Any = None
-    context: contextvars.Context | None = None
-    held: Any = None  # the baggage it came with
-    token: Any = None
-    kept = False  # its result stays here
-    along = False  # …and a copy goes along with the reply
-    bucket: Bucket | None = None  # where its deadline waits
-    task: asyncio.Task[Any] | None = None
-    value: Any = None
-    error: BaseException | None = None
-    answered = False
-    abandoned = False  # nobody waits for the answer any more
-    in_thread = False
-    stream: StreamSource | None = None
-    record: bool | None = None  # the caller wants to know what it does; True: in detail
-    visit: Visit | None = None  # while that is recorded
-
-    def __init__(self, callee: Callee, id: int, target: Target, kind: int) -> None:
-        self.callee, self.id, self.target, self.kind = callee, id, target, kind
-        self.func: Any = target.func
-
-    # As a job of the thread pool.
-
-    def run(self) -> None:
-        if self.abandoned and not self.kept:
-            return  # given up while it waited for a thread
-        assert self.context is not None
-        try:
-            self.value = self.context.run(self.func, *self.args, **(self.kwargs or {}))
-        except BaseException as error:
-            self.error = error
-
-    def finished(self) -> None:
-        self.callee.returned(self)
-
-    def expire(self) -> None:
-        self.callee.expired(self)
-
-
-class Callee:
+class Callee(Answering):
     """Everything one peer has called here."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self._agent = link.agent
-        self._outbox = link.outbox
+        super().__init__(link)
         self._limit = link.agent.options.outbound_buffer
         self._most = link.agent.options.max_inflight
         # Messages that wait until the peer has read its answers, with the memory they take.
         self._held: deque[tuple[int, tuple[Any, ...]]] = deque()
         self._context = _context_for(link)  # in which the peer's calls run
-        self.running: dict[int, Incoming] = {}
         self.abandoned = 0
 
     def leave_room(self, size: int) -> None:
@@ -273,7 +205,7 @@ class Callee:
             return self._result(incoming, value)
         keeper.made(link.peer, token, value)
         if not flags & ALONG:
-            link.send(REPLY, EMPTY, id, 0.0, 0, _NOTHING, "reply")
+            link.send(REPLY, EMPTY, id, 0.0, 0, NOTHING, "reply")
         elif not self._reply_at_once(id, value, held):
             incoming = Incoming(self, id, target, CALL)
             incoming.held = held
@@ -309,24 +241,6 @@ class Callee:
                 incoming.bucket = agent.deadlines.bucket(agent.loop.time() + budget)
                 incoming.bucket[incoming] = None
             self._result(incoming, value)
-
-    def _reply_at_once(self, id: int, value: Any, held: Any) -> bool:
-        """Answer with a value that is plain and small; False if it is not."""
-        agent = self._agent
-        if agent.faults is not None or self._link.error is not None:
-            return False
-        if value is None:
-            self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
-            return True
-        departure = None if held is None else Departure(self._link.peer, "reply", held)
-        data = encode_value(value, agent.travellers.boxes, departure)
-        if data is None or len(data) > FITS:
-            return False
-        flags = FLAT
-        if departure is not None:
-            flags, data = labelled(agent, data, departure)
-        self._outbox.put(REPLY, flags, id, 0.0, 0, data)
-        return True
 
     def _begin_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
         """The shortest way from bytes to a task: plain arguments, a coroutine function."""
@@ -494,7 +408,7 @@ class Callee:
 
     def _result(self, incoming: Incoming, value: Any) -> None:
         if unfinished(value):
-            incoming.func, incoming.args, incoming.kwargs = _itself, (value,), None
+            incoming.func, incoming.args, incoming.kwargs = itself, (value,), None
             self.running[incoming.id] = incoming
             incoming.task = self._agent.loop.create_task(
                 self._perform(incoming), context=incoming.context
@@ -527,125 +441,10 @@ class Callee:
         elif incoming.abandoned and not incoming.kept:
             self._forget(incoming)
             if unfinished(incoming.value):
-                _discard(incoming.value)
+                discard(incoming.value)
         else:
             incoming.in_thread = False
             self._result(incoming, incoming.value)
-
-    # ── answering ───────────────────────────────────────────────────────────────────────────────
-
-    def succeed(self, incoming: Incoming, value: Any) -> None:
-        self.running.pop(incoming.id, None)
-        bucket, incoming.bucket = incoming.bucket, None
-        if bucket is not None:
-            bucket.pop(incoming, None)
-        if incoming.kind == POST or incoming.answered:
-            return
-        incoming.answered = True
-        peer, agent, link = self._link.peer, self._agent, self._link
-        extra = None if incoming.visit is None else self._seen(incoming, value, None)
-        if incoming.kept:
-            assert agent.keeper is not None
-            agent.keeper.keep(peer, incoming.token, value)
-            if incoming.along:
-                return self._send_along(incoming, value)
-            value = None
-        elif incoming.held is not None:
-            return self._answer(incoming, value, extra)
-        if extra is not None:
-            return self._answer(incoming, value, extra)
-        data: bytes | None = b""
-        if value is not None:
-            data = None if link.restricted else encode_value(value, agent.travellers.boxes)
-        if data is None:
-            return self._answer(incoming, value)
-        flags = FLAT if data else EMPTY
-        if agent.faults is None and link.error is None and len(data) <= FITS:
-            self._outbox.put(REPLY, flags, incoming.id, 0.0, 0, data)
-        else:
-            link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
-
-    def _send_along(self, incoming: Incoming, value: Any) -> None:
-        """Answer a call whose result stays with a copy of it; without one if it cannot travel."""
-        departure = Departure(self._link.peer, "reply", incoming.held)
-        try:
-            flags, payload = pack(self._agent, value, departure, "result")
-            self._agent.check_size(payload, "result", self._link.max_message)
-        except Exception:  # who asks for it once more is told why
-            flags, payload = EMPTY | KEEP, _NOTHING
-            departure.cancel()
-        self._link.send(REPLY, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
-
-    def _seen(
-        self, incoming: Incoming, value: Any, error: BaseException | None
-    ) -> dict[str, Any] | None:
-        """A recorded call has ended: what the caller wanted to know of it."""
-        assert incoming.visit is not None
-        spans, incoming.visit = incoming.visit.end(value, error), None
-        return None if incoming.record is None else {"spans": spans}
-
-    def _answer(self, incoming: Incoming, value: Any, extra: dict[str, Any] | None = None) -> None:
-        departure = Departure(self._link.peer, "reply", incoming.held)
-        try:
-            flags, payload = pack(self._agent, value, departure, "result", extra)
-            self._agent.check_size(payload, "result", self._link.max_message)
-        except Exception as error:
-            if isinstance(error, SerializationError):
-                error = SerializationError(error.path, error.what, self._agent.name)
-            return self._answer_fault(incoming, error, extra)
-        self._link.send(REPLY, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
-
-    def _fail(self, incoming: Incoming, error: BaseException) -> None:
-        self._forget(incoming)
-        if incoming.answered:
-            return
-        incoming.answered = True
-        peer, agent = self._link.peer, self._agent
-        extra = None if incoming.visit is None else self._seen(incoming, None, error)
-        if incoming.kept:
-            assert agent.keeper is not None
-            if isinstance(error, asyncio.CancelledError) and incoming.abandoned:
-                error = DeadlineExceeded(agent.name, incoming.target.name, 0.0)
-            agent.keeper.fail(peer, incoming.token, error)
-        if incoming.abandoned:
-            return  # the caller has given up, or its own clock tells it
-        if incoming.kept and extra is not None:
-            self._answer(incoming, None, extra)
-        elif incoming.kept:
-            flags = EMPTY | KEEP if incoming.along else EMPTY
-            self._link.send(REPLY, flags, incoming.id, 0.0, 0, _NOTHING, "reply")
-        else:
-            self._answer_fault(incoming, error, extra)
-
-    def _answer_fault(
-        self, incoming: Incoming, error: BaseException, extra: dict[str, Any] | None = None
-    ) -> None:
-        name, sender = incoming.target.name, self._link.peer.name
-        text = faults.traceback_text(error)
-        if incoming.kind == POST:
-            _log.error("%s: %s from %s failed\n%s", self._agent.name, name, sender, text)
-            return
-        if incoming.kind == CALL:
-            _log.warning("%s: %s() called by %s failed\n%s", self._agent.name, name, sender, text)
-        departure = Departure(self._link.peer, "reply")
-        codec = self._agent.codec_for(self._link.peer)
-        fault = faults.describe(codec, error, departure)
-        payload = codec.encode((fault, name, "" if codec.plain else text), departure)
-        flags = 0
-        if extra is not None:
-            payload = Payload(in_front(extra, payload.data, codec), payload.buffers)
-            flags = EXTRA
-        self._link.send(FAULT, flags, incoming.id, 0.0, 0, payload, "reply")
-
-    def fail(self, incoming: Incoming, error: BaseException) -> None:
-        self._fail(incoming, error)
-
-    def _forget(self, incoming: Incoming) -> None:
-        self.running.pop(incoming.id, None)
-        bucket = incoming.bucket
-        if bucket is not None:
-            bucket.pop(incoming, None)
-            incoming.bucket = None
 
     # ── ending early ────────────────────────────────────────────────────────────────────────────
 
@@ -676,8 +475,8 @@ class Callee:
             coroutine: Any = task.get_coro()
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 # A task cancelled before its first step never runs, so nothing in it can tell.
-                if incoming.func is _itself:
-                    _discard(incoming.args[0])
+                if incoming.func is itself:
+                    discard(incoming.args[0])
                 self._fail(incoming, asyncio.CancelledError())
         elif incoming.in_thread:
             self.abandoned += 1
@@ -702,22 +501,3 @@ def _context_for(link: Link) -> contextvars.Context:
     context = agent.context.copy()
     context.run(GUEST.set, link.peer)
     return context
-
-
-async def _itself(awaitable: Any) -> Any:
-    try:
-        return await awaitable
-    finally:
-        del awaitable  # a failed future, its error, the traceback and this frame: no circle
-
-
-def unfinished(value: Any) -> bool:
-    """Whether a result must be awaited. Other awaitables, such as an RRef, are values."""
-    return isinstance(value, CoroutineType) or asyncio.isfuture(value)
-
-
-def _discard(value: Any) -> None:
-    if inspect.iscoroutine(value):
-        value.close()
-    else:
-        value.cancel()

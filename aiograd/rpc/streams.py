@@ -24,8 +24,8 @@ from aiograd.rpc.travel import Departure
 from aiograd.wire.messages import CREDIT, ITEM
 
 if TYPE_CHECKING:
-    from aiograd.rpc.callee import Incoming
     from aiograd.rpc.future import Future
+    from aiograd.rpc.incoming import Incoming
     from aiograd.rpc.link import Link
 
 WINDOW = 8  # items that may be on their way: enough to hide the journey, few enough to stop soon

@@ -24,9 +24,9 @@ from aiograd.wire.messages import EXTRA
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.callee import Incoming
     from aiograd.rpc.directory import PeerInfo
     from aiograd.rpc.future import Future
+    from aiograd.rpc.incoming import Incoming
 
 CARRIED: Final = 10_000  # spans in one reply: about a megabyte, less than most results worth timing
 

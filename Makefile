@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-library test-simulator check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,15 +24,8 @@ $(VENV)/.%.ok: pyproject.toml
 demo: $(VENV)/.run.ok  ## the main job on local workers
 	@$(BIN)/python examples/demo.py
 
-# The simulator computes, most other tests wait: side by side they take half the time.
 test: $(VENV)/.test.ok  ## all tests, on asyncio and on uvloop
-	@$(MAKE) --no-print-directory -j2 --output-sync=line test-library test-simulator
-
-test-library: $(VENV)/.test.ok
-	@$(BIN)/python -m pytest --ignore=tests/sim --ignore=tests/testing
-
-test-simulator: $(VENV)/.test.ok
-	@$(BIN)/python -m pytest tests/sim tests/testing
+	@$(BIN)/python -m pytest
 
 check: style types test  ## style, types and tests
 

@@ -91,8 +91,8 @@ async def test_run_passes_an_interrupt_on_and_leaves_nothing(tmp_path):
         tmp_path / "script.py",
         """
         import time
-        print("ready")
         try:
+            print("ready")
             time.sleep(60)
         except KeyboardInterrupt:
             print("interrupted")

@@ -249,13 +249,11 @@ class Callee(Answering):
             return self.arrived(CALL, flags, id, budget, target, body)
         incoming = running[id] = Incoming(self, id, target, CALL)
         incoming.context = context = self._context.copy()
-        if budget <= _AGES:
-            deadline = agent.loop.time() + budget
+        deadline = agent.loop.time() + budget if budget <= _AGES else math.inf
+        context.run(DEADLINE.set, deadline)
+        if deadline != math.inf:
             incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
-            context.run(DEADLINE.set, deadline)
-        else:
-            context.run(DEADLINE.set, agent.loop.time() + math.inf)
         arrival = None
         try:
             if flags & CARRIED:

@@ -116,12 +116,8 @@ async def backward(actor: Actor) -> None:
     passes = actor.random.choice((1, 1, 1, 2))
     xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
     ws: dict[tuple[str, int], Tensor] = {}
-    limit = actor.book.world.options.timeout
     async with context() as ctx:
-        entry = actor.begin("forward", actor.node.name, limit)
-        loss = await actor.book.watch(
-            entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
-        )
+        loss = await _loss(actor, expression, xs)
         if actor.random.random() < 0.3:
             await _waste(actor, xs)
         if loss is None or loss.grad_fn is None:
@@ -142,6 +138,14 @@ async def backward(actor: Actor) -> None:
 async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
     result: Tensor = (await evaluate(id, expression, xs)).sum()
     return result
+
+
+async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
+    """What the forward pass of a program gives; None if a fault came in between."""
+    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+    return await actor.book.watch(
+        entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
+    )
 
 
 async def _waste(actor: Actor, xs: list[Tensor]) -> None:
@@ -227,10 +231,7 @@ async def cancel_backward(actor: Actor) -> None:
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
     async with context() as ctx:
-        entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
-        loss = await actor.book.watch(
-            entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
-        )
+        loss = await _loss(actor, expression, xs)
         if loss is None or loss.grad_fn is None:
             return
         first = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
@@ -248,10 +249,7 @@ async def derivative(actor: Actor) -> None:
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
     async with context() as ctx:
-        entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
-        loss = await actor.book.watch(
-            entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
-        )
+        loss = await _loss(actor, expression, xs)
         if loss is None or loss.grad_fn is None:
             return
         oracle(expression, copies, {}).sum().backward()

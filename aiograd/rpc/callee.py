@@ -15,7 +15,7 @@ import contextvars
 import inspect
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.answering import NOTHING, Answering
@@ -51,6 +51,7 @@ _REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
 # Of these a call by the quick road has FLAT alone.
 _NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM | EXTRA
+NO_TIME: Final = 0.0  # the budget of a call that nobody waits for any more
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
@@ -451,6 +452,9 @@ class Callee(Answering):
         incoming = self.running.get(id)
         if incoming is not None:
             self._abandon(incoming)
+        for at, (size, (kind, flags, number, _, *rest)) in enumerate(self._held):
+            if number == id:
+                self._held[at] = size, (kind, flags, number, NO_TIME, *rest)
 
     def credit(self, id: int, count: int) -> None:
         """The reader of a stream can take more."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiograd.wire.messages import ANSWERS, CALL, ORDERED
+from aiograd.wire.messages import ANSWERS, CALL, NUMBERED, ORDERED
 
 _AHEAD = 4096  # numbers remembered beyond a gap; older ones count as seen
 
@@ -63,6 +63,10 @@ class Inbox:
     def __contains__(self, key: Any) -> bool:
         """Whether a large message was announced and is not complete."""
         return key in self._large
+
+    def has_call(self, lane: int) -> bool:
+        """Whether a call, request or post of this number waits here."""
+        return any(entry.lane == lane and entry.kind in NUMBERED for entry in self._entries)
 
     def announce(self, key: Any, kind: int, lane: int, action: Callable[[], None]) -> None:
         """A large message begins; `action` runs when it is complete and its turn."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
-from aiograd.rpc.callee import Callee
+from aiograd.rpc.callee import NO_TIME, Callee
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.definitions import resolve
 from aiograd.rpc.directory import PeerInfo
@@ -146,6 +146,7 @@ class Link:
         self._targets: dict[int, Target] = {0: inside}  # functions the peer may name
         self._once = Once()
         self._inbox = Inbox()
+        self._unwanted: set[int] = set()  # calls in it that were cancelled
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
         self._goodbye = False
@@ -443,13 +444,15 @@ class Link:
         if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
             raise ProtocolError(f"{self.peer.name} sent a large message of kind {kind}")
         if isinstance(body, Transfer) and flags & SHARED:
-            self._inbox.put(kind, id, lambda: self._handlers[kind](flags, id, budget, found, body))
+            self._inbox.put(kind, id, lambda: self._take(kind, flags, id, budget, found, body))
         elif isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
-                body, kind, id, lambda: self._handlers[kind](flags, id, budget, found, body)
+                body, kind, id, lambda: self._take(kind, flags, id, budget, found, body)
             )
         elif kind in NUMBERED or kind in ANSWERS:
             self._put_behind(kind, flags, id, budget, found, bytes(body))
+        elif kind == CANCEL and self._inbox.has_call(id):
+            self._unwanted.add(id)
         else:
             self._handlers[kind](flags, id, budget, target, body)
 
@@ -471,9 +474,16 @@ class Link:
         def go() -> None:
             self._behind -= size
             self.agent.release(size)
-            self._handlers[kind](flags, id, budget, target, body)
+            self._take(kind, flags, id, budget, target, body)
 
         self._inbox.put(kind, id, go)
+
+    def _take(self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
+        """The turn of a message that has waited; a call that was cancelled meanwhile is refused."""
+        if kind in NUMBERED and id in self._unwanted:
+            self._unwanted.discard(id)
+            budget = NO_TIME
+        self._handlers[kind](flags, id, budget, target, body)
 
     def _target(self, number: Any) -> Target:
         if type(number) is Target:  # found when the message was announced

@@ -34,7 +34,7 @@ _log = logging.getLogger("aiograd")
 _STRANGERS = 64  # connections that have proven nothing yet
 _STRANGERS_PER_HOST = 16
 _MOMENT = 0.5  # seconds; a peer that dies while it dials us must not be waited for much longer
-_RETRIES = 5  # a busy door closes without a word; knock again
+_RETRIES = 5  # a busy door closes without a word, and a network may; knock again
 
 
 class Doors:
@@ -260,17 +260,14 @@ class Doors:
     ) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
-        heard = False
         for attempt in range(_RETRIES):
             greeting = await self.knock(address, offer, expected)
             if greeting.error is None:
                 return greeting
-            # One that dies while we knock looks like one that refuses us: knock once more to see.
+            # A connection that is cut looks like one that is refused: knock again to see.
             certain = isinstance(greeting.error, ProtocolError | WorkerLost)
-            refused = certain or (greeting.heard and heard)
-            if refused or attempt + 1 == _RETRIES:
+            if certain or attempt + 1 == _RETRIES:
                 raise greeting.error
-            heard = greeting.heard
             await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 

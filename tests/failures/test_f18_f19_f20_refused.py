@@ -32,23 +32,28 @@ async def test_f18_a_worker_without_memory_refuses_and_lives(cluster, figure):
         assert c.state("worker0") == "running"
 
 
-class Newer(Agent):
+class Another(Agent):
+    version = VERSION
+
     @property
     def identity(self):
-        return replace(super().identity, version=VERSION + 1)
+        return replace(super().identity, version=self.version)
 
 
-async def test_f19_another_version_is_named_in_the_handshake(cluster, figure):
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1], ids=["older", "newer"])
+async def test_f19_another_version_is_named_in_the_handshake(cluster, figure, version):
     async with cluster(1) as c:
         (address,) = c.driver.agent.directory.get("worker0").addresses
-        newer = Newer("newer", 9, secret=c._secret)
+        another = Another("another", 9, secret=c._secret)
+        another.version = version
         try:
             began = now()
-            error, when = await outcome(newer.connect(address))
+            error, when = await outcome(another.connect(address))
         finally:
-            await newer.close()
+            await another.close()
         assert isinstance(error, ProtocolError)
-        assert str(error) == f"peer speaks {VERSION}, we speak {VERSION + 1}"
+        assert error.worker == "worker0"
+        assert str(error) == f"peer speaks {VERSION}, we speak {version}"
         figure("F19", "another version: `ProtocolError`", 0.5, when - began)
         assert await ag.rpc_async("worker0", echo, (1,)) == 1
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import pickle
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.transport import split, split_tcp
-from aiograd.wire.session import HELLO_SIZE, Handshake, Identity
+from aiograd.testing.proxy import Proxy
+from aiograd.wire.session import HELLO_SIZE, VERSION, Handshake, Identity
 
 
 def add(x, y=0):
@@ -95,33 +97,50 @@ async def test_two_that_dial_at_once_keep_one_connection(agents, address):
             assert await b.call("worker0", add, (2, 2)) == 4
 
 
-async def test_versions_that_differ_are_told_apart(agents, tmp_path, secret):
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+async def test_versions_that_differ_are_told_apart(agents, tmp_path, secret, version):
     async with agents(1, address=f"unix:{tmp_path}/{{}}".format) as (a,):
-        us = Identity("old", 1, b"o" * 16, version=2)
+        us = Identity("old", 1, b"o" * 16, version=version)
         hand = Handshake(us, secret, b"n" * 32, client=True)
         reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/0")
         writer.write(hand.start())
         hand.receive(await reader.readexactly(HELLO_SIZE))
-        assert str(hand.mismatch) == "peer speaks 1, we speak 2"
+        assert str(hand.mismatch) == f"peer speaks {VERSION}, we speak {version}"
         assert await read_all(reader) == b""
         writer.close()
         await writer.wait_closed()
         assert a._links == {}
 
 
-async def test_our_dial_to_another_version_is_a_protocol_error(agents, tmp_path, secret):
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+async def test_our_dial_to_another_version_is_a_protocol_error(agents, tmp_path, secret, version):
+    them = Identity("other", 1, b"o" * 16, version=version)
+
     async def answer(reader, writer):
-        hand = Handshake(Identity("new", 1, b"o" * 16, version=2), secret, b"n" * 32, client=False)
+        hand = Handshake(them, secret, b"n" * 32, client=False)
         writer.write(hand.receive(await reader.readexactly(HELLO_SIZE)))
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_unix_server(answer, f"{tmp_path}/new")
     async with agents(1) as (a,):
-        with pytest.raises(ProtocolError, match="peer speaks 2, we speak 1"):
+        said = f"peer speaks {version}, we speak {VERSION}"
+        with pytest.raises(ProtocolError, match=said) as caught:
             await a.connect(f"unix:{tmp_path}/new")
+        assert caught.value.worker == "other"
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 4])
+async def test_a_cut_in_the_first_handshake_is_no_refusal(agents, tmp_path, cuts):
+    where = f"unix:{tmp_path}/{{}}".format
+    async with agents(2, address=where) as (a, b), Proxy(where("proxy"), where(1)) as proxy:
+        budgets = iter([2 * HELLO_SIZE + 3] * cuts)  # both hellos, and a little of a proof
+        proxy.budget = lambda: next(budgets, None)
+        a.directory.add(replace(b.info, addresses=(proxy.address,)))
+        assert await a.call("worker1", add, (1, 2)) == 3
+        assert proxy.cuts == cuts
 
 
 BAD = {

@@ -100,7 +100,7 @@ class Stranger:
         writer.write(bytes(PROOF_SIZE))
 
     async def old_version(self, reader: Any, writer: Any) -> None:
-        version = self.random.choice([0, VERSION + 1, 65535])
+        version = self.random.choice([0, VERSION - 1, VERSION + 1, 65535])
         writer.write(identity(version=version).hello(os.urandom(32)))
 
     async def http(self, reader: Any, writer: Any) -> None:

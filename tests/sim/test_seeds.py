@@ -23,6 +23,18 @@ def test_every_seed_keeps_every_invariant(first: int) -> None:
         assert report.ok, f"{report}\n" + "\n".join(report.trace)
 
 
+# Seeds that have found something in the library, each mended since.
+FOUND = {
+    463: "two cuts of a first handshake were taken for a refusal",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_has_found_something_finds_it_no_more(seed: int) -> None:
+    report = run(make_plan(seed))
+    assert report.ok, f"{FOUND[seed]}\n{report}\n" + "\n".join(report.trace)
+
+
 def test_faults_meet_every_kind_of_message_and_many_kinds_of_failure() -> None:
     """A message that got another name would never trigger its faults again."""
     reports = [run(make_plan(seed)) for seed in range(60)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import AuthError, ProtocolError
+from aiograd.rpc import baggage
+from aiograd.rpc.functions import EXPOSED, SERVICE
+from aiograd.wire import messages, session
+from aiograd.wire.frames import HEADER, MAGIC
 from aiograd.wire.resume import ACCEPTED, DUPLICATE, RESUME, Offer
-from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
+from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 
 SECRET = b"s" * 32
 ALICE = Identity("alice", 0, b"a" * 16)
@@ -117,6 +122,24 @@ def test_every_byte_of_the_hello_is_signed(byte):
         with pytest.raises(AuthError):
             server.receive(proof)
     assert not server.proven
+
+
+LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises VERSION with it
+    2: "0f9067e8",
+}
+
+
+def test_the_version_was_raised_with_the_layout():
+    """Two workers that mean different things by the same bytes must not get to know each other."""
+    numbers = {
+        name: value
+        for name, value in vars(messages).items()
+        if name.isupper() and isinstance(value, int)
+    }
+    formats = [session._HELLO.format, session._CLAIM.format, session._PROOF.format]
+    formats += [HEADER.format, baggage._LABEL.format, baggage._LENGTH.format, baggage._SHORT.format]
+    text = repr((MAGIC, formats, sorted(numbers.items()), EXPOSED, SERVICE))
+    assert LAYOUTS[VERSION] == hashlib.sha256(text.encode()).hexdigest()[:8], text
 
 
 def test_versions_that_differ_are_named_on_both_sides():

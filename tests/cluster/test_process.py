@@ -381,6 +381,8 @@ from aiograd.cluster.local import LocalCluster
 async def block():
     time.sleep(60)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+
 async def main():
     async with LocalCluster(2) as cluster:
         pids = [cluster.pid(worker.name) for worker in cluster]

@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 import uvloop
@@ -36,6 +37,24 @@ def pytest_collection_finish() -> None:
     # Every test ends with a garbage collection; it need not look at pytest and all modules again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str, Any]]:
+    # Reports of tests in several processes travel as UTF-8, and some tests log what is none.
+    return _sendable((yield))
+
+
+def _sendable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {key: _sendable(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_sendable, value))
+        case _:
+            return value
 
 
 def _limited(test: Callable[..., object], seconds: float) -> Callable[..., object]:

@@ -241,7 +241,7 @@ class SecurityError(_NamesWorker, AiogradError, PermissionError):
 
 
 class AuthError(SecurityError):
-    """The other side could not prove that it knows the cluster's secret."""
+    """The two workers could not prove to each other that they share a secret."""
 
 
 class NotAllowed(SecurityError):

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -68,6 +68,8 @@ class LocalCluster:
             raise ValueError("processes cannot share memory connections: use processes=False")
         self._names = worker_names(n_workers, names)
         self._processes = processes
+        if isinstance(self._options.secret, Mapping):
+            raise ValueError("a local cluster is one party, with one secret for all its workers")
         self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
         self._folder: str | None = None

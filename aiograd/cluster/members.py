@@ -26,7 +26,7 @@ from typing import Any
 from aiograd.cluster.assembly import Assembly, retrieve
 from aiograd.cluster.meetings import Farewell
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
-from aiograd.errors import NotAllowed, RpcError, WorkerClosed, WorkerLost
+from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.travel import RecordTraveller
@@ -156,7 +156,7 @@ class Members:
         return self._led().next_rank()
 
     def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
-        if peer.incarnation != sender.incarnation:
+        if (peer.name, peer.incarnation) != (sender.name, sender.incarnation):
             raise NotAllowed("a worker joins for itself only", self.agent.name)
         if self._leaving:
             raise RpcError("this cluster is being closed")
@@ -291,6 +291,8 @@ class Members:
         self.changed = asyncio.Event()
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
+        if isinstance(error, SecurityError):
+            return  # it is there, and others speak with it; we share no secret, or no mode
         if self._leads is not None:
             answer = self._joining.pop(peer.incarnation, None)
             if answer is not None and not answer.done():

@@ -57,7 +57,7 @@ class Premises:
         try:
             await self._listen(agent)
             if plan.place is not None and plan.place.kind == "file" and plan.leads:
-                Sign(agent.info.addresses, secret if made else None).write(plan.place.text)
+                Sign(agent.info.addresses, made).write(plan.place.text)
                 self._sign = plan.place.text
             if plan.leads or plan.coordinator is not None:
                 return agent, plan.coordinator
@@ -77,28 +77,28 @@ class Premises:
 
     # ── the secret ──────────────────────────────────────────────────────────────────────────────
 
-    async def _secret(self) -> tuple[Secret, bool]:
-        """Find the secret; the flag says that it is new and must be told through the sign."""
+    async def _secret(self) -> tuple[bytes | Mapping[str, bytes], Secret | None]:
+        """Find the secret, or those by name; and one that is new, to be told through the sign."""
         plan = self._plan
         if plan.secret is not None:
-            return Secret(plan.secret), False
+            return Secret(plan.secret), None
         if plan.place is None:
-            return Secret(plan.options.secret or self._runtime.token_bytes(32)), False
-        file = plan.options.secret_file
+            return plan.options.secret or Secret(self._runtime.token_bytes(32)), None
         secret = find_secret(
             plan.place,
             secret=plan.options.secret,
-            secret_file=None if file is None else os.fspath(file),
+            secret_file=plan.options.secret_file,
             environment=self._environment,
             token=self._runtime.token_bytes,
         )
         if secret is not None:
-            return secret, False
+            return secret, None
         if plan.leads:
-            return Secret(self._runtime.token_bytes(32)), True
+            made = Secret(self._runtime.token_bytes(32))
+            return made, made
         sign = await self._read_sign(with_secret=True)
         assert sign.secret is not None
-        return sign.secret, False
+        return sign.secret, None
 
     async def _read_sign(self, with_secret: bool = False) -> Sign:
         assert self._plan.place is not None
@@ -160,12 +160,10 @@ class Premises:
 
     # ── finding the coordinator ─────────────────────────────────────────────────────────────────
 
-    async def _ask_for_rank(self, secret: Secret) -> int:
+    async def _ask_for_rank(self, secret: bytes | Mapping[str, bytes]) -> int:
         """Let the coordinator give a rank, asked by a guest that is gone again before we come."""
-        name = f"newcomer-{self._runtime.token_bytes(8).hex()}"
-        if self._plan.options.tls is not None:
-            name = self._plan.name  # the one that its certificate is for
-        guest = Agent(name, -1, secret=secret, options=self._plan.options, runtime=self._runtime)
+        plan = self._plan  # by our own name: it may be the only one that the secret is for
+        guest = Agent(plan.name, -1, secret=secret, options=plan.options, runtime=self._runtime)
         try:
             coordinator = await self._find_coordinator(guest)
             guest.directory.add(coordinator)

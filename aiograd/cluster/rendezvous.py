@@ -16,13 +16,13 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport import is_loopback, split_tcp
-from aiograd.wire.secret import Secret
+from aiograd.wire.secret import SHORTEST, Secret
 
 __all__ = ["Place", "Sign", "find_secret", "parse_place", "read_secret_file"]
 
@@ -111,8 +111,6 @@ def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) ->
 
 # ── the secret ──────────────────────────────────────────────────────────────────────────────────
 
-SHORTEST = 16  # bytes; a shorter secret can be guessed
-
 
 def read_secret_file(path: str) -> Secret:
     """Read a secret file: raw bytes, surrounding whitespace stripped; private to this user."""
@@ -145,20 +143,22 @@ def exposure(mode: int, owner: int, user: int) -> str | None:
 def find_secret(
     place: Place,
     *,
-    secret: bytes | None,
-    secret_file: str | None,
+    secret: bytes | Mapping[str, bytes] | None,
+    secret_file: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None,
     environment: MutableMapping[str, str],
     token: Callable[[int], bytes],
-) -> Secret | None:
-    """Find the cluster's secret; None when a file rendezvous is to carry a new one.
+) -> bytes | Mapping[str, bytes] | None:
+    """Find the secret, or those by name; None when a file rendezvous is to carry a new one.
 
     A secret in the environment is taken out of it: children and error reports need not have it.
     """
     given = _taken_from(environment)
     if secret is not None:
-        return Secret(secret)
+        return secret
+    if isinstance(secret_file, Mapping):
+        return {name: read_secret_file(os.fspath(path)) for name, path in secret_file.items()}
     if secret_file is not None:
-        return read_secret_file(secret_file)
+        return read_secret_file(os.fspath(secret_file))
     if given is not None:
         if len(given) < SHORTEST:
             raise AuthError(f"AIOGRAD_SECRET is too short; {SHORTEST} characters are the least")

@@ -38,7 +38,7 @@ from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Connection, Link
-from aiograd.rpc.options import OTHERS, Options, check_timeout
+from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.polling import Polling
 from aiograd.rpc.reconnect import come_back
@@ -54,6 +54,7 @@ from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CALL, FLAT, KEEP, OP, REQUEST, STREAM
 from aiograd.wire.payload import Codec, Payload
+from aiograd.wire.secret import OTHERS
 from aiograd.wire.session import Identity
 
 _log = logging.getLogger("aiograd")
@@ -72,7 +73,7 @@ class Agent:
         name: str,
         rank: int,
         *,
-        secret: bytes,
+        secret: bytes | Mapping[str, bytes],
         options: Options | None = None,
         runtime: Runtime | None = None,
         cluster: bytes = bytes(16),
@@ -540,6 +541,9 @@ class Agent:
 
     def link_of(self, peer: PeerInfo) -> Link:
         link = self._links.get(peer.incarnation)
+        if link is not None and link.peer.name != peer.name:
+            self.forget(link.peer)  # it came as this one, before we knew whose incarnation that is
+            link = None
         if link is None:
             link = self._links[peer.incarnation] = Link(self, peer)
             if peer.incarnation == self.incarnation:

@@ -93,6 +93,10 @@ class Directory:
             return self._by_name.get(name_or_rank)
         return self._by_rank.get(name_or_rank)
 
+    def name_of(self, incarnation: bytes) -> str | None:
+        """Whose incarnation this is, if it is a member's."""
+        return next((p.name for p in self._by_name.values() if p.incarnation == incarnation), None)
+
     def find(self, to: Any) -> PeerInfo:
         """The member that `to` means: a name, a rank, or anything with a `.name`."""
         if isinstance(to, bool | float):

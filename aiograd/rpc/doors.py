@@ -1,8 +1,9 @@
 """Doors: where connections come in and go out, and which one of two is kept.
 
-Listens, dials, lets both sides prove themselves, and hands proven connections to their links. When
-two workers dial each other at once, the connection dialled by the smaller incarnation is kept, and
-the other one is told so.
+Listens, dials, lets both sides prove themselves, and hands proven connections to their links. A
+link is found by its peer's incarnation, which others know, too: so it is given to nobody of another
+name. When two workers dial each other at once, the connection dialled by the smaller incarnation is
+kept, and the other one is told so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import collections
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
 from aiograd.rpc.transport import Listener, tune
 from aiograd.wire.resume import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, Offer
-from aiograd.wire.secret import Secret
+from aiograd.wire.secret import Keyring
 from aiograd.wire.session import Handshake, Identity
 
 if TYPE_CHECKING:
@@ -40,13 +41,11 @@ _RETRIES = 5  # a busy door closes without a word, and a network may; knock agai
 class Doors:
     """All listeners and unproven connections of one agent."""
 
-    def __init__(self, agent: Agent, secret: bytes, cluster: bytes) -> None:
-        if len(secret) < 16:
-            raise ValueError("a secret has at least 16 bytes")
+    def __init__(self, agent: Agent, secret: bytes | Mapping[str, bytes], cluster: bytes) -> None:
         if len(cluster) != 16:
             raise ValueError("a cluster id has 16 bytes")
         self._agent = agent
-        self._secret = Secret(secret)
+        self._keyring = Keyring(secret)
         tls, patience = agent.options.tls, agent.options.handshake_timeout
         self._credentials = Credentials(tls, patience) if tls is not None else None
         self.cluster = cluster
@@ -98,7 +97,7 @@ class Doors:
         nonce = agent.runtime.token_bytes(32)
         return Handshake(
             agent.identity,
-            self._secret,
+            self._keyring.chooser(agent.runtime.token_bytes),
             nonce,
             client=offer is not None,
             restricts=agent.info.restricts,
@@ -129,7 +128,12 @@ class Doors:
         return (LOST, 0) if link.error is not None else link.answer(offer)
 
     def _known(self, identity: Identity) -> PeerInfo:
-        peer = self._agent.directory.get(identity.name)
+        agent = self._agent
+        link = agent.link_to(identity.incarnation)
+        names = {agent.directory.name_of(identity.incarnation), link and link.peer.name}
+        if identity.incarnation == agent.incarnation or names - {identity.name, None}:
+            raise AuthError(f"{identity.name} came as another worker", identity.name)
+        peer = agent.directory.get(identity.name)
         if peer is not None and peer.incarnation == identity.incarnation:
             return peer
         return PeerInfo(identity.name, identity.rank, identity.incarnation, (), identity.restricted)
@@ -167,11 +171,14 @@ class Doors:
         peer = link.peer
         error: Exception = WorkerLost(peer.name, "no", "it has no address")
         addresses = list(peer.addresses)
+        if not self._keyring.shares(peer.name):
+            error = AuthError(f"{self._agent.name} and {peer.name} share no secret", peer.name)
+            addresses.clear()
         patience = self._agent.loop.time() + self._agent.options.handshake_timeout
         while addresses:
             address = addresses.pop(0)
             try:
-                greeting = await self._greet(address, lambda _: link.offer(), peer.incarnation)
+                greeting = await self._greet(address, lambda _: link.offer(), peer)
             except (OSError, ProtocolError, SecurityError) as trouble:
                 error = trouble
                 continue
@@ -256,7 +263,7 @@ class Doors:
         return Offer(LOOK) if known else Offer(DIAL, self._agent.next_dial())
 
     async def _greet(
-        self, address: str, offer: Callable[[Identity], Offer], expected: bytes | None = None
+        self, address: str, offer: Callable[[Identity], Offer], expected: PeerInfo | None = None
     ) -> Greeting:
         """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
         runtime = self._agent.runtime
@@ -275,7 +282,7 @@ class Doors:
         self,
         address: str,
         offer: Callable[[Identity], Offer],
-        expected: bytes | None = None,
+        expected: PeerInfo | None = None,
         patience: float = math.inf,
     ) -> Greeting:
         """Connect once, and see how the handshake ends. OSError: nobody let us in."""
@@ -299,7 +306,7 @@ class Doors:
         self,
         done: asyncio.Future[Greeting],
         offer: Callable[[Identity], Offer],
-        expected: bytes | None,
+        expected: PeerInfo | None,
         credentials: Credentials | None,
     ) -> Greeting:
         def over(greeting: Greeting) -> None:

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aiograd.errors import AuthError, ProtocolError, WorkerLost
+from aiograd.errors import ProtocolError, WorkerLost
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.tls import Credentials
 from aiograd.wire.resume import Offer
 from aiograd.wire.session import Handshake, Identity
@@ -44,7 +45,7 @@ class Greeting(asyncio.BufferedProtocol):
         self.error: Exception | None = None
         self.heard = False  # anything at all came back
         self.gone = False  # the connection ended before anybody took it over
-        self.expected: bytes | None = None  # whose incarnation should answer
+        self.expected: PeerInfo | None = None  # who should answer
 
     @property
     def peer(self) -> Identity | None:
@@ -110,10 +111,13 @@ class Greeting(asyncio.BufferedProtocol):
     def _check_expected(self) -> None:
         """Turn back before proving anything to somebody else than was meant."""
         them = self._handshake.peer
-        if self.expected is None or them is None or self._handshake.mismatch is not None:
+        meant = self.expected
+        if meant is None or them is None or self._handshake.mismatch is not None:
             return
-        if them.incarnation != self.expected:
-            raise WorkerLost(them.name, "no", f"{them.name} was started anew there")
+        if them.name != meant.name:  # a member that proves its own name is still not that one
+            raise WorkerLost(meant.name, "no", f"{them.name} is there now")
+        if them.incarnation != meant.incarnation:
+            raise WorkerLost(meant.name, "no", f"{them.name} was started anew there")
 
     def _finish(self) -> None:
         if self._credentials is not None:
@@ -127,7 +131,7 @@ class Greeting(asyncio.BufferedProtocol):
         self._end()
 
     def _late(self) -> None:
-        self._fail(AuthError(f"no proof within {self._timeout:g} s"))
+        self._fail(self._handshake.refusal(f"no proof within {self._timeout:g} s"))
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
@@ -143,9 +147,9 @@ class Greeting(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         if not self._over:
-            self.error = self._handshake.mismatch or AuthError(
+            self.error = self._handshake.mismatch or self._handshake.refusal(
                 "the other side closed the connection during the handshake: "
-                "another cluster's secret, or too many newcomers at once"
+                "another secret, or too many newcomers at once"
             )
             self._end()
 

@@ -11,15 +11,13 @@ from typing import Any
 
 from aiograd.rpc.directory import check_name
 from aiograd.rpc.tls import TLS
-from aiograd.wire.secret import Secret
+from aiograd.wire.secret import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
-OTHERS = "*"  # in a mapping of modes; no worker can have this name
 _SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
 _MAY_BE_ZERO = ("grace", "resume", "lease")
-_SECRET_MIN = 16  # bytes; shorter ones can be guessed
 
 
 def _memory_share() -> int:
@@ -44,10 +42,13 @@ class Options:
     process. Under "tcp" every byte crosses the socket."""
     loop: str = "auto"
     """The loop of worker processes: uvloop where installed, because it is three times as fast."""
-    secret: bytes | None = field(default=None, repr=False)
-    """What members prove to know; at least 16 bytes. A local cluster makes its own."""
-    secret_file: str | os.PathLike[str] | None = None
-    """Where to read the secret, so that it is never in the process list; for your eyes only."""
+    secret: bytes | Mapping[str, bytes] | None = field(default=None, repr=False)
+    """What members prove to know; at least 16 bytes. A local cluster makes its own. Or one for each
+    name, `{"bank": …, "shop": …}`, that nobody else has to know: it proves the name, and who has
+    none cannot connect, unless there is one for all others (`"*"`)."""
+    secret_file: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None = None
+    """Where to read the secret, so that it is never in the process list; for your eyes only. Or a
+    file for each name."""
     tls: TLS | None = None
     """Certificates for TCP connections; without them none is accepted from beyond this host."""
     allow_plaintext: bool = False
@@ -92,12 +93,22 @@ class Options:
         self._check_mode()
         if self.tls is not None and not isinstance(self.tls, TLS):
             raise TypeError(f"tls is an aiograd.cluster.TLS, not {type(self.tls).__name__}")
-        if self.secret is not None:
-            if not isinstance(self.secret, bytes):
-                raise TypeError(f"secret is bytes, not {type(self.secret).__name__}")
-            if len(self.secret) < _SECRET_MIN:
-                raise ValueError(f"a secret has at least {_SECRET_MIN} bytes")
-            object.__setattr__(self, "secret", Secret(self.secret))
+        self._check_secrets()
+
+    def _check_secrets(self) -> None:
+        for what in ("secret", "secret_file"):
+            value = getattr(self, what)
+            if isinstance(value, Mapping):
+                if not value:
+                    raise ValueError(f"{what} by name needs at least one name")
+                for name in value.keys() - {OTHERS}:
+                    check_name(name)
+                object.__setattr__(self, what, dict(value))
+        if isinstance(self.secret, dict):
+            found = {name: _as_secret(secret) for name, secret in self.secret.items()}
+            object.__setattr__(self, "secret", found)
+        elif self.secret is not None:
+            object.__setattr__(self, "secret", _as_secret(self.secret))
 
     def _check_mode(self) -> None:
         modes = self.mode
@@ -108,13 +119,19 @@ class Options:
                 raise ValueError('modes by name need one for all others: {"bank": …, "*": …}')
             for name in modes.keys() - {OTHERS}:
                 check_name(name)
-            if isinstance(self.tls, TLS) and not self.tls.mutual:
+            if isinstance(self.tls, TLS) and not self.tls.mutual and not self._proves(modes):
                 raise ValueError(
-                    "modes by name need TLS(mutual=True): only a certificate proves a name"
+                    "modes by name need TLS(mutual=True), or a secret for each of the names: "
+                    "only that or a certificate proves a name"
                 )
         for mode in modes.values() if isinstance(modes, dict) else (modes,):
             if mode not in _MODES:
                 raise ValueError(f"mode is one of {_MODES}, not {mode!r}")
+
+    def _proves(self, modes: Mapping[str, str]) -> bool:
+        """Whether each of the names has a secret of its own."""
+        secrets = self.secret if self.secret is not None else self.secret_file
+        return isinstance(secrets, Mapping) and modes.keys() - {OTHERS} <= secrets.keys()
 
     def mode_for(self, name: str) -> str:
         """What the worker of this name may do here."""
@@ -130,6 +147,14 @@ class Options:
 
 def _rebuild(values: dict[str, Any]) -> Options:
     return Options(**values)
+
+
+def _as_secret(value: Any) -> Secret:
+    if not isinstance(value, bytes):
+        raise TypeError(f"secret is bytes, not {type(value).__name__}")
+    if len(value) < SHORTEST:
+        raise ValueError(f"a secret has at least {SHORTEST} bytes")
+    return Secret(value)
 
 
 def _check_seconds(name: str, value: Any, zero: bool = False) -> None:

@@ -87,9 +87,7 @@ class _Return:
         if link.state != "away":
             return
         try:
-            greeting = await self._doors.knock(
-                address, lambda _: link.offer(), link.peer.incarnation, patience
-            )
+            greeting = await self._doors.knock(address, lambda _: link.offer(), link.peer, patience)
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if self._is_its_door(address):
                 self._give_up(f"it is gone: {error}")

@@ -1,4 +1,4 @@
-"""The handshake: two workers prove to each other that they know the cluster's secret.
+"""The handshake: two workers prove to each other that they know the secret they share.
 
     client                                    server
     HELLO_C  version, nonce, who I am    ──▶
@@ -10,7 +10,8 @@ Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializ
 replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
 and what comes with them, so that nobody can change it on the way. The terms are whether this side
 speaks plain data only with the other one, whose name it knows by then; what an offer is, and where
-a session goes on, is told in `resume`. A refusal is a closed connection and nothing else.
+a session goes on, is told in `resume`. Where each name has a secret of its own, the proofs are made
+with that of the name in the hello. A refusal is a closed connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
 """
@@ -94,7 +95,7 @@ class Handshake:
     def __init__(
         self,
         us: Identity,
-        secret: bytes,
+        secret: bytes | Callable[[str], bytes],
         nonce: bytes,
         *,
         client: bool,
@@ -104,7 +105,9 @@ class Handshake:
     ) -> None:
         self._us = us
         self._restricts = restricts  # whether we speak plain data only with a worker of this name
-        self._key = derive_key(secret, us.cluster)
+        # With whom we share which secret; asked once, for the name that the other side claims.
+        self._secret_for = secret if callable(secret) else lambda name: secret
+        self._key = Secret()
         self._client = client
         self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
         self._ours = us.hello(nonce)
@@ -149,6 +152,7 @@ class Handshake:
             # The server still says who it is, so that both sides can name the two versions.
             self._expects, self.needed = "nothing", 0
             return b"" if self._client else self._ours
+        self._key = derive_key(self._secret_for(peer.name), self._us.cluster)
         if self._client:
             if self._make_offer is not None:
                 self.offer = self._make_offer(peer)
@@ -163,14 +167,18 @@ class Handshake:
             f"peer speaks {self.peer.version}, we speak {self._us.version}", self.peer.name
         )
 
+    def refusal(self, why: str) -> AuthError:
+        """Why there is no connection between us and whom the other side claims to be."""
+        if self.peer is None:
+            return AuthError(f"{self._us.name} cannot connect: {why}")
+        name = self.peer.name
+        return AuthError(f"{self._us.name} and {name} cannot connect: {why}", name)
+
     def _receive_proof(self, message: bytes) -> bytes:
         claim, mac = _PROOF.unpack(message)
         label = b"server" if self._client else b"client"
         if not hmac.compare_digest(mac, self._mac(label, claim)):
-            raise AuthError(
-                "the other side does not know this cluster's secret",
-                self.peer.name if self.peer else "",
-            )
+            raise self.refusal("the other side does not know the secret they would share")
         self.proven, self._expects, self.needed = True, "nothing", 0
         word, number, self.received = _CLAIM.unpack(claim)
         assert self.peer is not None

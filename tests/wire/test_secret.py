@@ -1,0 +1,163 @@
+"""Which secret is shared with whom, and how little it tells of itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+from aiograd.errors import AuthError
+from aiograd.wire.resume import ACCEPTED
+from aiograd.wire.secret import Keyring, Secret
+from aiograd.wire.session import Handshake, Identity
+
+ONE, TWO, REST = b"1" * 16, b"2" * 32, b"*" * 32
+
+
+def met(
+    client: str,
+    server: str,
+    keys: dict[str, Keyring],
+    *,
+    claim: str | None = None,
+    token=os.urandom,
+) -> tuple[Handshake, Handshake]:
+    """Let two workers greet each other, the client by the name it claims."""
+    first = Identity(claim or client, 1, b"c" * 16)
+    second = Identity(server, 2, b"s" * 16)
+    sides = (
+        Handshake(first, keys[client].chooser(token), b"1" * 32, client=True),
+        Handshake(second, keys[server].chooser(token), b"2" * 32, client=False),
+    )
+    sides[1].receive(sides[0].receive(sides[1].receive(sides[0].start())))
+    sides[0].receive(sides[1].admit(ACCEPTED))
+    return sides
+
+
+# A registry that shares a secret with each of two parties, which share none with each other.
+STAR = {
+    "registry": Keyring({"clinic": ONE, "lab": TWO}),
+    "clinic": Keyring({"registry": ONE}),
+    "lab": Keyring({"registry": TWO}),
+}
+
+
+@pytest.mark.parametrize(
+    ("client", "server"), [("clinic", "registry"), ("registry", "lab"), ("lab", "registry")]
+)
+def test_two_that_share_a_secret_meet(client, server):
+    sides = met(client, server, STAR)
+    assert [side.proven for side in sides] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "claim"),
+    [
+        ("clinic", "lab", None),  # who share nothing
+        ("clinic", "registry", "lab"),  # one party as the other
+        ("clinic", "lab", "registry"),  # one party as the registry
+        ("clinic", "registry", "registry"),  # as the very one that it calls
+        ("clinic", "registry", "bank"),  # as one that nobody knows
+        ("clinic", "registry", "*"),  # the rule for all others is no name
+        ("registry", "clinic", "lab"),  # the registry as a party, to the other one
+    ],
+)
+def test_nobody_is_somebody_else(client, server, claim):
+    with pytest.raises(AuthError) as caught:
+        met(client, server, STAR, claim=claim)
+    assert caught.value.worker == (claim or client)
+    assert server in str(caught.value)
+
+
+def test_the_client_does_not_believe_a_server_of_another_name():
+    client = Handshake(
+        Identity("clinic", 1, b"c" * 16),
+        STAR["clinic"].chooser(os.urandom),
+        b"1" * 32,
+        client=True,
+    )
+    lab = Handshake(
+        Identity("registry", 2, b"s" * 16),
+        STAR["lab"].chooser(os.urandom),
+        b"2" * 32,
+        client=False,
+    )
+    client.receive(lab.receive(client.start()))
+    lab.proven = True  # it says so
+    with pytest.raises(AuthError, match="clinic and registry"):
+        client.receive(lab.admit(ACCEPTED))
+    assert not client.proven
+
+
+def test_a_worker_is_not_led_to_itself():
+    """Whoever carries its words back to its own door proves nothing, by its own name or another."""
+    keys = STAR["registry"]
+    with pytest.raises(AuthError):
+        met("registry", "registry", {"registry": keys})
+
+
+def test_a_rule_for_all_others_opens_no_named_door():
+    keys = {
+        "registry": Keyring({"clinic": ONE, "*": REST}),
+        "guest": Keyring(REST),
+        "clinic": Keyring({"registry": ONE}),
+    }
+    met("guest", "registry", keys)
+    met("guest", "registry", keys, claim="any-name")
+    met("clinic", "registry", keys)
+    for client, claim in (("guest", "clinic"), ("clinic", "guest")):
+        with pytest.raises(AuthError):
+            met(client, "registry", keys, claim=claim)
+
+
+def test_a_name_without_a_secret_fails_like_one_with_another():
+    """The same work, the same answers, the same error but for the name; random bytes decide."""
+    drawn: list[int] = []
+
+    def token(size: int) -> bytes:
+        drawn.append(size)
+        return os.urandom(size)
+
+    told = []
+    for claim in ("lab", "bank"):
+        stranger = Handshake(Identity(claim, 1, b"c" * 16), b"x" * 32, b"1" * 32, client=True)
+        server = Handshake(
+            Identity("registry", 0, b"s" * 16),
+            STAR["registry"].chooser(token),
+            b"2" * 32,
+            client=False,
+        )
+        hello = server.receive(stranger.start())
+        with pytest.raises(AuthError) as caught:
+            server.receive(stranger.receive(hello))
+        told.append((hello, str(caught.value).replace(claim, "?"), server.proven))
+    assert told[0] == told[1]
+    assert drawn == [32, 32]  # for both, and before the name is known
+
+
+def test_what_stands_in_for_a_missing_secret_is_never_the_same():
+    keys = Keyring({"lab": TWO})
+    first, second = keys.chooser(os.urandom), keys.chooser(os.urandom)
+    assert first("bank") != second("bank")
+    assert first("lab") == second("lab") == TWO
+
+
+def test_a_keyring_knows_with_whom_it_shares():
+    assert Keyring(ONE).shares("anybody")
+    assert Keyring({"lab": ONE, "*": TWO}).shares("anybody")
+    assert Keyring({"lab": ONE}).shares("lab")
+    assert not Keyring({"lab": ONE}).shares("anybody")
+    assert not Keyring({"lab": ONE}).shares("*")
+
+
+@pytest.mark.parametrize("secrets", [b"short", {"lab": b"short"}, {"lab": ONE, "*": b""}])
+def test_short_secrets_are_refused(secrets):
+    with pytest.raises(ValueError, match="at least 16"):
+        Keyring(secrets)
+
+
+def test_a_keyring_shows_no_secret():
+    keys = Keyring({"lab": b"hunter2-hunter2-hunter2", "*": b"hunter2-hunter2-hunter2"})
+    assert "hunter2" not in repr(keys) + repr(vars(keys)) + repr(keys.chooser(os.urandom))
+    assert repr(pickle.loads(pickle.dumps(Secret(ONE)))) == "<secret>"

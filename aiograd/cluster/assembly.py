@@ -18,7 +18,7 @@ from typing import Any
 from aiograd.cluster.meetings import Gathering, Gatherings, Group
 from aiograd.errors import DeadlineExceeded, NotAllowed, RpcError, UnknownWorker, WorkerLost
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 
 __all__ = ["Assembly", "retrieve"]
 
@@ -63,6 +63,8 @@ class Assembly:
     def gone(self, peer: PeerInfo, error: Exception) -> None:
         """End what can never be complete without this worker."""
         self._gone[peer.incarnation] = peer.name
+        if len(self._gone) > LOST_PEERS:
+            del self._gone[next(iter(self._gone))]
         for gathering in self._gatherings.gone(peer.incarnation):
             self._give_up(gathering, error)
 

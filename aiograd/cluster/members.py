@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from aiograd.cluster.meetings import Farewell
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
 from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.travel import RecordTraveller
 
 __all__ = ["Members"]
@@ -56,6 +57,7 @@ class Members:
             self._leads = Membership(agent.info, world_size)
         self._joining: dict[bytes, asyncio.Future[Any]] = {}  # newcomers that wait for an answer
         self._refused: set[bytes] = set()  # newcomers that are about to leave again
+        self._fallen: deque[PeerInfo] = deque()  # the latest lost ones, still in the directory
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         self.assembly = Assembly(agent, lambda: self.peers)
         self._farewell = Farewell()
@@ -274,17 +276,24 @@ class Members:
         """Let the rest of this worker know who came and who went."""
         directory = self.agent.directory
         for peer in update.left:
-            known = directory.get(peer.name)
-            if known is not None and known.incarnation == peer.incarnation:
-                directory.remove(peer.name)
+            self._strike_out(peer)
             self._gone(peer, WorkerLost(peer.name, "no", "it left the cluster"))
         for peer, why in update.lost:
             # It stays in the directory: calling it is answered by WorkerLost, not UnknownWorker.
             self.agent.declare_lost(peer, why)
+            self._fallen.append(peer)
             self._gone(peer, WorkerLost(peer.name, "unknown", why))
         for peer in update.joined:
             directory.add(peer)
+        while len(self._fallen) > LOST_PEERS:
+            self._strike_out(self._fallen.popleft())
         self._notify()
+
+    def _strike_out(self, peer: PeerInfo) -> None:
+        """Forget a worker, unless another start of it is here."""
+        known = self.agent.directory.get(peer.name)
+        if known is not None and known.incarnation == peer.incarnation:
+            self.agent.directory.remove(peer.name)
 
     def _notify(self) -> None:
         self.changed.set()

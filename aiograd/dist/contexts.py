@@ -26,7 +26,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import current_agent
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rref.records import Party
 from aiograd.rref.telling import Telling
 
@@ -45,7 +45,7 @@ class Contexts:
         self.shell = Shell(agent)
         self.engine: Engine  # set by `attach`
         self.partners = Partners(self)
-        self.gone: set[bytes] = set()  # incarnations of peers known to be dead
+        self.gone: dict[bytes, None] = {}  # incarnations of peers known to be dead, in order
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
@@ -146,7 +146,9 @@ class Contexts:
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""
         self.engine.endings.lost(peer, error)
-        self.gone.add(peer.incarnation)
+        self.gone[peer.incarnation] = None
+        if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too
+            del self.gone[next(iter(self.gone))]
         for context in list(self._table.values()):
             if context.id >> 48 == self.agent.rank:
                 continue  # ours: whoever opened it will leave it

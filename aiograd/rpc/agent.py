@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import logging
 import math
 import os
@@ -30,7 +31,7 @@ from aiograd.rpc.again import Persistence
 from aiograd.rpc.baggage import keep_in_front, labelled, pack
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
-from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
+from aiograd.rpc.directory import LOST_PEERS, Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
 from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
@@ -120,6 +121,7 @@ class Agent:
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
         self._links: dict[bytes, Link] = {}  # by incarnation
+        self._buried: dict[bytes, Exception] = {}  # incarnations of lost peers, and why
         self._dials = 0  # so far
         self._routes: dict[str, Link] = {}  # by name, until the directory changes
         self.directory.changed = self._routes.clear
@@ -525,8 +527,10 @@ class Agent:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         if self.closed:
             raise WorkerClosed(f"{self.name} was shut down", self.name)
-        if type(to) is PeerInfo and to.incarnation in self._links:
-            return self._links[to.incarnation]  # met at a rendezvous, or replaced meanwhile
+        if type(to) is PeerInfo and (met := self.link_to(to.incarnation)) is not None:
+            return met  # at a rendezvous, or it was replaced meanwhile
+        if type(to) is PeerInfo and to.incarnation in self._buried:
+            return self.link_of(to)
         peer = self.directory.find(to)
         link = self.link_of(peer)
         if type(to) is str:
@@ -545,7 +549,11 @@ class Agent:
             self.forget(link.peer)  # it came as this one, before we knew whose incarnation that is
             link = None
         if link is None:
-            link = self._links[peer.incarnation] = Link(self, peer)
+            link = Link(self, peer)
+            if (error := self._buried.get(peer.incarnation)) is not None:
+                link.state, link.error = "lost", error
+                return link
+            self._links[peer.incarnation] = link
             if peer.incarnation == self.incarnation:
                 self._doors.open_self(link)
             if self._heart is None:
@@ -587,14 +595,14 @@ class Agent:
             link.connection.transport.abort()
         link.lose(WorkerLost(peer.name, why=why))
 
-    def forget(self, peer: PeerInfo) -> None:
-        """A peer left the cluster for good: drop its link."""
-        link = self._links.pop(peer.incarnation, None)
+    def _bury(self, link: Link) -> None:
+        """Keep of a lost peer only that it is: many may be lost in the life of a worker."""
+        assert link.error is not None
+        del self._links[link.peer.incarnation]
         self._routes.clear()
-        if link is not None:
-            link.lose(WorkerLost(peer.name, why="it left the cluster"))
-            if link.connection is not None:
-                link.connection.transport.abort()
+        self._buried[link.peer.incarnation] = copy.copy(link.error)  # without its traceback
+        if len(self._buried) > LOST_PEERS:  # its session could not go on here in any case
+            del self._buried[next(iter(self._buried))]
 
     def reserve(self, size: int) -> bool:
         """Memory for a message of `size` bytes that is about to arrive."""
@@ -610,7 +618,10 @@ class Agent:
     def _beat(self) -> None:
         self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
         for link in list(self._links.values()):
-            link.beat()
+            if link.settled:
+                self._bury(link)
+            else:
+                link.beat()
         self.memory.trim()
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────

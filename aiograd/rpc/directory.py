@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aiograd.card import BLUE, card, code, quiet
 from aiograd.errors import UnknownWorker
 
+LOST_PEERS: Final = 1000  # remembered as such, by whoever has to; older ones are unknown
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 
 

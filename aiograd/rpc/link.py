@@ -270,6 +270,11 @@ class Link:
             self._end(error)
             self.agent.peer_lost(self.peer, error)
 
+    @property
+    def settled(self) -> bool:
+        """Lost, and nothing that the peer called here is still running."""
+        return self.error is not None and not (self.callee.running or self.callee.abandoned)
+
     def close(self) -> None:
         """We leave: say so, end everything."""
         if self.error is not None:

@@ -205,7 +205,8 @@ class Control:
 
         def over() -> None:
             self._timers.discard(timer)
-            self.protocol.lease_over(self.party(peer), number)
+            if self.protocol.lease_over(self.party(peer), number):
+                self._parties.pop(peer.incarnation, None)
             self.soon()
 
         timer = self.agent.loop.call_later(self.agent.options.lease, over, context=self._context)

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aiograd.errors import OwnerLost, RRefReleased
+from aiograd.rpc.directory import LOST_PEERS
 from aiograd.rref.owning import Owning
 from aiograd.rref.records import (
     BY_CONFIRMED,
@@ -212,6 +213,8 @@ class Protocol:
     def lost(self, incarnation: bytes) -> int:
         """Somebody is out of reach. Returns the number to give to `lease_over` after the lease."""
         number = self.gone[incarnation] = next(self._losses)
+        if len(self.gone) > 2 * LOST_PEERS:  # whose lease is over, and whom no directory knows
+            del self.gone[next(iter(self.gone))]
         return number
 
     def heard(self, incarnation: bytes) -> None:
@@ -219,11 +222,13 @@ class Protocol:
         if self.gone:
             self.gone.pop(incarnation, None)
 
-    def lease_over(self, gone: Party, number: int) -> None:
+    def lease_over(self, gone: Party, number: int) -> bool:
         """Take back what a dead worker held, unless it was heard of since that loss."""
-        if self.gone.get(gone.incarnation) == number:
-            self._give_up(self.watch.held_by(gone.incarnation))
-            self.owning.reclaim(gone)
+        if self.gone.get(gone.incarnation) != number:
+            return False
+        self._give_up(self.watch.held_by(gone.incarnation))
+        self.owning.reclaim(gone)
+        return True
 
     def end_of(self, gone: Party) -> None:
         """Do not wait for the lease of somebody who is out of reach: this worker shuts down."""

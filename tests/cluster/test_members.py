@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aiograd.cluster.worker import all_gather, current_worker
+from aiograd.errors import UnknownWorker, WorkerLost
 from aiograd.testing.faults import Faults
 
 
@@ -22,6 +25,22 @@ async def test_news_that_come_twice_change_nothing(meeting):
     for name, rank in (("c", 2), ("d", 3)):
         await meeting.worker(name, rank).start()
     assert [info.name for info in b.workers()] == ["a", "b", "c", "d"]
+
+
+async def test_the_lost_are_known_as_such_but_not_all_of_them_for_ever(meeting, monkeypatch):
+    monkeypatch.setattr("aiograd.cluster.members.LOST_PEERS", 3)
+    a, b = await meeting.open("a", "b")
+    for rank in range(2, 8):
+        worker = await meeting.worker(f"w{rank}", rank).start()
+        await worker.close(graceful=False)
+        await a.members.wait_gone(f"w{rank}")
+    for rank in (2, 4):
+        with pytest.raises(UnknownWorker):
+            a.agent.link(f"w{rank}")
+    for rank in (5, 7):
+        assert isinstance(a.agent.link(f"w{rank}").error, WorkerLost)
+    await meeting.worker("w2", 2).start()
+    assert [info.name for info in b.workers()] == ["a", "b", "w2"]
 
 
 async def test_many_join_at_once_and_all_know_all(meeting):

@@ -24,6 +24,7 @@ from aiograd.cluster.worker import get_worker_info
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.calls import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.link import Link
 from aiograd.rpc.options import Options
 
 
@@ -251,17 +252,19 @@ async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
 async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
     async with cluster(2, processes=True) as c:
         agent, nursery, killed = c.driver.agent, c._nursery, []
+        links: list[weakref.ref[Link]] = []
         for _ in range(3):
             await c["worker1"].call(who)
             killed.append(weakref.ref(c._hosts["worker1"]))
+            links.append(weakref.ref(agent.link("worker1")))
             await c.kill("worker1")
             await c.restart("worker1")
-        lost = [link for link in agent._links.values() if link.state == "lost"]
-        assert len(lost) == 3
-        assert all(link._reader is None and not link.session.kept for link in lost)
+        while len(agent._buried) < 3:
+            await asyncio.sleep(0.01)
         assert len(nursery._hosts) == 2
         gc.collect()
         assert [host() for host in killed if host() is not None] == []  # with all it has written
+        assert [link() for link in links if link() is not None] == []
 
 
 async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
+from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
@@ -183,6 +187,85 @@ async def test_nobody_at_the_address_is_a_lost_worker(agents, address):
             await rpc_async("worker1", add, (1, 2))
         assert caught.value.executed == "no"
         assert lost == ["worker1"]
+
+
+QUICK = Options(heartbeat=0.01)
+
+
+async def buried(agent, peer):
+    """Wait until little is left of a lost peer."""
+    await until(lambda: peer.incarnation in agent._buried)
+
+
+async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.agent.LOST_PEERS", 5)
+    async with agents(1, options=QUICK) as (a,):
+        links = []
+        for _ in range(10):
+            b = Agent("worker1", 1, secret=agents.secret, options=QUICK, runtime=a.runtime)
+            await b.start("memory:1")
+            a.directory.add(b.info)
+            assert await rpc_async("worker1", add, (1, 2)) == 3
+            links.append(weakref.ref(a.link("worker1")))
+            agents.die(b)
+            await buried(a, b)
+            await b.close()
+        assert a._links == {}
+        assert len(a._buried) == 5
+        del b
+        gc.collect()
+        assert [link() for link in links if link() is not None] == []
+
+
+async def test_who_is_lost_stays_lost_when_little_is_left_of_it(agents):
+    async with agents(2, options=QUICK) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        a.declare_lost(b.info, "somebody said so")
+        await buried(a, b)
+        for to in ("worker1", b.info, 1):
+            with pytest.raises(WorkerLost, match="somebody said so") as caught:
+                await rpc_async(to, add, (1, 2))
+            assert caught.value.executed == "no"
+        with pytest.raises(WorkerLost):  # nor may it come back
+            await b.call("worker0", add, (1, 2))
+        assert b.info.incarnation not in a._links
+        assert not any(a.counters().values())
+
+
+async def test_a_restarted_worker_is_not_taken_for_the_one_that_is_lost(agents):
+    async with agents(2, options=QUICK) as (a, old):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        agents.die(old)
+        await buried(a, old)
+        new = Agent("worker1", 1, secret=agents.secret, runtime=a.runtime)
+        await new.start("memory:2")
+        a.directory.add(new.info)
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        with pytest.raises(WorkerLost):
+            await rpc_async(old.info, add, (1, 2))
+        await new.close()
+
+
+async def test_threads_of_a_lost_caller_are_counted_until_they_end(agents):
+    gate = threading.Event()
+    async with agents(2, options=QUICK) as (a, b):
+        WAITING[0] = gate
+        rpc_async("worker1", wait_in_a_thread).add_done_callback(lambda f: f.exception())
+        await until(lambda: b.counters()["running_calls"])
+        agents.die(a)
+        await until(lambda: b.counters()["abandoned_calls"])
+        await asyncio.sleep(5 * QUICK.heartbeat)
+        assert b.counters()["abandoned_calls"] == 1
+        gate.set()
+        await buried(b, a)
+        assert not any(b.counters().values())
+
+
+WAITING: dict[int, threading.Event] = {}
+
+
+def wait_in_a_thread():
+    WAITING[0].wait()
 
 
 async def test_work_for_a_lost_caller_is_cancelled(agents):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiograd.errors import OwnerLost, RRefError, RRefExpired, RRefReleased
+from aiograd.rpc.directory import LOST_PEERS
 from aiograd.rref.owning import GIVEN_UP_LIMIT
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.records import BY_CONFIRMED, BY_CREATOR, NOWHERE, Held, Owned, Party, Use
@@ -175,6 +176,18 @@ def test_a_release_may_be_faster_than_the_creation_it_gives_up(a: Protocol, b: P
     b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 1)
     assert b.at_rest
+
+
+def test_the_dead_of_a_long_life_do_not_pile_up(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    for number in range(2 * LOST_PEERS - 1):
+        a.lost(number.to_bytes(16, "big"))
+    a.lost(b.me.incarnation)
+    assert len(a.gone) == 2 * LOST_PEERS
+    a.lost(bytes([255] * 16))
+    assert len(a.gone) == 2 * LOST_PEERS
+    with pytest.raises(OwnerLost):
+        a.check(held)
 
 
 def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Protocol) -> None:

@@ -148,5 +148,4 @@ async def test_answers_with_gadgets_are_refused_by_the_caller(scene, lookups):
             assert isinstance(outcome, Exception)
         await rogue.close()
         agent.directory.remove("rogue")
-        agent.forget(link.peer)
     assert lookups == []

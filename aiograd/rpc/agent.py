@@ -121,7 +121,8 @@ class Agent:
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
         self._links: dict[bytes, Link] = {}  # by incarnation
-        self._buried: dict[bytes, Exception] = {}  # incarnations of lost peers, and why
+        # Names and incarnations of lost peers, and why; somebody else may have come as one of them.
+        self._buried: dict[tuple[str, bytes], Exception] = {}
         self._dials = 0  # so far
         self._routes: dict[str, Link] = {}  # by name, until the directory changes
         self.directory.changed = self._routes.clear
@@ -529,7 +530,7 @@ class Agent:
             raise WorkerClosed(f"{self.name} was shut down", self.name)
         if type(to) is PeerInfo and (met := self.link_to(to.incarnation)) is not None:
             return met  # at a rendezvous, or it was replaced meanwhile
-        if type(to) is PeerInfo and to.incarnation in self._buried:
+        if type(to) is PeerInfo and (to.name, to.incarnation) in self._buried:
             return self.link_of(to)
         peer = self.directory.find(to)
         link = self.link_of(peer)
@@ -550,7 +551,7 @@ class Agent:
             link = None
         if link is None:
             link = Link(self, peer)
-            if (error := self._buried.get(peer.incarnation)) is not None:
+            if (error := self._buried.get((peer.name, peer.incarnation))) is not None:
                 link.state, link.error = "lost", error
                 return link
             self._links[peer.incarnation] = link
@@ -595,12 +596,22 @@ class Agent:
             link.connection.transport.abort()
         link.lose(WorkerLost(peer.name, why=why))
 
+    def forget(self, peer: PeerInfo) -> None:
+        """Drop the link of a peer, as if there had been none."""
+        link = self._links.pop(peer.incarnation, None)
+        self._routes.clear()
+        if link is not None:
+            link.lose(WorkerLost(peer.name, why="it left the cluster"))
+            if link.connection is not None:
+                link.connection.transport.abort()
+
     def _bury(self, link: Link) -> None:
         """Keep of a lost peer only that it is: many may be lost in the life of a worker."""
         assert link.error is not None
-        del self._links[link.peer.incarnation]
+        peer = link.peer
+        del self._links[peer.incarnation]
         self._routes.clear()
-        self._buried[link.peer.incarnation] = copy.copy(link.error)  # without its traceback
+        self._buried[peer.name, peer.incarnation] = copy.copy(link.error)  # without its traceback
         if len(self._buried) > LOST_PEERS:  # its session could not go on here in any case
             del self._buried[next(iter(self._buried))]
 

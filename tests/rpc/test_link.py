@@ -8,6 +8,7 @@ import math
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -194,7 +195,7 @@ QUICK = Options(heartbeat=0.01)
 
 async def buried(agent, peer):
     """Wait until little is left of a lost peer."""
-    await until(lambda: peer.incarnation in agent._buried)
+    await until(lambda: (peer.name, peer.incarnation) in agent._buried)
 
 
 async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypatch):
@@ -230,6 +231,15 @@ async def test_who_is_lost_stays_lost_when_little_is_left_of_it(agents):
             await b.call("worker0", add, (1, 2))
         assert b.info.incarnation not in a._links
         assert not any(a.counters().values())
+
+
+async def test_who_came_under_the_incarnation_of_another_does_not_lock_it_out(agents):
+    async with agents(2, options=QUICK) as (a, b):
+        stolen = replace(b.info, name="impostor")
+        a.declare_lost(stolen, "it broke the protocol")
+        await buried(a, stolen)
+        assert await b.call("worker0", add, (1, 2)) == 3
+        assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
 async def test_a_restarted_worker_is_not_taken_for_the_one_that_is_lost(agents):

@@ -10,15 +10,17 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
+from aiograd.progress import Progress
 from aiograd.testing.simulator.bugs import BUGS, planted
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.run import Report, run
 from aiograd.testing.simulator.shrink import shrink
 
 
-def _say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
@@ -33,34 +35,36 @@ def main() -> int:
     if args.bug is not None:
         return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.seed, args.count)
     failed, begin = 0, time.perf_counter()
-    for seed in range(args.seed, args.seed + args.count):
+    for seed in (bar := Progress(range(args.seed, args.seed + args.count), "seeds")):
         report = run(make_plan(seed), trace=args.trace)
         if not report.ok:
             failed += 1
-            _tell(shrink(report.plan) if args.shrink else report)
+            _tell(shrink(report.plan) if args.shrink else report, bar.say)
         elif args.count == 1:
-            _say(report)
-            _say(f"  trace {report.digest}  outcomes {report.outcomes}")
+            bar.say(str(report))
+            bar.say(f"  trace {report.digest}  outcomes {report.outcomes}")
             if args.trace:
-                _say("\n".join(report.trace))
+                bar.say("\n".join(report.trace))
     _say(f"{args.count} seeds, {failed} failed, {time.perf_counter() - begin:.1f} s")
     return bool(failed)
 
 
-def _tell(report: Report) -> None:
-    _say(report)
-    _say("\n".join(report.trace))
-    _say(f"commit {_commit()}, trace {report.digest}")
+def _tell(report: Report, say: Callable[[str], None]) -> None:
+    say(str(report))
+    say("\n".join(report.trace))
+    say(f"commit {_commit()}, trace {report.digest}")
 
 
 def _hunt(names: list[str], seed: int, count: int) -> int:
     missed = 0
     for name in names:
         with planted(name) as bug:
-            for tried in range(count):
+            for tried in (bar := Progress(range(count), name)):
                 report = run(make_plan(seed + tried))
                 if not report.ok:
-                    _say(f"{name}: {bug.text}: seed {seed + tried}: {report.violations[0][:120]}")
+                    bar.say(
+                        f"{name}: {bug.text}: seed {seed + tried}: {report.violations[0][:120]}"
+                    )
                     break
             else:
                 missed += 1

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 from aiograd.cluster.process import new_event_loop
+from aiograd.progress import Progress
 from aiograd.rpc.options import Options
-from aiograd.testing.soak import soak
+from aiograd.testing.soak import Report, soak
 
 
 def main() -> int:
@@ -30,9 +34,23 @@ def main() -> int:
         options=Options(loop=given.loop),
     )
     with asyncio.Runner(loop_factory=partial(new_event_loop, given.loop)) as runner:
-        report = runner.run(running)
+        report = runner.run(_watched(running, given.seconds))
     sys.stdout.write(f"{report}\n")
     return 1 if report.faults() else 0
+
+
+async def _watched(running: Coroutine[Any, Any, Report], seconds: float) -> Report:
+    """Show how long it goes on."""
+
+    async def tick() -> None:
+        for _ in Progress(range(math.ceil(seconds)), "soaking, s"):
+            await asyncio.sleep(1)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        return await running
+    finally:
+        ticking.cancel()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
@@ -66,15 +67,17 @@ def _limited(test: Callable[..., object], seconds: float) -> Callable[..., objec
     return limited
 
 
-class _AsyncioErrors(logging.Handler):
-    """Collects what asyncio only logs: exceptions and tasks that nobody looked at."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+@contextlib.contextmanager
+def _asyncio_errors() -> Iterator[list[str]]:
+    """Collect what asyncio only logs: exceptions and tasks that nobody looked at."""
+    messages: list[str] = []
+    ear = logging.Handler(logging.ERROR)
+    ear.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("asyncio").addHandler(ear)
+    try:
+        yield messages
+    finally:
+        logging.getLogger("asyncio").removeHandler(ear)
 
 
 def _open_files() -> dict[str, str]:
@@ -103,17 +106,13 @@ def _children() -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """No thread, file descriptor, child process or unretrieved error outlives a test."""
-    errors = _AsyncioErrors()
-    logging.getLogger("asyncio").addHandler(errors)
     threads, files, children = set(threading.enumerate()), _open_files(), _children()
-    try:
+    with _asyncio_errors() as errors:
         yield
-    finally:
-        logging.getLogger("asyncio").removeHandler(errors)
-    pure = not inspect.iscoroutinefunction(getattr(request.node, "obj", None))
-    if pure and not errors.messages and set(threading.enumerate()) <= threads:
-        return  # nothing to wait for
-    gc.collect()
+        pure = not inspect.iscoroutinefunction(getattr(request.node, "obj", None))
+        if pure and not errors and set(threading.enumerate()) <= threads:
+            return  # nothing to wait for
+        gc.collect()  # and hear what was in a cycle, and what nobody looked at
     end = time.monotonic() + 2.0
     while True:
         left = {
@@ -125,5 +124,5 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             break
         time.sleep(0.01)
     assert not any(left.values()), f"left behind: {left}"
-    assert not errors.messages, errors.messages
+    assert not errors, errors
     gc.freeze()  # what is left is pytest's; looking at thousands of reports again took 0.1 s a test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -244,6 +245,16 @@ def test_a_forgotten_task_that_fails_is_an_error():
 
     with pytest.raises(SimulationFailed, match="forgotten"):
         simulate(program)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_the_garbage_collector_need_not_look_at_stays_so(frozen):
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        run(make_plan(0))
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.freeze()
 
 
 def test_unknown_faults_are_refused():

@@ -152,7 +152,7 @@ def quiet() -> Iterator[Errors]:
     errors = Errors()
     loggers = [logging.getLogger("aiograd"), logging.getLogger("asyncio")]
     before = [(logger.level, logger.propagate) for logger in loggers]
-    enabled = gc.isenabled()
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -167,7 +167,8 @@ def quiet() -> Iterator[Errors]:
             logger.removeHandler(errors)
             logger.setLevel(level)
             logger.propagate = propagate
-        gc.unfreeze()
+        if not frozen:  # else it is somebody's wish that it stays so, and quicker the next time
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 import aiograd as ag
+from aiograd.progress import Progress
 
 CLASSES, PIXELS, SAMPLES, BATCH = 10, 28 * 28, 4096, 64
 
@@ -38,7 +39,7 @@ def main() -> None:
     for epoch in range(5):
         start, total = time.perf_counter(), 0.0
         order = rng.permutation(train.stop)
-        for rows in np.split(order, len(order) // BATCH):
+        for rows in Progress(np.split(order, len(order) // BATCH), f"epoch {epoch}"):
             optimizer.zero_grad()
             loss = loss_of(model(images[rows]), labels[rows])
             loss.backward()

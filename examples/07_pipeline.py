@@ -1,38 +1,15 @@
 """A model in uneven stages, kept busy with micro-batches: the same gradients, far less waiting."""
 
 import asyncio
-import threading
 import time
 
 import numpy as np
+from slow_stages import WIDTH, Stage, draw, report
 
 import aiograd as ag
 
-WIDTH, ROWS, PARTS = 32, 64, 16
+ROWS, PARTS = 64, 16
 PACES = (0.01, 0.01, 0.03, 0.01, 0.01)  # seconds per micro-batch: one stage is 3× slower
-
-
-class Stage(ag.nn.Module):
-    """A layer on a machine that does one thing at a time, at its own pace."""
-
-    def __init__(self, seed, pace):
-        super().__init__()
-        self.layer = ag.nn.Linear(WIDTH, WIDTH, generator=np.random.default_rng(seed))
-        self.pace, self.machine, self.busy = pace, threading.Lock(), []
-
-    def forward(self, x):
-        with self.machine:
-            start = time.time()
-            time.sleep(self.pace)  # stands for work on another machine's processor
-            self.busy.append((start, time.time()))
-        return ag.tanh(self.layer(x))
-
-
-def report(stage, ctx_id):
-    """Runs at a stage: its gradients in this context, and when it was busy."""
-    found, module = ag.get_gradients(ctx_id), stage.local_value()
-    busy, module.busy = module.busy, []
-    return [found[p].numpy() for p in module.parameters()], busy
 
 
 def loss(y, target):
@@ -50,15 +27,6 @@ async def train(stages, batches, parts):
         calls = [ag.rpc_async(s.on, report, args=(s.module_rref, ctx.id)) for s in stages]
         grads, busy = zip(*await asyncio.gather(*calls), strict=True)
     return seconds, [g for stage in grads for g in stage], busy
-
-
-def draw(busy):
-    first = min(start for stage in busy for start, _ in stage)
-    scale = 70 / (max(end for stage in busy for _, end in stage) - first)
-    for number, stage in enumerate(busy):
-        spans = [range(int((a - first) * scale), int((b - first) * scale)) for a, b in stage]
-        line = "".join("█" if any(i in span for span in spans) else " " for i in range(70))
-        print(f"  stage {number} |{line}|")
 
 
 async def main():

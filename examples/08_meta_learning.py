@@ -6,6 +6,7 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
+from aiograd.progress import Progress
 
 TASKS, STEPS, INNER_RATE, RATE = 4, 60, 0.05, 0.01
 
@@ -47,7 +48,7 @@ async def main():
     weights = [ag.tensor(rng.standard_normal(s) * 0.5, requires_grad=True) for s in shapes]
     optimizer = ag.optim.Adam(weights, lr=RATE)
     async with ag.LocalCluster(TASKS):
-        for step in range(STEPS + 1):
+        for step in (bar := Progress(range(STEPS + 1), "learning")):
             async with ag.context() as ctx:
                 losses = await asyncio.gather(*[adapted_loss(weights, t) for t in range(TASKS)])
                 outer = sum(losses) / TASKS
@@ -58,10 +59,10 @@ async def main():
                 reference = ag.autograd.grad(here, weights)
                 pairs = [(gradients[w], r) for w, r in zip(weights, reference, strict=True)]
                 error = max(np.abs(g.numpy() - r.numpy()).max() for g, r in pairs)
-                print(f"second-order gradient, {TASKS} workers against one process: {error:.0e}")
+                bar.say(f"second-order gradient, {TASKS} workers against one process: {error:.0e}")
                 assert error < 1e-10
             if step % 20 == 0:
-                print(f"step {step:3d}   loss after one step of adapting: {float(outer):.4f}")
+                bar.say(f"step {step:3d}   loss after one step of adapting: {float(outer):.4f}")
             optimizer.step(gradients)
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 import aiograd as ag
+from aiograd.progress import Progress
 
 
 def slow_square(x):
@@ -66,13 +67,13 @@ async def training():
     second = ag.nn.RemoteModule("worker1", Layer, args=(32, 1, 2))
     params = await first.remote_parameters() + await second.remote_parameters()
     optimizer = await ag.optim.DistributedOptimizer(ag.optim.Adam, params, lr=0.02)
-    for step in range(1, 201):
+    for step in (bar := Progress(range(1, 201), "    training")):
         async with ag.context() as ctx:
             loss = ((await second(await first(x)) - y) ** 2).mean()
             await ctx.backward(loss)
             await optimizer.step(ctx)
         if step in (1, 10, 50, 100, 200):
-            print(f"    step {step:3d}   loss {float(loss):.5f}")
+            bar.say(f"    step {step:3d}   loss {float(loss):.5f}")
 
 
 async def check():

@@ -138,8 +138,10 @@ print(await registry.parties[0].rpc_async().what_left())
 
 # %% [markdown]
 # Here the parties trust each other with code: this notebook sent them theirs. Where they do not,
-# the mode `"restricted"` holds partners to agreed functions and plain data:
-# `examples/05_split_learning.py` is such a model in that mode.
+# the mode `"restricted"` holds partners to agreed functions and plain data, and each of them shares
+# a secret with the registry that the other one does not know: `Options(secret_file={"registry":
+# "clinic.key"})`. `examples/05_split_learning.py` is this model in three processes of that kind,
+# with a log of every byte that a party sends.
 
 # %%
 await cluster.close()

@@ -60,6 +60,7 @@ PEERS_torch := torch==2.13.0 numpy
 PEERS_light := grpcio rpyc pyzmq uvloop numpy autograd cloudpickle
 PEERS_ray   := ray psutil numpy
 PEERS_dask  := distributed psutil numpy
+PEERS_hivemind := hivemind==1.1.12 torch==2.13.0 numpy
 BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python $(CURDIR)/$(BIN)/python
 
 bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
@@ -70,7 +71,7 @@ bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd 
 peers: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## small calls beside every peer
 	@cd benchmarks/peers && $(BENCH) run.py --reps 3 --base torch torch:rpc aiograd:rpc grpc:rpc rpyc:rpc zmq:rpc ray:rpc dask:rpc
 
-figures: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok  ## measure the figures of README.md again (REPS=5)
+figures: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok .venv-bench/.ray.ok .venv-bench/.dask.ok .venv-bench/.hivemind.ok  ## measure the figures of README.md again (REPS=5)
 	@$(BENCH) benchmarks/figures.py --measure --reps $(or $(REPS),5)
 
 examples: $(VENV)/.run.ok  ## run every example with small sizes

@@ -18,7 +18,13 @@ HERE = Path(__file__).parent
 FIGURES, README = HERE / "figures.json", HERE.parent / "README.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
-PEERS = {"aiograd": "aiograd", "torch": "torch RPC", "ray": "Ray", "dask": "Dask"}
+PEERS = {
+    "aiograd": "aiograd",
+    "torch": "torch RPC",
+    "ray": "Ray",
+    "dask": "Dask",
+    "hivemind": "hivemind",
+}
 # What it is called, the metric (see peers/README.md), its unit and how it is shown.
 ROWS = [
     ("one small call, there and back", "rpc.add.rtt.median", "µs", "{:.0f}"),
@@ -31,7 +37,7 @@ ROWS = [
 ]
 SPECS = [
     *("torch:rpc,tensor", "torch:e2e", "aiograd:rpc,tensor", "aiograd:e2e"),
-    *("ray:rpc,tensor", "dask:rpc,tensor"),
+    *("ray:rpc,tensor", "dask:rpc,tensor", "hivemind:rpc"),
     *("startup_torch", "startup_aiograd", "startup_ray", "startup_dask"),
 ]
 

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 from split_contract import Party, embed, learn, loss_of, make_head
-from split_meeting import WireLog, meeting, refused, run_parties, told
+from split_meeting import WireLog, meeting, refused, run_parties, say, told
 from split_reference import TRAIN, table, train_pooled
 
 import aiograd as ag
@@ -46,9 +46,9 @@ async def party(name, rank, folder):
     wire = WireLog(folder, name)
     where = meeting(folder, name, wire.path)
     async with wire, ag.Worker(name, rank=rank, world_size=3, **where):
+        await ag.barrier(timeout=math.inf)  # they train
         await refused(ag.rpc_async(other, embed, args=([0],)), f"{name} asks {other}")
-        await ag.barrier(timeout=math.inf)
-    print(f"{name}: {told(wire, Party.here)}")
+    say(f"{name}: {told(wire, Party.here)}")
 
 
 async def main(folder):

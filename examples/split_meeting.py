@@ -114,4 +114,9 @@ async def refused(attempt, what):
     try:
         await attempt
     except ag.errors.SecurityError as error:
-        print(f"{what}: {type(error).__name__}: {error}")
+        say(f"{what}: {type(error).__name__}: {error}")
+
+
+def say(text):
+    """Print in one piece: three processes speak at once."""
+    print(f"{text}\n", end="", flush=True)

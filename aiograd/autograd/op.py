@@ -125,7 +125,27 @@ class Op:
             if node is not None and y.__class__ is not tuple and recording.get():
                 return record(self, args, y, kwargs, (node,))
             return self._results(args, y, kwargs, (node,))
+        if len(args) == 2:  # and the next common one
+            one, other = args
+            if isinstance(one, Tensor) and isinstance(other, Tensor):
+                return self._apply_two(one, other, args, kwargs)
         return self._apply_any(args, kwargs)
+
+    def _apply_two(
+        self, one: Tensor, other: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        data = one.data, other.data
+        y = self.forward(*data, **kwargs) if kwargs else self.forward(*data)
+        first, second = one._node, other._node
+        if first is None and one._leaf:
+            first = one.accumulator()
+        if second is None and other._leaf:
+            second = other.accumulator()
+        if first is None and second is None:
+            return self._results(args, y, kwargs, (None, None))
+        if y.__class__ is not tuple and recording.get():
+            return record(self, args, y, kwargs, (first, second))
+        return self._results(args, y, kwargs, (first, second))
 
     def _apply_any(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tracked = False

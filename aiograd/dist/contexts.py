@@ -131,7 +131,7 @@ class Contexts:
                 to = Party(peer.name, peer.rank, peer.incarnation)
                 # Outside the time budget of whatever call is running.
                 self._variables.run(
-                    self._telling.tell, to, _whatever, "context.release", context.id
+                    self._telling.tell, to, _whatever, "context.release", context.id, leisure=True
                 )
         context.sends.clear()
         context.receives.clear()

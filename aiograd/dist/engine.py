@@ -18,6 +18,7 @@ import itertools
 import math
 import sys
 from collections.abc import Awaitable, Sequence
+from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
@@ -260,9 +261,10 @@ class Engine:
                 ]
             invitation = (play.originator, running.floor, *play.terms) if message.invites else None
             head = (context.id, play.number, *message.credit, message.expected, invitation)
-            flat = flatten(message.answers)
+            lent: list[PickleBuffer] = []
+            flat = flatten(message.answers, lent)
             if flat is None or not self.agent.post_plain(
-                message.to, "gradients.flat", (*head, flat)
+                message.to, "gradients.flat", (*head, flat), lent
             ):
                 held = context if play.terms.create_graph else None
                 self.agent.post(message.to, "gradients", *head, message.answers, held=held)

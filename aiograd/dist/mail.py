@@ -1,27 +1,28 @@
 """The messages of a pass in two forms: as they are, and flat.
 
-Most gradient messages are a few small arrays. Flat, these are shape, dtype and bytes, and all else
-is numbers and names in tuples, so that nothing in a message needs care on the way.
+Most gradient messages are a few arrays. Flat, these are shape, dtype and bytes (large ones lend
+their memory), and all else is numbers and names in tuples, so that nothing in a message needs care
+on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
 
 from aiograd.dist.passes import Answer
 from aiograd.wire.arrays import DTYPES
-from aiograd.wire.flat import LIMIT, flat_array
+from aiograd.wire.flat import flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
 
 
-def flatten(answers: Sequence[Answer]) -> list[FlatAnswer] | None:
-    """The answers with arrays as plain data; None if one is not small, or all together are not."""
+def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAnswer] | None:
+    """The answers with arrays as plain data, large ones `lent`; None if one is something else."""
     flat: list[FlatAnswer] = []
-    size = 0
     for edge, gradients, loops in answers:
         if gradients is None:
             flat.append((edge, None, loops))
@@ -33,12 +34,10 @@ def flatten(answers: Sequence[Answer]) -> list[FlatAnswer] | None:
                 continue
             if gradient.__class__ is not np.ndarray:
                 return None
-            size += gradient.nbytes
-            if size > LIMIT:
-                return None
-            if not gradient.flags.c_contiguous:  # spread from a scalar, as often as not
+            flags = gradient.flags
+            if not (flags.c_contiguous and flags.writeable):  # spread from a scalar, mostly
                 gradient = gradient.copy()
-            plain = flat_array(gradient)
+            plain = flat_array(gradient, lent)
             if plain is None:
                 return None
             row.append(plain)

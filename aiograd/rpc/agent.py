@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
 
@@ -53,7 +54,7 @@ from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call, encode_plain
 from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.memory import Memory
-from aiograd.wire.messages import CALL, FLAT, KEEP, OP, REQUEST, STREAM
+from aiograd.wire.messages import CALL, FLAT, KEEP, LEISURE, OP, REQUEST, STREAM
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.secret import OTHERS
 from aiograd.wire.session import Identity
@@ -405,9 +406,12 @@ class Agent:
         timeout: float | None = None,
         carry: bool = False,
         retry: bool = False,
+        leisure: bool = False,
         future: Future[Any] | None = None,
     ) -> Future[Any]:
-        """Ask a service of another worker. `retry`: again and again until it answers."""
+        """Ask a service of another worker. `retry`: again and again until it answers.
+
+        `leisure`: nobody waits for the answer, so both may wait for other messages."""
         here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
@@ -427,10 +431,11 @@ class Agent:
                 future._trace = trace(self, link.peer, service.rpartition(".")[2])
         shipment = self._service_shipments.get(service) or self._service(service)
         if not link.restricted and (data := encode_call(args, None)) is not None:
-            flags = FLAT
+            flags = FLAT | LEISURE if leisure else FLAT
             if held is not None:
                 departure = Departure(link.peer, service, held)
-                flags, data = labelled(self, data, departure)
+                more, data = labelled(self, data, departure)
+                flags |= more
                 future._undo = departure.undo
             begin = link.caller.begin_small
             if here:
@@ -470,14 +475,18 @@ class Agent:
             check_place(self)
         return here
 
-    def post_plain(self, to: str, service: str, args: tuple[Any, ...]) -> bool:
+    def post_plain(
+        self, to: str, service: str, args: tuple[Any, ...], lent: list[PickleBuffer]
+    ) -> bool:
         """Post, on the loop, what is known to be plain data; False if it may not go like that."""
         link = self._routes.get(to)
         if link is None:
             link = self.link(to)
         if link.restricted:
             return False
-        link.post(self._service(service), FLAT, Payload(encode_plain(args)), None)
+        payload = Payload(encode_plain(args, lent), lent)
+        self.check_size(payload, service, link.max_message)
+        link.post(self._service(service), FLAT, payload, None)
         return True
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:

@@ -147,13 +147,14 @@ class Answering:
             bucket.pop(incoming, None)
             incoming.bucket = None
 
-    def _reply_at_once(self, id: int, value: Any, held: Any) -> bool:
+    def _reply_at_once(self, id: int, value: Any, held: Any, leisure: int = 0) -> bool:
         """Answer with a value that is plain and small; False if it is not."""
         agent = self._agent
         if agent.faults is not None or self._link.error is not None:
             return False
         if value is None:
-            self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
+            put = self._outbox.put_at_leisure if leisure else self._outbox.put
+            put(REPLY, EMPTY, id, 0.0, 0, b"")
             return True
         departure = None if held is None else Departure(self._link.peer, "reply", held)
         data = encode_value(value, agent.travellers.boxes, departure)

@@ -39,10 +39,11 @@ def pack(
     codec = agent.codec_for(departure.to)
     departure.plain = codec.plain
     try:
-        quick = None if codec.plain else _quick(agent, value, departure, name)
+        lent: list[pickle.PickleBuffer] = []
+        quick = None if codec.plain else _quick(agent, value, departure, name, lent)
         if quick is not None:
             flags, quick = labelled(agent, quick, departure)
-            flags, payload = flags | TRAVELLED, Payload(quick)
+            payload = Payload(quick, lent)
         else:
             departure.scratch.clear()
             payload = encode_named(codec, value, departure, name)
@@ -61,14 +62,16 @@ def pack(
     return flags, payload
 
 
-def _quick(agent: Agent, value: Any, departure: Departure, name: str) -> bytes | None:
+def _quick(
+    agent: Agent, value: Any, departure: Departure, name: str, lent: list[pickle.PickleBuffer]
+) -> bytes | None:
     """A call or a result by the quick road, if nothing in it needs the general one."""
     boxes = agent.travellers.boxes
     if name == "call":
         if len(value) != 2:
             return None
-        return encode_call(value[0], value[1], boxes, departure)
-    return encode_value(value, boxes, departure) if name == "result" else None
+        return encode_call(value[0], value[1], boxes, departure, lent)
+    return encode_value(value, boxes, departure, lent) if name == "result" else None
 
 
 def labelled(agent: Agent, data: bytes, departure: Departure) -> tuple[int, bytes]:
@@ -142,4 +145,4 @@ def unpack(
     if flags & CARRIED:
         data = unlabelled(agent, data, arrival)
     decode = decode_value if arrival.kind == "reply" else decode_call
-    return decode(data, agent.travellers.boxes, arrival), extra
+    return decode(data, agent.travellers.boxes, arrival, buffers), extra

@@ -15,6 +15,7 @@ import contextvars
 import inspect
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
@@ -36,10 +37,13 @@ from aiograd.wire.messages import (
     EXTRA,
     FLAT,
     KEEP,
+    LARGE,
+    LEISURE,
     NESTED,
     POST,
     REPLY,
     REQUEST,
+    SHARED,
     STREAM,
     TRAVELLED,
 )
@@ -52,6 +56,7 @@ _HELD = 256  # bytes that a message takes besides its body
 # Of these a call by the quick road has FLAT alone.
 _NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM | EXTRA
 NO_TIME: Final = 0.0  # the budget of a call that nobody waits for any more
+_WHERE = LARGE | SHARED  # how a message came, not what it is
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
@@ -82,17 +87,21 @@ class Callee(Answering):
             flags & _NO_QUICK_ROAD == FLAT
             and budget > 0
             and target.error is None
-            and type(body) is not Transfer
+            and target.mode != THREAD
+            and not (flags & KEEP and target.kind != "op")
+            and (target.mode == INLINE or len(self.running) < self._most)
             and self._agent.profiles is None
+            and not (type(body) is Transfer and body.refused)
         ):
-            if target.mode == THREAD or (flags & KEEP and target.kind != "op"):
-                self.arrived(CALL, flags, id, budget, target, body)
-            elif flags & KEEP:
-                self._keep_at_once(flags, id, target, body)
+            lent: Sequence[Any] = ()
+            if type(body) is Transfer:
+                body, *lent = body.segments
+            if flags & KEEP:
+                self._keep_at_once(flags, id, target, body, lent)
             elif target.mode == INLINE:
-                self._run_at_once(flags, id, budget, target, body)
+                self._run_at_once(flags, id, budget, target, body, lent)
             else:
-                self._begin_at_once(flags, id, budget, target, body)
+                self._begin_at_once(flags, id, budget, target, body, lent)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
@@ -103,7 +112,11 @@ class Callee(Answering):
         outbox = self._outbox
         if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(kind, flags, id, budget, target, body)
-        elif kind == POST and flags == FLAT and type(body) is not Transfer:
+        elif (
+            kind == POST
+            and flags & ~_WHERE == FLAT
+            and not (type(body) is Transfer and body.refused)
+        ):
             self._take_post(id, target, body)
         elif (
             kind == REQUEST
@@ -121,7 +134,11 @@ class Callee(Answering):
         incoming = Incoming(self, id, target, POST)
         incoming.context = self._context.copy()
         try:
-            incoming.args, _ = decode_call(body)
+            if type(body) is Transfer:
+                data, *lent = body.segments
+                incoming.args, _ = decode_call(data, lent=lent)
+            else:
+                incoming.args, _ = decode_call(body)
         except Exception as error:
             return self._fail(incoming, error)
         self._serve(incoming)
@@ -161,7 +178,9 @@ class Callee(Answering):
             context.run(self._agent.baggage.enter, arrival.held)
         return arrival, data
 
-    def _run_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
+    def _run_at_once(
+        self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
+    ) -> None:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
         agent = self._agent
         context = self._context.copy()
@@ -172,7 +191,7 @@ class Callee(Answering):
             if flags & CARRIED:
                 arrival, body = self._carried(context, target, body)
                 held = arrival.held
-            args, kwargs = decode_call(body, agent.travellers.boxes, arrival)
+            args, kwargs = decode_call(body, agent.travellers.boxes, arrival, lent)
             value = (
                 context.run(target.func, *args, **kwargs)
                 if kwargs
@@ -185,7 +204,9 @@ class Callee(Answering):
             incoming.context, incoming.held = context, held
             self._result(incoming, value)
 
-    def _keep_at_once(self, flags: int, id: int, target: Target, body: Any) -> None:
+    def _keep_at_once(
+        self, flags: int, id: int, target: Target, body: Any, lent: Sequence[Any]
+    ) -> None:
         """The same for an op whose result stays here: nobody else can see it begin."""
         agent, link = self._agent, self._link
         keeper, context = agent.keeper, self._context.copy()
@@ -196,7 +217,7 @@ class Callee(Answering):
             if flags & CARRIED:
                 arrival, data = self._carried(context, target, data)
                 held = arrival.held
-            args, kwargs = decode_call(data, agent.travellers.boxes, arrival)
+            args, kwargs = decode_call(data, agent.travellers.boxes, arrival, lent)
             value = context.run(target.func, *args, **(kwargs or {}))
         except BaseException as error:
             return self._fail(self._expected(flags, id, target, token), error)
@@ -235,7 +256,7 @@ class Callee(Answering):
             value = context.run(handler, self._link.peer, *args)
         except Exception as error:
             return self._fail(Incoming(self, id, target, REQUEST), error)
-        if not self._reply_at_once(id, value, held):
+        if not self._reply_at_once(id, value, held, flags & LEISURE):
             incoming = Incoming(self, id, target, REQUEST)
             incoming.context, incoming.held = context, held
             if budget < _AGES:
@@ -243,11 +264,11 @@ class Callee(Answering):
                 incoming.bucket[incoming] = None
             self._result(incoming, value)
 
-    def _begin_at_once(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
+    def _begin_at_once(
+        self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
+    ) -> None:
         """The shortest way from bytes to a task: plain arguments, a coroutine function."""
         agent, running = self._agent, self.running
-        if len(running) >= self._most:
-            return self.arrived(CALL, flags, id, budget, target, body)
         incoming = running[id] = Incoming(self, id, target, CALL)
         incoming.context = context = self._context.copy()
         deadline = agent.loop.time() + budget if budget <= _AGES else math.inf
@@ -260,7 +281,8 @@ class Callee(Answering):
             if flags & CARRIED:
                 arrival, body = self._carried(context, target, body)
                 incoming.held = arrival.held
-            incoming.args, incoming.kwargs = decode_call(body, agent.travellers.boxes, arrival)
+            boxes = agent.travellers.boxes
+            incoming.args, incoming.kwargs = decode_call(body, boxes, arrival, lent)
         except Exception as error:
             return self._fail(incoming, error)
         incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
@@ -294,7 +316,7 @@ class Callee(Answering):
             context.run(DEADLINE.set, deadline)
         try:
             if flags & FLAT:
-                data = body.segments[0] if isinstance(body, Transfer) else body
+                data, *lent = body.segments if isinstance(body, Transfer) else (body,)
                 arrival = None
                 if flags & KEEP:
                     token, data = split_kept(data)
@@ -307,7 +329,7 @@ class Callee(Answering):
                     arrival, data = self._carried(context, target, data)
                     incoming.held = arrival.held
                 boxes = agent.travellers.boxes
-                incoming.args, incoming.kwargs = decode_call(data, boxes, arrival)
+                incoming.args, incoming.kwargs = decode_call(data, boxes, arrival, lent)
             else:
                 waits = self._unpack(incoming, flags, body)
         except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import (
@@ -39,6 +40,7 @@ from aiograd.wire.messages import (
     EXTRA,
     FLAT,
     KEEP,
+    LEISURE,
     NESTED,
     OP,
     TRAVELLED,
@@ -115,7 +117,9 @@ class Caller:
             self._kept[1] = id
         small.append(frame)
         small.append(data)
-        if len(small) > EARLY and not flags & KEEP:  # their values may still be asked for
+        if flags & LEISURE:
+            outbox.linger(2)
+        elif len(small) > EARLY and not flags & KEEP:  # their values may still be asked for
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
             outbox.schedule()
@@ -302,10 +306,15 @@ class Caller:
                 value = STAYED if flags & KEEP else None
             elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
-            elif flags & (FLAT | EXTRA) == FLAT and type(body) is not Transfer:
-                arrival = Arrival(self._link.peer, "reply")
-                body = unlabelled(self.agent, body, arrival)
-                value = decode_value(body, self.agent.travellers.boxes, arrival)
+            elif flags & (FLAT | EXTRA) == FLAT and not (type(body) is Transfer and body.refused):
+                lent: Sequence[Any] = ()
+                if type(body) is Transfer:
+                    body, *lent = body.segments
+                arrival = None
+                if flags & CARRIED:
+                    arrival = Arrival(self._link.peer, "reply")
+                    body = unlabelled(self.agent, body, arrival)
+                value = decode_value(body, self.agent.travellers.boxes, arrival, lent)
             else:
                 arrival = Arrival(self._link.peer, "reply")
                 value = self._unpack(flags, body, arrival)

@@ -384,7 +384,8 @@ class Link:
             self.outbox.put_large(kind, flags, id, budget, target, segments)
 
     def _put_shared(self, kind: int, target: int, body: bytes) -> None:
-        self.outbox.put(kind, 0, 0, 0.0, target, body)
+        put = self.outbox.put_at_leisure if kind == RETURN else self.outbox.put
+        put(kind, 0, 0, 0.0, target, body)
 
     def _put_late(self, put: Callable[[], None]) -> None:
         if self.error is None:
@@ -418,7 +419,7 @@ class Link:
         outbox.corked = True
         try:
             for kind, flags, id, budget, target, body in frames:
-                if type(body) is Transfer or inbox:
+                if inbox or (type(body) is Transfer and not flags & SHARED):
                     self._receive_between(kind, flags, id, budget, target, body)
                 else:
                     handlers[kind](flags, id, budget, target, body)
@@ -431,9 +432,7 @@ class Link:
         finally:
             if self.shared is not None and self.shared.back:
                 self.shared.give_back()
-            outbox.corked = False
-            if not outbox.scheduled:
-                outbox.flush()
+            outbox.uncork()
             self.agent.polling.stay_awake()
 
     def _receive_between(

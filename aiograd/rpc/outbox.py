@@ -5,6 +5,9 @@ first while the last are made. Large ones are announced in order and then share 
 by chunk, so that nothing small waits behind a gigabyte. Nothing is written while the transport asks
 for a pause, so what waits for a slow peer waits here, where it is counted. What is written goes
 into the `Session`, too, in case that it has to be written again.
+
+Messages at leisure, for which nobody waits, leave with the next one that somebody does wait for: to
+wake up a peer takes longer than to make a message. Alone, they leave after `LEISURELY` seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from aiograd.wire.messages import CHUNK, LARGE
 from aiograd.wire.resume import Piece, Session
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
+LEISURELY = 0.01  # seconds that a message waits for company
 _TURNS = 4  # chunks written before the loop gets a turn
 
 
@@ -40,7 +44,7 @@ class Outbox:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, session: Session, sent: Callable[[], None]
     ) -> None:
-        self._call_soon = loop.call_soon
+        self._call_soon, self._call_later = loop.call_soon, loop.call_later
         self._session = session
         self._sent = sent  # told when something large has left, or the peer reads again
         self.small: list[bytes] = []
@@ -50,6 +54,8 @@ class Outbox:
         self.paused = False
         self.scheduled = False
         self.corked = False  # while a batch is read: everything it causes leaves in one write
+        self._leisure = 0  # headers and bodies among the small ones that are in no hurry
+        self._lingering = False  # their time will come
         self.waiting = 0  # bytes of large messages that have not left
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
@@ -64,6 +70,33 @@ class Outbox:
             self.flush_early()
         elif not self.scheduled and not self.corked:
             self.schedule()
+
+    def put_at_leisure(
+        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
+    ) -> None:
+        """Queue one small message that may wait for others."""
+        before = len(self.small)
+        self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
+        if body:
+            self.small.append(body)
+        self.linger(len(self.small) - before)
+
+    def linger(self, count: int) -> None:
+        """The last so many headers and bodies are in no hurry."""
+        self._leisure += count
+        if len(self.small) > EARLY:
+            self.flush_early()
+        elif not self._lingering and not self.scheduled and not self.corked:
+            self._wait_for_company()
+
+    def _wait_for_company(self) -> None:
+        self._lingering = True
+        self._call_later(LEISURELY, self._waited)
+
+    def _waited(self) -> None:
+        self._lingering = False
+        if not self.scheduled and not self.corked:
+            self.flush()
 
     def put_large(
         self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
@@ -95,6 +128,16 @@ class Outbox:
         self.scheduled = True
         self._call_soon(self.flush)
 
+    def uncork(self) -> None:
+        """A batch has been read: let leave what it caused."""
+        self.corked = False
+        if self.scheduled:
+            return
+        if len(self.small) > self._leisure or self._parcels:
+            self.flush()
+        elif self.small and not self._lingering:
+            self._wait_for_company()
+
     # ── emptying ────────────────────────────────────────────────────────────────────────────────
 
     def open(self, transport: Any, again: Sequence[Piece] = ()) -> None:
@@ -113,6 +156,7 @@ class Outbox:
     def close(self) -> None:
         self._transport = None
         self.small.clear()
+        self._leisure = 0
         self._parcels.clear()
         self.waiting = 0
 
@@ -135,6 +179,7 @@ class Outbox:
                 small.insert(0, session.acknowledge())
             data = b"".join(small)
             small.clear()
+            self._leisure = 0
             session.keep(data)
             self._transport.write(data)
         if self._parcels:

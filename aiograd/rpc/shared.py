@@ -14,7 +14,6 @@ Only between processes of one user that trust each other, over a Unix socket, on
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -34,7 +33,7 @@ from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import BORROW, LEND, RETURN
 
 _log = logging.getLogger("aiograd")
-LEAST: Final = 64 * 1024  # bytes; what is smaller travels in its frame
+LEAST: Final = 32 * 1024  # bytes; what is smaller travels in its frame
 _IDLE: Final = 10  # heartbeats without use after which memory is given up
 _OFFER: Final = struct.Struct("<QQ16s")  # descriptor, size, and the mark it begins with
 _MOST: Final = 1 << 32  # bytes of the other side that we look at
@@ -152,13 +151,19 @@ class _Lent:
 
     def returned(self, body: Any) -> None:
         for (offset,) in struct.iter_unpack("<Q", body):
-            # A block of memory that was given up meanwhile is of no interest.
-            with contextlib.suppress(KeyError):
+            if offset in self._arena:  # else of memory that was given up meanwhile
                 self._arena.give(offset)
 
     @property
     def used(self) -> bool:
         return bool(self._arena.taken)
+
+
+class _Watch(weakref.ref[np.ndarray]):
+    """Sees the end of the array over a block."""
+
+    __slots__ = ("start",)
+    start: int
 
 
 class _Borrowed:
@@ -177,6 +182,7 @@ class _Borrowed:
         if self._memory[:16] != mark:  # the socket leads to another process: a proxy, for example
             raise OSError(f"descriptor {number} of process {pid} is something else")
         self._back = back
+        self._watches: dict[int, _Watch] = {}  # over the blocks that something looks at
 
     def segments(self, body: memoryview) -> list[np.ndarray]:
         if len(body) < 16 or len(body) % 8:
@@ -188,12 +194,18 @@ class _Borrowed:
         block = np.frombuffer(self._memory, np.uint8, total, start)
         # Every array made from this one keeps it alive (see `wire.memory`): its end is the end of
         # all of them.
-        weakref.finalize(block, self._back.append, start).atexit = False
+        watch = self._watches[start] = _Watch(block, self._dropped)
+        watch.start = start
         found, at = [], 0
         for length in lengths:
             found.append(block[at : at + length])
             at += aligned(length)
         return found
+
+    def _dropped(self, watch: _Watch) -> None:
+        """Nothing looks at a block any more; in any thread, at any moment."""
+        self._watches.pop(watch.start, None)
+        self._back.append(watch.start)
 
 
 def shared_memory(transport: Any, size: int, send: Send) -> Shared | None:

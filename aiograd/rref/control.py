@@ -157,7 +157,9 @@ class Control:
                 using.released(held)
             self.changed()
 
-        self.telling.tell(batch.to, ended, "rref.release", pack_releases(batch.releases))
+        leisure = not any(held.on_released for held in batch.releases)
+        releases = pack_releases(batch.releases)
+        self.telling.tell(batch.to, ended, "rref.release", releases, leisure=leisure)
 
     def _tell_forks(self, batch: Batch) -> None:
         owner, using = batch.to, self.protocol.using

@@ -32,6 +32,9 @@ class Arena:
                 return offset
         return None
 
+    def __contains__(self, offset: object) -> bool:
+        return offset in self._taken
+
     def give(self, offset: int) -> None:
         """A block is free again. KeyError if there is none at this offset."""
         size = self._taken.pop(offset)

@@ -1,13 +1,15 @@
-"""The quick road for the commonest payloads: numbers, strings and small arrays, not nested.
+"""The quick road for the commonest payloads: numbers, strings and arrays, not nested.
 
 They need no care on the way, so they are pickled without looking inside, and arrays go as shape,
 dtype and bytes: a third of the cost of the general codec in `payload`, which takes all the rest.
 Values of one further class may come along as a *box*: an array and a number that says the rest.
+Large arrays are not copied but lent, if there is a list to lend them to; they travel beside.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,9 +17,8 @@ import numpy as np
 from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
-LIMIT: Final = 32 * 1024  # bytes of one array; larger ones gain nothing here
+LIMIT: Final = 32 * 1024  # bytes of one array that is copied; larger ones are lent
 _ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
-_AGAIN: Final = -2  # this or less: it is the same as an earlier one
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
 
@@ -31,6 +32,7 @@ class Box(Protocol):
 
 
 Boxes = tuple[type, Box] | None  # the one class that may take the quick road boxed
+Lent = list[pickle.PickleBuffer] | None  # the memory of large arrays; None: they cannot travel
 
 
 def encode_call(
@@ -38,13 +40,14 @@ def encode_call(
     kwargs: dict[str, Any] | None,
     boxes: Boxes = None,
     departure: Any = None,
+    lent: Lent = None,
 ) -> bytes | None:
     """`(args, kwargs)` for `decode_call`; None if something else than the simplest is in them."""
     if not args and not kwargs:
         return _NOTHING
     for value in args:
         if type(value) not in _ATOMS:
-            return _encode_arrays(args, kwargs, boxes, departure)
+            return _encode_arrays(args, kwargs, boxes, departure, lent)
     if kwargs and not _are_atoms(kwargs):
         return None
     return pickle.dumps((args, kwargs, None), 5)
@@ -55,15 +58,14 @@ def _are_atoms(kwargs: dict[str, Any]) -> bool:
 
 
 def _encode_arrays(
-    args: tuple[Any, ...], kwargs: dict[str, Any] | None, boxes: Boxes, departure: Any
+    args: tuple[Any, ...], kwargs: dict[str, Any] | None, boxes: Boxes, departure: Any, lent: Lent
 ) -> bytes | None:
-    """`encode_call` where something may be an array or a box."""
+    """`encode_call` where something may be an array or a box: these become tuples."""
     if kwargs and not _are_atoms(kwargs):
         return None
     boxed, box = boxes if boxes is not None else (None, None)
     items: list[Any] = list(args)
-    notes: list[int] = []  # in pairs: an index, and what became of the argument there
-    first: dict[int, int] = {}  # where a box was met for the first time
+    first: dict[int, int] = {}  # where a box, or something lent, was met for the first time
     for index, value in enumerate(args):
         cls = type(value)
         if cls in _ATOMS:
@@ -72,8 +74,7 @@ def _encode_arrays(
         if cls is boxed:
             earlier = first.setdefault(id(value), index)
             if earlier != index:  # the same object again stays the same object
-                items[index] = None
-                notes += (index, _AGAIN - earlier)
+                items[index] = (earlier,)
                 continue
             opened = box.open(value, departure)  # type: ignore[union-attr]
             if opened is None:
@@ -81,36 +82,49 @@ def _encode_arrays(
             value, note = opened
         elif cls is not np.ndarray:
             return None
-        items[index] = flat = flat_array(value)
+        elif value.nbytes > LIMIT and first.setdefault(id(value), index) != index:
+            return None  # lent once, it would arrive as two
+        flat = flat_array(value, lent)
         if flat is None:
             return None
-        notes += (index, note)
-    return pickle.dumps((items, kwargs, notes), 5)
+        items[index] = (*flat, note)
+    if lent:
+        return pickle.dumps((items, kwargs, True), 5, buffer_callback=_outside)
+    return pickle.dumps((items, kwargs, True), 5)
 
 
-def encode_plain(args: tuple[Any, ...]) -> bytes:
+def encode_plain(args: tuple[Any, ...], lent: Lent = None) -> bytes:
     """Arguments of which the caller knows that they are plain data, however deep."""
+    if lent:
+        return pickle.dumps((args, None, None), 5, buffer_callback=_outside)
     return pickle.dumps((args, None, None), 5)
 
 
+def _outside(buffer: pickle.PickleBuffer) -> bool:
+    return False  # not in the pickle: it is in the list already, in the order of the pickle
+
+
 def decode_call(
-    data: Any, boxes: Boxes = None, arrival: Any = None
+    data: Any, boxes: Boxes = None, arrival: Any = None, lent: Sequence[Any] = ()
 ) -> tuple[Any, dict[str, Any] | None]:
-    args, kwargs, notes = pickle.loads(data)
-    if notes is not None:
-        pairs = iter(notes)
-        for index, note in zip(pairs, pairs, strict=True):
-            if note <= _AGAIN:
-                args[index] = args[_AGAIN - note]
+    args, kwargs, arrays = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
+    if arrays:
+        for index, item in enumerate(args):
+            if item.__class__ is not tuple:
                 continue
-            shape, code, memory = args[index]
+            if len(item) == 1:
+                args[index] = args[item[0]]
+                continue
+            shape, code, memory, note = item
             args[index] = array = np.ndarray(shape, DTYPES[code], memory)
             if note != _ARRAY:
                 args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
     return args, kwargs
 
 
-def encode_value(value: Any, boxes: Boxes = None, departure: Any = None) -> bytes | None:
+def encode_value(
+    value: Any, boxes: Boxes = None, departure: Any = None, lent: Lent = None
+) -> bytes | None:
     """One result, or None if it needs the general codec."""
     cls = type(value)
     if cls in _ATOMS:
@@ -123,12 +137,18 @@ def encode_value(value: Any, boxes: Boxes = None, departure: Any = None) -> byte
         value, note = opened
     elif cls is not np.ndarray:
         return None
-    flat = flat_array(value)
-    return None if flat is None else pickle.dumps((flat, note), 5)
+    flat = flat_array(value, lent)
+    if flat is None:
+        return None
+    if lent:
+        return pickle.dumps((flat, note), 5, buffer_callback=_outside)
+    return pickle.dumps((flat, note), 5)
 
 
-def decode_value(data: Any, boxes: Boxes = None, arrival: Any = None) -> Any:
-    value, note = pickle.loads(data)
+def decode_value(
+    data: Any, boxes: Boxes = None, arrival: Any = None, lent: Sequence[Any] = ()
+) -> Any:
+    value, note = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
     if note is None:
         return value
     array: Any = np.ndarray(value[0], DTYPES[value[1]], value[2])
@@ -138,9 +158,14 @@ def decode_value(data: Any, boxes: Boxes = None, arrival: Any = None) -> Any:
     return boxes[1].close(array, note, arrival)
 
 
-def flat_array(array: np.ndarray) -> tuple[tuple[int, ...], str, bytearray] | None:
-    """Shape, dtype and bytes, of which `np.ndarray` makes the array; None if it is not small."""
-    code = CODES.get(array.dtype)
-    if code is None or array.nbytes > LIMIT or not array.flags.c_contiguous:
+def flat_array(array: np.ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str, Any] | None:
+    """Shape, dtype and bytes, of which `np.ndarray` makes the array; None if that is not all."""
+    code, flags = CODES.get(array.dtype), array.flags
+    if code is None or not flags.c_contiguous:
         return None
-    return array.shape, code, bytearray(array.tobytes())
+    if array.nbytes <= LIMIT:
+        return array.shape, code, bytearray(array.tobytes())
+    if lent is None or not flags.writeable:  # it would not be writable where it arrives, either
+        return None
+    lent.append(pickle.PickleBuffer(array))  # type: ignore[arg-type]
+    return array.shape, code, lent[-1]

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from aiograd.dist.mail import flatten, unflatten
+from aiograd.wire.flat import decode_call, encode_plain
 
 A, B = np.ones((3, 3)), np.arange(4.0)
 
 
 def test_what_was_flattened_comes_back():
     answers = [(7, [A], None), (8, None, [(0, 5, 1)]), (9, [None, B, A], None)]
-    (first, second, third) = unflatten(flatten(answers))
+    (first, second, third) = unflatten(flatten(answers, []))
     assert first[0] == 7
     assert np.array_equal(first[1][0], A)
     assert second == answers[1]
@@ -22,13 +23,26 @@ def test_what_was_flattened_comes_back():
 
 def test_a_spread_scalar_comes_back_in_its_shape_and_writable():
     answers = [(1, [np.broadcast_to(np.float32(2), (2, 3)), np.array(5.0)], None)]
-    ((_, (spread, scalar), _),) = unflatten(flatten(answers))
+    ((_, (spread, scalar), _),) = unflatten(flatten(answers, []))
     assert spread.shape == (2, 3)
     assert spread.dtype == np.float32
     assert spread.flags.writeable
     assert scalar.shape == ()
 
 
-@pytest.mark.parametrize("gradients", [[np.zeros(100_000)], [np.zeros(3000)] * 3, ["no array"]])
-def test_what_is_large_or_strange_takes_the_general_road(gradients):
-    assert flatten([(1, gradients, None)]) is None
+def test_large_gradients_lend_their_memory():
+    large = np.arange(100_000.0)
+    lent = []
+    flat = flatten([(1, [large, A], None), (2, [large], None)], lent)
+    assert [buffer.raw().nbytes for buffer in lent] == [800_000, 800_000]
+    args, _ = decode_call(encode_plain((flat,), lent), lent=[bytearray(each.raw()) for each in lent])
+    ((_, (first, small), _), (_, (again,), _)) = unflatten(args[0])
+    large[:] = 0  # what arrived is not looking at it
+    assert np.array_equal(first, np.arange(100_000.0))
+    assert np.array_equal(again, first)
+    assert np.array_equal(small, A)
+
+
+@pytest.mark.parametrize("gradients", [["no array"], [A.astype(object)]])
+def test_what_is_strange_takes_the_general_road(gradients):
+    assert flatten([(1, gradients, None)], []) is None

@@ -6,7 +6,7 @@ import pytest
 
 from aiograd.rpc.outbox import EARLY, Outbox
 from aiograd.wire.frames import SMALL, FrameReader
-from aiograd.wire.messages import CALL
+from aiograd.wire.messages import CALL, REPLY
 from aiograd.wire.resume import Session
 
 
@@ -67,6 +67,35 @@ async def test_a_large_message_whose_announcement_left_early_follows(outbox, wir
     *_, last = wire.frames()
     assert last[5].complete
     assert outbox.empty
+
+
+async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outbox, wire):
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    await turn()
+    assert wire.writes == []
+    outbox.put(CALL, 0, 2, 1.0, 0, b"body")
+    await turn()
+    assert len(wire.writes) == 1
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
+
+
+async def test_a_message_at_leisure_leaves_alone_when_no_other_comes(outbox, wire):
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"body")
+    async with asyncio.timeout(5):
+        while not wire.writes:
+            await turn()
+    assert [frame[2] for frame in wire.frames()] == [1]
+
+
+async def test_what_a_batch_causes_at_leisure_does_not_leave_at_its_end(outbox, wire):
+    outbox.corked = True
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    outbox.uncork()
+    assert wire.writes == []
+    outbox.corked = True
+    outbox.put(REPLY, 0, 2, 0.0, 0, b"")
+    outbox.uncork()
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
 
 
 async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):

@@ -56,3 +56,35 @@ def test_results_come_back(value):
     back = decode_value(data)
     assert type(back) is type(value)
     assert np.array_equal(back, value) if value is not None else back is None
+
+
+def _received(lent):
+    return [bytearray(buffer.raw()) for buffer in lent]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c16", "e", "?", "i8"])
+def test_large_arrays_are_lent_if_there_is_a_list_to_lend_them_to(dtype):
+    x, small = np.ones((LIMIT, 2), dtype), np.arange(3.0)
+    lent = []
+    data = encode_call((x, small, "y"), {"k": 1}, lent=lent)
+    assert len(lent) == 1
+    assert len(data) < 500
+    (back, tiny, text), kwargs = decode_call(data, lent=_received(lent))
+    assert back.dtype == x.dtype
+    assert back.flags.writeable
+    assert np.array_equal(back, x)
+    assert (tiny.tolist(), text, kwargs) == ([0.0, 1.0, 2.0], "y", {"k": 1})
+
+
+def test_a_large_result_is_lent():
+    x, lent = np.arange(LIMIT), []
+    data = encode_value(x, lent=lent)
+    assert np.array_equal(decode_value(data, lent=_received(lent)), x)
+
+
+def test_large_arrays_that_come_twice_or_cannot_be_written_take_the_general_road():
+    x = np.arange(LIMIT)
+    assert encode_call((x, x), None, lent=[]) is None  # which keeps them one
+    x.flags.writeable = False
+    assert encode_call((x,), None, lent=[]) is None
+    assert encode_value(x, lent=[]) is None

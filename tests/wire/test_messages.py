@@ -5,7 +5,9 @@ from __future__ import annotations
 from aiograd.rpc.functions import EXPOSED, SERVICE
 from aiograd.wire import messages
 
-FLAGS = "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED KEEP ALONG".split()
+FLAGS = (
+    "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED KEEP ALONG LEISURE".split()
+)
 
 
 def test_every_flag_is_a_bit_of_its_own():

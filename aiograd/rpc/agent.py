@@ -30,6 +30,7 @@ from aiograd.errors import (
 from aiograd.rpc import current
 from aiograd.rpc.again import Persistence
 from aiograd.rpc.baggage import keep_in_front, labelled, pack
+from aiograd.rpc.connection import Connection
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import LOST_PEERS, Directory, PeerInfo, WorkerInfo, check_name
@@ -39,7 +40,7 @@ from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
-from aiograd.rpc.link import Connection, Link
+from aiograd.rpc.link import Link
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.polling import Polling

@@ -1,31 +1,29 @@
-"""The callee's side of a link: takes what the peer calls, and runs it.
+"""The callee's side of a link: takes what the peer calls, and gets it to run.
 
-    message ─▶ unpack ─▶ waits ─▶ run ─▶ reply or fault
+    message ─▶ unpack ─▶ waits ─▶ run (`running`) ─▶ reply or fault (`answering`)
 
 Where a function runs: a coroutine function as a task, a registered op or `@inline` function right
-here, any other plain function in a thread. A call runs at most once, never after its budget is
-spent, and its coroutine is cancelled when the caller cancels or the budget runs out. A thread
-cannot be stopped: its result is dropped, and it counts as abandoned until it returns.
+here, any other plain function in a thread. A call runs at most once, and never after its budget is
+spent. The commonest ones take a shorter way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
-from aiograd.rpc.answering import NOTHING, Answering
+from aiograd.rpc.answering import NOTHING
 from aiograd.rpc.baggage import split, split_kept, unlabelled, unpack
 from aiograd.rpc.current import DEADLINE, GUEST
-from aiograd.rpc.functions import INLINE, TASK, THREAD, Target, function_name
-from aiograd.rpc.incoming import Incoming, discard, itself, unfinished
+from aiograd.rpc.functions import INLINE, THREAD, Target, function_name
+from aiograd.rpc.incoming import Incoming, unfinished
+from aiograd.rpc.running import Running
 from aiograd.rpc.streams import StreamSource
-from aiograd.rpc.tracing import visit
 from aiograd.rpc.travel import Arrival
 from aiograd.wire.flat import decode_call
 from aiograd.wire.frames import Transfer
@@ -60,7 +58,7 @@ _WHERE = LARGE | SHARED  # how a message came, not what it is
 _AGES = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
 
 
-class Callee(Answering):
+class Callee(Running):
     """Everything one peer has called here."""
 
     def __init__(self, link: Link) -> None:
@@ -70,7 +68,6 @@ class Callee(Answering):
         # Messages that wait until the peer has read its answers, with the memory they take.
         self._held: deque[tuple[int, tuple[Any, ...]]] = deque()
         self._context = _context_for(link)  # in which the peer's calls run
-        self.abandoned = 0
 
     def leave_room(self, size: int) -> None:
         """So many of the bytes that may wait for the peer wait elsewhere."""
@@ -379,95 +376,7 @@ class Callee(Answering):
             incoming.context.run(agent.baggage.enter, incoming.held)
         return arrival.waits
 
-    # ── running ─────────────────────────────────────────────────────────────────────────────────
-
-    async def _wait_and_run(self, incoming: Incoming, waits: list[asyncio.Future[Any]]) -> None:
-        try:
-            while waits:  # none is held on to: the traceback of its error would hold it in turn
-                await waits.pop(0)
-        except asyncio.CancelledError as error:
-            self._fail(incoming, error)
-            raise
-        except Exception as error:
-            return self._fail(incoming, error)
-        incoming.task = None
-        if not incoming.abandoned:
-            self._run(incoming)
-
-    def _run(self, incoming: Incoming) -> None:
-        context, agent = incoming.context, self._agent
-        assert context is not None
-        if incoming.kind != CALL:
-            return self._serve(incoming)
-        if incoming.record is not None or agent.profiles is not None:
-            incoming.visit = visit(incoming, agent)
-        if incoming.stream is not None:
-            incoming.task = agent.loop.create_task(incoming.stream.drive(), context=context)
-        elif incoming.target.mode == TASK:
-            incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
-        elif incoming.target.mode == THREAD:
-            incoming.in_thread = True
-            agent.pool.submit(incoming)
-        else:
-            try:
-                value = context.run(incoming.func, *incoming.args, **(incoming.kwargs or {}))
-            except BaseException as error:
-                return self._fail(incoming, error)
-            self._result(incoming, value)
-
-    def _serve(self, incoming: Incoming) -> None:
-        """A service of the library itself: always on the loop."""
-        handler = self._agent.services.get(incoming.target.name)
-        assert incoming.context is not None
-        try:
-            if handler is None:
-                raise ProtocolError(f"no service {incoming.target.name!r}", self._agent.name)
-            value = incoming.context.run(handler, self._link.peer, *incoming.args)
-        except Exception as error:
-            return self._fail(incoming, error)
-        self._result(incoming, value)
-
-    def _result(self, incoming: Incoming, value: Any) -> None:
-        if unfinished(value):
-            incoming.func, incoming.args, incoming.kwargs = itself, (value,), None
-            self.running[incoming.id] = incoming
-            incoming.task = self._agent.loop.create_task(
-                self._perform(incoming), context=incoming.context
-            )
-        else:
-            self.succeed(incoming, value)
-
-    async def _perform(self, incoming: Incoming) -> None:
-        try:
-            value = await incoming.func(*incoming.args, **(incoming.kwargs or {}))
-        except asyncio.CancelledError as error:
-            self._fail(incoming, error)
-            if incoming.abandoned:
-                raise
-        except BaseException as error:  # SystemExit in a function must not end the worker
-            self._fail(incoming, error)
-        else:
-            self.succeed(incoming, value)
-        finally:
-            incoming.args, incoming.kwargs = (), None  # an error's traceback holds this frame
-
-    def returned(self, incoming: Incoming) -> None:
-        """A thread is done with it."""
-        self._agent.polling.stay_awake()
-        if incoming.abandoned:
-            self.abandoned -= 1
-        error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn
-        if error is not None:
-            self._fail(incoming, error)
-        elif incoming.abandoned and not incoming.kept:
-            self._forget(incoming)
-            if unfinished(incoming.value):
-                discard(incoming.value)
-        else:
-            incoming.in_thread = False
-            self._result(incoming, incoming.value)
-
-    # ── ending early ────────────────────────────────────────────────────────────────────────────
+    # ── no longer wanted ────────────────────────────────────────────────────────────────────────
 
     def cancel(self, id: int) -> None:
         """The caller no longer wants it."""
@@ -477,37 +386,6 @@ class Callee(Answering):
         for at, (size, (kind, flags, number, _, *rest)) in enumerate(self._held):
             if number == id:
                 self._held[at] = size, (kind, flags, number, NO_TIME, *rest)
-
-    def credit(self, id: int, count: int) -> None:
-        """The reader of a stream can take more."""
-        incoming = self.running.get(id)
-        if incoming is not None and incoming.stream is not None:
-            incoming.stream.credit(count)
-
-    def expired(self, incoming: Incoming) -> None:
-        incoming.bucket = None
-        if incoming.id in self.running:
-            self._abandon(incoming)
-
-    def _abandon(self, incoming: Incoming) -> None:
-        if incoming.abandoned:
-            return
-        incoming.abandoned = True
-        task = incoming.task
-        if task is not None:
-            task.cancel()
-            coroutine: Any = task.get_coro()
-            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                # A task cancelled before its first step never runs, so nothing in it can tell.
-                if incoming.func is itself:
-                    discard(incoming.args[0])
-                self._fail(incoming, asyncio.CancelledError())
-        elif incoming.in_thread:
-            self.abandoned += 1
-            self.running.pop(incoming.id, None)
-
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        return [each.task for each in self.running.values() if each.task is not None]
 
     def close(self) -> None:
         """The peer is gone: nobody waits for anything that still runs."""

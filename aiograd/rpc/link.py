@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
 from aiograd.rpc.callee import NO_TIME, Callee
 from aiograd.rpc.caller import Caller
+from aiograd.rpc.connection import Connection
 from aiograd.rpc.definitions import resolve
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.functions import TABLE, Shipment, Target
@@ -60,65 +61,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aiograd")
 Handler = Callable[..., None]  # of one kind of message: flags, id, budget, target, body
-
-
-class Connection(asyncio.BufferedProtocol):
-    """The protocol of an established connection: bytes to frames."""
-
-    def __init__(self, link: Link, transport: Any, reader: FrameReader, session: Session) -> None:
-        self._link = link
-        self.transport = transport
-        self._reader, self._session = reader, session
-        self.ended = link.agent.loop.create_future()
-
-    def mute(self) -> None:
-        """Whatever still comes does not count any more: it goes nowhere."""
-        self._reader, self._session = _Nowhere(), Session()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        session = self._session
-        session.received += nbytes
-        try:
-            frames = self._reader.advance(nbytes)
-        except ProtocolError as error:
-            self._link.broken(error)
-            return
-        if frames:
-            self._link.receive(frames)
-        if session.received >= session.overdue and session is self._session:
-            self._link.outbox.acknowledge()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        if self._link.connection is self:
-            self._link.outbox.pause()
-
-    def resume_writing(self) -> None:
-        if self._link.connection is self:
-            self._link.outbox.resume()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-        self._link.disconnected(self, exc)
-
-
-class _Nowhere(FrameReader):
-    """Reads what nobody wants to know."""
-
-    def __init__(self) -> None:
-        self._bin = memoryview(bytearray(4096))
-
-    def get_buffer(self) -> memoryview:
-        return self._bin
-
-    def advance(self, count: int) -> list[Frame]:
-        return []
 
 
 class Link:

@@ -32,6 +32,7 @@ from aiograd.rpc.runtime import Runtime
 from tests.security import partner_functions as offer
 
 CLINIC, LAB = b"what clinic and registry share..", b"what lab and registry share....."
+STRANGERS = b"what nobody here has ever heard of"  # the same in every run: a test is named after it
 NAMES = ("registry", "clinic", "lab")
 SECRETS: dict[str, dict[str, bytes]] = {
     "registry": {"clinic": CLINIC, "lab": LAB},
@@ -194,8 +195,8 @@ async def test_a_worker_that_is_given_its_rank_asks_for_it_by_its_name(tmp_path)
     [
         ("lab", {"registry": CLINIC}),  # the clinic as the lab
         ("lab", CLINIC),
-        ("clinic", os.urandom(32)),  # a stranger
-        ("clinic", {"registry": os.urandom(32)}),
+        ("clinic", STRANGERS),
+        ("clinic", {"registry": STRANGERS}),
         ("clinic", {"bank": CLINIC}),  # who would not speak with a registry
         ("registry", CLINIC),  # as the registry, at its own door
     ],

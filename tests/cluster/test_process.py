@@ -284,7 +284,7 @@ def surroundings() -> tuple[str, list[str], str | None]:
 
 
 async def test_a_worker_can_be_restarted_after_its_nursery_was_killed(cluster, caplog):
-    async with cluster(2, processes=True) as c:
+    async with cluster(2, processes=True, options=Options(resume=0.3)) as c:
         process = c.pid("worker0")
         os.kill(parent_of(process), signal.SIGKILL)
         await gone(process)

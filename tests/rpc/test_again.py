@@ -88,7 +88,7 @@ def test_only_what_that_worker_did_to_the_call_is_worth_another_try():
 
 
 async def test_a_call_goes_on_at_the_restarted_worker(cluster):
-    async with cluster(2) as c:
+    async with cluster(2, options=ag.Options(grace=0.1)) as c:
         call = ag.rpc_async("worker1", visit, (7, False))
         assert await call == 7
         linger = c["worker1"].call(visit, 8, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import shutil
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+
+from nbclient import NotebookClient  # noqa: E402
 
 import aiograd  # noqa: E402
 
@@ -35,6 +38,9 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+# Kernels warn that what they say on loopback is not encrypted, and the client tells which one runs.
+NotebookClient.extra_arguments.default_args = (["--log-level=ERROR"],)
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 default_role = "literal"  # our docstrings write code in single backticks
 autodoc_member_order = "bysource"

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile mutants clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -122,6 +122,9 @@ hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=) and mutated frames (FR
 N ?= 1000
 cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call runs exactly once
 	@AIOGRAD_CUTS=$(N) $(BIN)/python -m pytest -q tests/rpc/test_cuts.py
+
+mutants: $(VENV)/.test.ok  ## change one thing at a time where nothing may be wrong: what do tests not notice (SAMPLE=80)
+	@$(BIN)/python tests/mutants.py --sample $(or $(SAMPLE),80)
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

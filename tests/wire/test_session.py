@@ -60,6 +60,13 @@ def test_messages_are_small_and_of_fixed_size():
     assert len(client.receive(hello)) == PROOF_SIZE <= 512
 
 
+def test_each_side_says_how_much_it_has_to_read_next():
+    client, server = pair()
+    assert client.needed == server.needed == HELLO_SIZE
+    client.receive(server.receive(client.start()))
+    assert client.needed == server.needed == PROOF_SIZE
+
+
 def test_another_secret_is_refused():
     client, server = pair(secrets=(SECRET, b"t" * 32))
     proof = client.receive(server.receive(client.start()))
@@ -153,6 +160,10 @@ def test_versions_that_differ_are_named_on_both_sides():
     assert not client.proven
     assert not other.proven
     assert server.mismatch is None
+    for each in (client, other):  # nothing more is read, or taken
+        assert each.needed == 0
+        with pytest.raises(ProtocolError, match="over"):
+            each.receive(bytes(PROOF_SIZE))
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", bytes(8)])

@@ -29,6 +29,7 @@ from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.runtime import Runtime
+from aiograd.wire.session import HELLO_SIZE, Handshake, Identity
 from tests.security import partner_functions as offer
 
 CLINIC, LAB = b"what clinic and registry share..", b"what lab and registry share....."
@@ -220,6 +221,27 @@ async def test_nobody_joins_by_another_name_or_with_another_secret(meeting, name
         async with clinic:  # and others are served
             registry.make_current()
             assert await ag.rpc_async("clinic", offer.add, (1,)) == 2
+
+
+async def test_a_stranger_hears_the_same_whoever_it_claims_to_be(tmp_path):
+    """So nobody finds out who is known here."""
+    async with together(worker("registry", f"unix:{tmp_path}/meet", world_size=None)) as (one,):
+        heard = []
+        for name in ("clinic", "bank", "registry", "*"):
+            reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/meet")
+            stranger = Handshake(
+                Identity(name, 7, os.urandom(16)), b"x" * 32, os.urandom(32), client=True
+            )
+            writer.write(stranger.start())
+            hello = await reader.readexactly(HELLO_SIZE)
+            writer.write(stranger.receive(hello))
+            rest = b""
+            with contextlib.suppress(ConnectionResetError):
+                rest = await reader.read()
+            heard.append((Identity.from_hello(hello), rest))
+            writer.close()
+        assert heard == [(one.agent.identity, b"")] * 4
+        assert one.agent.limits["handshake"] == 4
 
 
 async def test_nobody_meets_a_registry_that_is_none(tmp_path):

@@ -17,7 +17,7 @@ from aiograd.wire.frames import (
     announce,
     header,
 )
-from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY
+from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY, SHARED
 
 
 def frame(kind, body=b"", flags=0, id=0, budget=0.0, target=0):
@@ -161,3 +161,27 @@ def test_the_memory_of_a_segment_is_numpys():
     head, chunks = large(1, [b"x" * 70_000])
     *_, done = FrameReader().feed(head + b"".join(chunks))
     assert isinstance(done[5].segments[0], np.ndarray)
+
+
+def test_a_message_over_the_limit_is_refused_before_there_is_memory_for_it():
+    asked = []
+    reader = FrameReader(max_message=100, reserve=lambda size: not asked.append(size))
+    head, chunks = large(1, [bytes(60), bytes(40)])
+    *_, (*_, whole) = reader.feed(head + b"".join(chunks))
+    assert whole.complete
+    asked.clear()
+    with pytest.raises(ProtocolError, match="101 bytes is over the limit"):
+        reader.feed(large(2, [bytes(60), bytes(41)])[0])
+    assert asked == []
+
+
+def test_a_message_in_shared_memory_is_found_by_who_shares_it():
+    def find(kind, body):
+        return Transfer.whole(kind, [np.frombuffer(bytes(body), np.uint8)])
+
+    lent = frame(CALL, b"where", LARGE | SHARED, id=3)
+    ((kind, _, id, _, _, whole),) = FrameReader(shared=find).feed(lent)
+    assert (kind, id, whole.complete) == (CALL, 3, True)
+    assert bytes(whole.segments[0]) == b"where"
+    with pytest.raises(ProtocolError, match="without any"):
+        FrameReader().feed(lent)

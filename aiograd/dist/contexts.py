@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
 
 ASKING = 5.0  # seconds to answer whether a context is still open
-REMEMBERED = 65536  # released ids we refuse to bring back; a message is never that late
+# Released ids we refuse to bring back: so many, and as many more as were released lately.
+REMEMBERED, MOST = 4096, 65536
+LATELY = 60.0  # seconds; a message is never that late
 
 
 class Contexts:
@@ -50,7 +52,7 @@ class Contexts:
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
         self._table: dict[int, Context] = {}
-        self._released: OrderedDict[int, None] = OrderedDict()
+        self._released: OrderedDict[int, float] = OrderedDict()  # with the loop time of it
         # A restarted worker must not give out the ids of its former self.
         self._ids = itertools.count(agent.runtime.random.getrandbits(24) << 20)
         self._edges = itertools.count((agent.runtime.random.getrandbits(24) << 20) + 1)
@@ -116,15 +118,20 @@ class Contexts:
         if context is None:
             return
         context.released = True
-        self._remember(context_id)
+        self._released[context_id] = self.agent.loop.time()
         self.shell.on_loop(self._tell, context)
 
-    def _remember(self, context_id: int) -> None:
-        self._released[context_id] = None
-        while len(self._released) > REMEMBERED:
-            self._released.popitem(last=False)
+    def _forget_old(self) -> None:
+        released, now = self._released, self.agent.loop.time()
+        while len(released) > REMEMBERED:  # threads may add to it meanwhile
+            oldest, when = released.popitem(last=False)
+            if len(released) < MOST and when > now - LATELY:
+                released[oldest] = when
+                released.move_to_end(oldest, last=False)
+                return
 
     def _tell(self, context: Context) -> None:
+        self._forget_old()
         self.engine.released(context)
         for peer in context.told.values():
             if peer.name != self.agent.name and peer.incarnation not in self.gone:
@@ -141,7 +148,8 @@ class Contexts:
         if context_id in self._table:
             self.release(context_id)
         else:  # the calls that would have made it may still be under way
-            self._remember(context_id)
+            self._released[context_id] = self.agent.loop.time()
+            self._forget_old()
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.errors import RRefError, RRefExpired, RRefReleased
+from aiograd.rpc.directory import LOST_PEERS
 from aiograd.rref.records import BY_CREATOR, Owned, Party, Place, RefId
 
 GIVEN_UP_LIMIT: Final = 65_536
@@ -204,6 +205,9 @@ class Owning:
             self._free(owned)
         for fork in [fork for fork in self._given_up if fork[1] == stamp]:
             del self._given_up[fork]
+        self._requests.pop(gone.incarnation, None)
+        if len(self._expired) > 2 * LOST_PEERS:
+            del self._expired[next(iter(self._expired))]
 
     def _give_up(self, fork: RefId) -> None:
         while len(self._given_up) >= GIVEN_UP_LIMIT:

@@ -25,6 +25,18 @@ async def count_contexts() -> int:
     return ag.debug_info()["contexts"]
 
 
+@pytest.mark.parametrize(("lately", "kept"), [(0.0, 5), (60.0, 8)])
+async def test_ids_of_released_contexts_do_not_pile_up(workers, monkeypatch, lately, kept):
+    for name, value in {"REMEMBERED": 5, "MOST": 8, "LATELY": lately}.items():
+        monkeypatch.setattr(f"aiograd.dist.contexts.{name}", value)
+    async with workers(1):
+        ids = []
+        for _ in range(20):
+            async with ag.context() as ctx:
+                ids.append(ctx.id)
+        assert list(ctx.home._released) == ids[-kept:]
+
+
 @pytest.mark.parametrize(
     "path", [["worker1", "worker1"], ["worker1", "worker2", "worker1", "worker2"]]
 )

@@ -471,6 +471,84 @@ def test_a_user_that_returns_after_its_lease_is_told_that_it_expired(
     assert b.look_up(a.me, fresh.id, fresh.fork, fresh.known).value == "new"
 
 
+def test_what_a_dead_creator_made_is_not_awaited_when_it_returns(a: Protocol, b: Protocol) -> None:
+    """The latest of several counts, whichever is looked at first; later ones may still come."""
+    several = [created(a, b) for _ in range(3)]
+    late = a.create(b.me)
+    b.lease_over(a.me, b.lost(a.me.incarnation))
+    assert b.at_rest
+    for held in several:
+        with pytest.raises(RRefExpired):
+            b.look_up(a.me, held.id, held.fork, BY_CREATOR)
+    assert not b.look_up(a.me, late.id, late.fork, BY_CREATOR).ready
+
+
+def test_a_creation_that_runs_goes_on_when_its_creator_dies(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
+    b.lease_over(a.me, b.lost(a.me.incarnation))
+    assert not b.owning.owners[held.id].ready
+    b.owning.settle(held.id, "value")
+    assert b.at_rest
+
+
+def test_a_creation_given_up_before_it_came_is_not_awaited(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    b.look_up(a.me, held.id, held.fork, BY_CREATOR)  # a fetch was faster
+    b.released([(held.id, held.fork, True)])
+    with pytest.raises((RRefReleased, RRefExpired)):
+        b.look_up(a.me, held.id, held.fork, BY_CREATOR)
+
+
+def test_a_creation_made_at_once_after_it_was_given_up_leaves_nothing(
+    a: Protocol, b: Protocol
+) -> None:
+    held = a.create(b.me)
+    b.released([(held.id, held.fork, True)])
+    b.owning.made(a.me.incarnation, held.id, held.fork, NOWHERE, "value")
+    assert b.at_rest
+
+
+def test_a_creation_made_at_once_is_ready_also_for_who_asked_before(
+    a: Protocol, b: Protocol
+) -> None:
+    early, other = a.create(b.me), a.create(b.me)
+    awaited = b.look_up(a.me, early.id, early.fork, BY_CREATOR)
+    for held in (early, other):
+        b.owning.made(a.me.incarnation, held.id, held.fork, NOWHERE, "value")
+        assert b.look_up(a.me, held.id, held.fork, BY_CONFIRMED).value == "value"
+        assert b.look_up(a.me, held.id, held.fork, BY_CONFIRMED).ready
+    assert awaited.ready
+
+
+def test_a_creation_that_could_not_be_sent_is_forgotten(a: Protocol, b: Protocol) -> None:
+    for make in (lambda: a.create(b.me), a.create_here):
+        made = make()
+        assert not a.at_rest
+        a.forget(made)
+        assert a.at_rest
+
+
+def test_a_fork_that_was_given_back_need_not_be_asked_about(a: Protocol, b: Protocol) -> None:
+    owned = a.own("x")
+    held = arrived_held(b, a.depart(owned, b.me), a)
+    assert held.fork in a.watch
+    a.released(iter([(owned.id, held.fork, False)]))
+    assert held.fork not in a.watch
+
+
+def test_nothing_is_left_of_those_whose_lease_is_over(a: Protocol, b: Protocol) -> None:
+    held = created(a, b)
+    arrived_held(a, b.depart(b.own("y"), a.me), b)
+    b.requested(a.me, 1, 0, [])
+    b.released([(held.id, a.new_id(), True)])
+    b.lease_over(a.me, b.lost(a.me.incarnation))
+    assert b.at_rest
+    assert not b.owning._requests
+    assert not b.owning._given_up
+    assert len(b.watch) == 0
+
+
 def test_who_waits_for_the_creation_of_a_dead_creator_is_told(
     a: Protocol, b: Protocol, c: Protocol
 ) -> None:

@@ -225,7 +225,11 @@ class Callee(Running):
         keeper.made(link.peer, token, value)
         if not flags & ALONG:
             link.send(REPLY, EMPTY, id, 0.0, 0, NOTHING, "reply")
-        elif not self._reply_at_once(id, value, held):
+        elif self._reply_at_once(id, value, held):
+            return
+        elif flags & LEISURE:  # it has not been asked for so far
+            link.send(REPLY, EMPTY | KEEP, id, 0.0, 0, NOTHING, "reply")
+        else:
             incoming = Incoming(self, id, target, CALL)
             incoming.held = held
             self._send_along(incoming, value)

@@ -69,6 +69,7 @@ class Caller:
         self.waiting = Waiting()
         self.last_id = 0
         self._kept = [0, 0]  # first and last of the latest calls in a row whose results stay
+        self._eager = False  # copies of these are asked for at once, so they are sent unasked
 
     def agree(self, most: int) -> None:
         """The peer takes only so many calls at once."""
@@ -109,20 +110,30 @@ class Caller:
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
         small = outbox.small
-        frame = HEADER.pack(MAGIC, kind, flags, len(data), id, seconds, number)
         if flags & KEEP:
+            flags = self._stays(future, id, flags)
+        frame = HEADER.pack(MAGIC, kind, flags, len(data), id, seconds, number)
+        if flags & (KEEP | ALONG) == KEEP:
             future._frame = (len(small), frame)
-            if not (flags & OP and self._kept[1] == id - 1):
-                self._kept[0] = id
-            self._kept[1] = id
         small.append(frame)
         small.append(data)
-        if flags & LEISURE:
+        if flags & (KEEP | LEISURE) == LEISURE:
             outbox.linger(2)
-        elif len(small) > EARLY and not flags & KEEP:  # their values may still be asked for
+        elif len(small) > EARLY and flags & (KEEP | ALONG) != KEEP:  # may still be asked for
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
             outbox.schedule()
+
+    def _stays(self, future: Future[Any], id: int, flags: int) -> int:
+        """A result will stay: the flags of its call. A small copy of it may come unasked."""
+        kept = self._kept
+        if not (flags & OP and kept[1] == id - 1):
+            kept[0] = id
+        kept[1] = id
+        if self._eager and flags & (OP | CARRIED) == OP:
+            future._frame = (self._outbox.ticks, b"")
+            return flags | ALONG | LEISURE
+        return flags
 
     def along(self, future: Future[Any]) -> bool:
         """Let a copy of a result that stays come along with the reply, if its call has not left.
@@ -133,11 +144,24 @@ class Caller:
         first, last = self._kept
         if future._frame is None or future._id < first or last != self.last_id:
             return False
-        (at, frame), small = future._frame, self._outbox.small
+        (at, frame), outbox = future._frame, self._outbox
+        if not frame:  # it comes unasked, as long as this tick lasts
+            if at == outbox.ticks:
+                future._frame = None
+            return at == outbox.ticks
+        small = outbox.small
         if at >= len(small) or small[at] is not frame:
             return False
         magic, kind, flags, *rest = HEADER.unpack(frame)
         small[at] = HEADER.pack(magic, kind, flags | ALONG, *rest)
+        self._eager = True
+        return True
+
+    def _unasked(self, future: Future[Any]) -> bool:
+        """Whether a copy came along that nobody wants; then no more do."""
+        if future._frame is None or future._frame[1]:
+            return False
+        self._eager = False
         return True
 
     def begin(
@@ -303,7 +327,11 @@ class Caller:
             self.proceed()
         try:
             if flags & EMPTY:
-                value = STAYED if flags & KEEP else None
+                value = None
+                if flags & KEEP:
+                    value, self._eager = STAYED, False
+            elif future._kind == "remote" and self._unasked(future):
+                value = None
             elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
             elif flags & (FLAT | EXTRA) == FLAT and not (type(body) is Transfer and body.refused):

@@ -53,6 +53,7 @@ class Outbox:
         self._transport: Any = None
         self.paused = False
         self.scheduled = False
+        self.ticks = 0  # so far; what is put in one of them leaves by its end
         self.corked = False  # while a batch is read: everything it causes leaves in one write
         self._leisure = 0  # headers and bodies among the small ones that are in no hurry
         self._lingering = False  # their time will come
@@ -114,9 +115,7 @@ class Outbox:
 
     def flush_early(self) -> None:
         """Let the peer begin with what there is while more is made."""
-        scheduled = self.scheduled
-        self.flush()
-        self.scheduled = scheduled
+        self._write()
 
     def acknowledge(self) -> None:
         """Say how much has come, and with that that we live."""
@@ -170,6 +169,10 @@ class Outbox:
 
     def flush(self) -> None:
         self.scheduled = False
+        self.ticks += 1
+        self._write()
+
+    def _write(self) -> None:
         if self._transport is None or self.paused:
             return
         small = self.small
@@ -225,8 +228,10 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Bytes not yet handed to the kernel."""
-        waiting = sum(map(len, self.small)) + self.waiting
+        """Bytes not yet handed to the kernel, but for those that only wait for company."""
+        waiting = self.waiting
+        if len(self.small) > self._leisure:
+            waiting += sum(map(len, self.small))
         if self._transport is not None:
             waiting += int(self._transport.get_write_buffer_size())
         return waiting

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections import Counter
@@ -97,7 +98,10 @@ async def test_calls_run_exactly_once_however_often_connections_are_cut(kind, tm
         agent.lost.append(lambda peer, error: lost.append(f"{peer.name}: {error}"))
         await agent.start(f"unix:{tmp_path}/{i}" if kind == "unix" else "tcp:127.0.0.1:0")
     address = f"unix:{tmp_path}/proxy" if kind == "unix" else "tcp:127.0.0.1:0"
-    async with Proxy(address, b.info.addresses[0]) as proxy:
+    async with contextlib.AsyncExitStack() as stack:
+        for agent in agents:
+            stack.push_async_callback(agent.close)
+        proxy = await stack.enter_async_context(Proxy(address, b.info.addresses[0]))
         a.directory.add(replace(b.info, addresses=(proxy.address,)))
         b.directory.add(a.info)
         assert await a.call("worker1", once, (-1, 1, 0.0)) == 1
@@ -114,5 +118,3 @@ async def test_calls_run_exactly_once_however_often_connections_are_cut(kind, tm
         for agent in agents:
             assert not any(agent.counters().values())
             assert agent._reserved == 0
-    for agent in agents:
-        await agent.close()

@@ -16,6 +16,9 @@ class Wire:
     def __init__(self):
         self.writes = []
 
+    def get_write_buffer_size(self):
+        return 0
+
     def set_write_buffer_limits(self, high=None, low=None):
         pass
 
@@ -73,7 +76,9 @@ async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outb
     outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
     await turn()
     assert wire.writes == []
+    assert outbox.size == 0, "it does not wait for the peer"
     outbox.put(CALL, 0, 2, 1.0, 0, b"body")
+    assert outbox.size == len(b"".join(outbox.small))
     await turn()
     assert len(wire.writes) == 1
     assert [frame[2] for frame in wire.frames()] == [1, 2]

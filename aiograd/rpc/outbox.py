@@ -17,7 +17,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiograd.wire.frames import CHUNK_SIZE, HEADER, HEADER_SIZE, MAGIC, announce, header
+from aiograd.wire.frames import (
+    CHUNK_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    SMALL,
+    announce,
+    header,
+)
 from aiograd.wire.messages import CHUNK, LARGE
 from aiograd.wire.resume import Piece, Session
 
@@ -232,13 +240,20 @@ class Outbox:
         waiting = self.waiting
         if len(self.small) > self._leisure:
             waiting += sum(map(len, self.small))
-        if self._transport is not None:
-            waiting += int(self._transport.get_write_buffer_size())
-        return waiting
+        return waiting + self._unwritten
+
+    @property
+    def _unwritten(self) -> int:
+        """Bytes that the transport could not write so far."""
+        return 0 if self._transport is None else int(self._transport.get_write_buffer_size())
 
     def over(self, limit: int) -> bool:
         """Whether more than so many bytes wait for a peer that does not read them."""
-        return self.waiting > limit or (self.paused and self.size > limit)
+        if self.waiting > limit or not self.paused:
+            return self.waiting > limit
+        # Few messages cannot be too many bytes, and to add them up for every call takes long.
+        most = len(self.small) * SMALL + self.waiting + self._unwritten
+        return most > limit and self.size > limit
 
     def unsent(self) -> set[tuple[int, int]]:
         """(kind, id) of messages that have not left completely."""

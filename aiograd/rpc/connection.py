@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import ProtocolError
 from aiograd.wire.frames import Frame, FrameReader
 from aiograd.wire.resume import Session
 
@@ -34,7 +33,7 @@ class Connection(asyncio.BufferedProtocol):
         session.received += nbytes
         try:
             frames = self._reader.advance(nbytes)
-        except ProtocolError as error:
+        except Exception as error:  # on another connection it would only come again
             self._link.broken(error)
             return
         if frames:

@@ -39,6 +39,20 @@ async def until(condition):
         await asyncio.sleep(0.002)
 
 
+async def test_bytes_that_cannot_be_read_lose_the_peer_and_are_not_asked_for_again(agents, caplog):
+    """A connection that is made again would only bring them again, and again."""
+    async with agents(2) as (_, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+        def advance(count):
+            raise MemoryError("no room for a frame")
+
+        b.link("worker0").connection._reader.advance = advance
+        with pytest.raises(WorkerLost, match="worker1"):
+            await rpc_async("worker1", add, (1, 2))
+        assert "no room for a frame" in caplog.text
+
+
 # ── order ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -34,6 +34,7 @@ class Running(Answering):
                 await waits.pop(0)
         except asyncio.CancelledError as error:
             self._fail(incoming, error)
+            incoming.args, incoming.kwargs = (), None  # see `_abandon`
             raise
         except Exception as error:
             return self._fail(incoming, error)
@@ -140,6 +141,9 @@ class Running(Answering):
                 if incoming.func is itself:
                     discard(incoming.args[0])
                 self._fail(incoming, asyncio.CancelledError())
+                # The task keeps its error, whose traceback holds the frame that holds `incoming`:
+                # a circle through a field of the task that the collector does not look at.
+                incoming.args, incoming.kwargs = (), None
         elif incoming.in_thread:
             self.abandoned += 1
             self.running.pop(incoming.id, None)

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections import namedtuple
 from typing import Any
 
@@ -27,7 +28,10 @@ from aiograd.errors import (
 from aiograd.rpc.calls import Group, inline, rpc_async, rpc_stream, rpc_sync, run_sync
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.functions import Target
+from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.options import Options
+from aiograd.wire.messages import CALL
 
 NOTES: dict[str, Any] = {}  # where functions of these tests, all in one process, leave things
 
@@ -844,3 +848,27 @@ async def test_a_group_can_return_errors(agents):
         assert isinstance(two, ValueError)
         with pytest.raises(UnknownWorker):
             Group([1, "nobody"]).call(add, 1)
+
+
+class Argument:
+    """Something whose end can be seen."""
+
+
+async def take(argument):
+    raise AssertionError("it was cancelled before its first step")
+
+
+async def test_a_call_cancelled_before_its_first_step_lets_go_of_its_arguments(agents):
+    async with agents(2) as (_, b):
+        callee = b.link("worker0").callee
+        target = Target(take, "take")
+        incoming = callee.running[1] = Incoming(callee, 1, target, CALL)
+        incoming.args, incoming.context = (Argument(),), contextvars.Context()
+        seen = weakref.ref(incoming.args[0])
+        callee._run(incoming)
+        task = incoming.task
+        del incoming
+        callee.cancel(1)
+        await asyncio.wait([task])
+        assert seen() is None
+        assert task.cancelled()

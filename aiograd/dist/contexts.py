@@ -145,7 +145,11 @@ class Contexts:
         context.topology = None
 
     def release_asked(self, sender: PeerInfo, context_id: int) -> None:
-        if context_id in self._table:
+        context = self._table.get(context_id)
+        if context is not None:
+            told = context.told.get(sender.name)
+            if told is not None and told.incarnation == sender.incarnation:
+                del context.told[sender.name]  # it forgot before it told us
             self.release(context_id)
         else:  # the calls that would have made it may still be under way
             self._released[context_id] = self.agent.loop.time()

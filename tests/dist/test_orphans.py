@@ -69,3 +69,34 @@ async def test_an_open_context_survives_the_loss_of_one_of_its_callers(workers):
         await asked.wait()
         assert ctx.id in home.parts[Contexts]._table
         assert await ag.rpc_async("worker1", count_contexts) == 1
+
+
+async def through(x: ag.Tensor, path: list[str]) -> ag.Tensor:
+    return await ag.rpc_async(path[0], through, args=(x, path[1:])) if path else x * 2.0
+
+
+words: list[tuple[str, str]] = []  # of the end of a context: from whom and to whom
+
+
+async def listen() -> None:
+    agent = ag.current_worker().agent
+    release = agent.services["context.release"]
+
+    def hear(sender, context_id):
+        words.append((sender.name, agent.name))
+        return release(sender, context_id)
+
+    agent.services["context.release"] = hear
+
+
+async def test_who_tells_of_the_end_of_a_context_is_not_told_of_it_in_turn(workers):
+    words.clear()
+    x = ag.tensor([1.0], requires_grad=True)
+    async with workers(2) as cluster:
+        await listen()
+        await asyncio.gather(*[worker.call(listen) for worker in cluster])
+        async with ag.context():
+            await through(x, ["worker0", "worker1"])
+        for _ in range(2):  # words of an end travel with other messages, in front of them
+            await through(x, ["worker0", "worker1"])
+    assert words == [("driver", "worker0"), ("worker0", "worker1")]

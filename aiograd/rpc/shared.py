@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.arena import ALIGN, Arena, aligned
+from aiograd.wire.arena import ALIGN, PAD, Arena
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import BORROW, LEND, RETURN
 
@@ -58,7 +58,9 @@ class Shared:
 
     def place(self, segments: Sequence[memoryview]) -> bytes | None:
         """Copy a message into a block: the body of its frame. None: it must take the socket."""
-        size = sum([aligned(len(segment)) for segment in segments])
+        size = 0
+        for segment in segments:
+            size += len(segment) + PAD & -ALIGN
         if not LEAST <= size <= self._most or self._usable is False:
             return None
         self._idle = 0
@@ -106,9 +108,10 @@ class Shared:
 
     def give_back(self) -> None:
         """Tell the peer which blocks it may use again."""
-        count = len(self.back)
-        offsets = [self.back.popleft() for _ in range(count)]
-        self._send(RETURN, 0, struct.pack(f"<{count}Q", *offsets))
+        back, offsets = self.back, []
+        while back:
+            offsets.append(back.popleft())
+        self._send(RETURN, 0, struct.pack(f"<{len(offsets)}Q", *offsets))
 
     def beat(self) -> None:
         """Once per heartbeat: return what is left, and give up what nobody uses."""
@@ -146,13 +149,14 @@ class _Lent:
         for segment in segments:
             length = len(segment)
             self._memory[at : at + length] = np.frombuffer(segment, np.uint8)
-            at += aligned(length)
+            at += length + PAD & -ALIGN
         return struct.pack(f"<{len(segments) + 1}Q", start, *map(len, segments))
 
     def returned(self, body: Any) -> None:
+        arena = self._arena
         for (offset,) in struct.iter_unpack("<Q", body):
-            if offset in self._arena:  # else of memory that was given up meanwhile
-                self._arena.give(offset)
+            if offset in arena.taken:  # else of memory that was given up meanwhile
+                arena.give(offset)
 
     @property
     def used(self) -> bool:
@@ -188,7 +192,9 @@ class _Borrowed:
         if len(body) < 16 or len(body) % 8:
             raise ProtocolError(f"a place in shared memory in {len(body)} bytes")
         start, *lengths = struct.unpack(f"<{len(body) // 8}Q", body)
-        total = sum(map(aligned, lengths))
+        total = 0
+        for length in lengths:
+            total += length + PAD & -ALIGN
         if start + total > self._size:
             raise ProtocolError("a message beyond the end of shared memory")
         block = np.frombuffer(self._memory, np.uint8, total, start)
@@ -199,7 +205,7 @@ class _Borrowed:
         found, at = [], 0
         for length in lengths:
             found.append(block[at : at + length])
-            at += aligned(length)
+            at += length + PAD & -ALIGN
         return found
 
     def _dropped(self, watch: _Watch) -> None:

@@ -6,10 +6,7 @@ from bisect import bisect_left
 from typing import Final
 
 ALIGN: Final = 64  # a cache line, and more than any dtype asks for
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+PAD: Final = ALIGN - 1  # `size + PAD & -ALIGN` is a size rounded up to whole lines
 
 
 class Arena:
@@ -17,27 +14,24 @@ class Arena:
 
     def __init__(self, size: int, start: int = 0) -> None:
         self._free = [(start, size - start)]  # (offset, size), in order, never two that touch
-        self._taken: dict[int, int] = {}  # size of the block at an offset
+        self.taken: dict[int, int] = {}  # size of the block at an offset
 
     def take(self, size: int) -> int | None:
         """The offset of a new block; None if there is no room for it."""
-        size = aligned(max(size, 1))
+        size = max(size, 1) + PAD & -ALIGN
         for index, (offset, room) in enumerate(self._free):
             if room >= size:
                 if room == size:
                     del self._free[index]
                 else:
                     self._free[index] = (offset + size, room - size)
-                self._taken[offset] = size
+                self.taken[offset] = size
                 return offset
         return None
 
-    def __contains__(self, offset: object) -> bool:
-        return offset in self._taken
-
     def give(self, offset: int) -> None:
         """A block is free again. KeyError if there is none at this offset."""
-        size = self._taken.pop(offset)
+        size = self.taken.pop(offset)
         index = bisect_left(self._free, (offset, size))
         if index < len(self._free) and self._free[index][0] == offset + size:
             size += self._free.pop(index)[1]
@@ -46,8 +40,3 @@ class Arena:
             offset, before = self._free.pop(index)
             size += before
         self._free.insert(index, (offset, size))
-
-    @property
-    def taken(self) -> int:
-        """How many blocks are taken."""
-        return len(self._taken)

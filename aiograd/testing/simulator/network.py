@@ -52,6 +52,8 @@ class Wire:
         self.cuts: dict[tuple[str, str], int] = {}  # (from, to) → how many cuts are in effect
         self.clogs: dict[tuple[str, str], float] = {}  # (from, to) → extra seconds
         self.refusing: dict[str, int] = {}
+        # When an end noticed that its connection was broken off, and between whom that was.
+        self.breaks: list[tuple[float, frozenset[str]]] = []
         self.healed = asyncio.Event()
         self._numbers = 0
 
@@ -111,6 +113,9 @@ class Wire:
                     await asyncio.sleep(self.random.uniform(0.0, 1.0))  # the next SYN
         except TimeoutError:
             raise TimeoutError(110, f"{host} does not answer") from None
+
+    def note_break(self, here: str, there: str) -> None:
+        self.breaks.append((self.loop.time(), frozenset({here, there})))
 
     def forget(self, end: SimTransport) -> None:
         for pair in self.connections:

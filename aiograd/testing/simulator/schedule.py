@@ -47,7 +47,9 @@ HARMFUL: Final = frozenset(
 ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
+HINDERING: Final = frozenset({"pause", "cut", "cut_one_way", "clog"})
 SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen
+CHANCE: Final = 1.0  # seconds without anything in the way, in which two come back to each other
 HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
 
 
@@ -101,6 +103,7 @@ def _reset_after(world: World, fault: Fault) -> None:
 def _close(world: World, fault: Fault) -> None:
     for ours, theirs in world.wire.between(fault.a, fault.b):
         end = ours if ours.node.name == fault.b else theirs
+        end.broken_off = True
         end.receive_end()
 
 
@@ -137,13 +140,15 @@ _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
 class Harm:
     """What has gone wrong so far: which errors are justified."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.nodes: set[str] = set()  # workers that anybody may have lost
         self.pairs: set[frozenset[str]] = set()  # who may have lost whom
         self.any = False
         self.kinds: set[str] = set()
         self._everyone = False  # anybody may have lost anybody
         self._away = 0.0  # seconds that somebody was paused or slow, together
+        self._in_the_way: list[tuple[frozenset[str], float, float]] = []  # of whom, from, to
 
     def note(self, fault: Fault) -> None:
         self.any = True
@@ -152,6 +157,10 @@ class Harm:
             self._away += fault.seconds
         if fault.kind == "refuse" or self._away > HANDSHAKE:
             self._everyone = True
+        if fault.kind in HINDERING:
+            now = self._world.loop.time()
+            whom = frozenset({fault.a, fault.b} - {""})
+            self._in_the_way.append((whom, now, now + fault.seconds))
         if fault.kind not in HARMFUL or self._short(fault):
             return
         if fault.b:
@@ -163,17 +172,38 @@ class Harm:
         """Whether a broken connection should have been made again without a loss."""
         return fault.kind in RESUMED or ("cut" in fault.kind and fault.seconds < SHORT)
 
+    def _stranded(self) -> set[frozenset[str]]:
+        """Who had no chance to come back to each other in time, after their connection broke."""
+        now, resume = self._world.loop.time(), self._world.options.resume
+        return {
+            pair
+            for at, pair in self._world.wire.breaks
+            if at + resume <= now and not self._had_a_chance(pair, at, at + resume)
+        }
+
+    def _had_a_chance(self, pair: frozenset[str], begin: float, end: float) -> bool:
+        """Whether for `CHANCE` seconds nobody was paused, and nothing was cut or clogged."""
+        free = begin
+        for whom, since, until in sorted(self._in_the_way, key=lambda each: each[1]):
+            if whom <= pair and until > free:
+                if min(since, end) - free >= CHANCE:
+                    return True
+                free = until
+        return end - free >= CHANCE
+
     @property
     def lossy(self) -> bool:
-        return self._everyone or bool(self.nodes or self.pairs)
+        return self._everyone or bool(self.nodes or self.pairs or self._stranded())
 
     def may_lose(self, name: str) -> bool:
         """Whether somebody may have lost this worker."""
-        return self._everyone or name in self.nodes or any(name in pair for pair in self.pairs)
+        pairs = self.pairs | self._stranded()
+        return self._everyone or name in self.nodes or any(name in pair for pair in pairs)
 
     def between(self, a: str, b: str) -> bool:
         """Whether these two may have lost each other."""
-        return self._everyone or bool({a, b} & self.nodes) or frozenset({a, b}) in self.pairs
+        pairs = self.pairs | self._stranded()
+        return self._everyone or bool({a, b} & self.nodes) or frozenset({a, b}) in pairs
 
 
 class Player:
@@ -181,7 +211,7 @@ class Player:
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         self.world = world
-        self.harm = Harm()
+        self.harm = Harm(world)
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
         self.messages: Counter[str] = Counter()  # sent so far, by kind

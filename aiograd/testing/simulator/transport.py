@@ -175,6 +175,7 @@ class SimTransport(asyncio.Transport):
         self._writing_paused = self._reading_paused = self._scheduled = False
         self._closing = False
         self.gone = self.silent = False
+        self.broken_off = False  # by somebody in between
 
     # ── being connected ─────────────────────────────────────────────────────────────────────────
 
@@ -337,8 +338,9 @@ class SimTransport(asyncio.Transport):
     def broken(self, other: SimTransport) -> None:
         """Somebody in between resets the connection for both."""
         self._wire.record("reset", self.node.name, other.node.name, self.number)
-        self.peer_reset()
-        other.peer_reset()
+        for end in (self, other):
+            end.broken_off = True
+            end.peer_reset()
 
     def _tell_peer(self) -> None:
         """A reset travels to the other end, unless the path is cut."""
@@ -356,6 +358,8 @@ class SimTransport(asyncio.Transport):
             self.gone = True
             self._wire.record("lost", self.node.name, self.number, type(error).__name__)
             self._wire.forget(self)
+            if self.broken_off:
+                self._wire.note_break(self.node.name, self.outgoing.sink.node.name)
             if self._protocol is not None:
                 self._protocol.connection_lost(error)
 

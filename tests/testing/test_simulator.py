@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import random
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import aiograd as ag
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault, SimulationFailed
+from aiograd.testing.simulator.functions import here
 from aiograd.testing.simulator.loop import Deadlock, SimLoop, SimulationError
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.run import run
@@ -245,6 +247,29 @@ def test_a_forgotten_task_that_fails_is_an_error():
 
     with pytest.raises(SimulationFailed, match="forgotten"):
         simulate(program)
+
+
+@ag.inline
+def promise_and_crash():
+    """Give a coroutine, which the worker does not live long enough to begin."""
+    node = here()
+    node.world.crash(node.name)
+    node.world.promised = promised = never_begun()
+    return promised
+
+
+async def never_begun():
+    raise AssertionError("its worker has crashed")
+
+
+def test_what_a_crash_has_kept_from_beginning_is_ended_without_a_word():
+    async def program(world):
+        with pytest.raises(ag.errors.WorkerLost):
+            await ag.rpc_async("worker0", promise_and_crash)
+        assert inspect.getcoroutinestate(world.promised) == inspect.CORO_CREATED
+        return world.promised
+
+    assert inspect.getcoroutinestate(simulate(program)) == inspect.CORO_CLOSED
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import math
 import random
 from collections import deque
@@ -21,6 +22,7 @@ from aiograd.dist import attach as attach_autograd
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.incoming import itself
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.verdict import Verdict
@@ -109,6 +111,14 @@ class Node:
         assert self.world.on_send is not None
         self.world.trace("message", self.name, to, kind)
         return self.world.on_send(self, kind, to)
+
+    def close_unbegun(self) -> None:
+        """End the coroutines that calls gave here, and that nobody will await any more."""
+        for link in self.agent.links() if self.parts else ():  # else it has never started
+            for incoming in link.callee.running.values():
+                for given in incoming.args if incoming.func is itself else ():
+                    if inspect.iscoroutine(given) and _unbegun(given):
+                        given.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something on this node, as its user code."""
@@ -247,12 +257,17 @@ class World:
         self.loop.over = True
         for node in (*self.dead, *self.nodes.values()):
             node.runtime.threads.crash()
+            node.close_unbegun()
         for task in list(self.loop.owners):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if not task.done():
                 with contextlib.suppress(BaseException):
                     coroutine: Any = task.get_coro()
                     coroutine.close()
+
+
+def _unbegun(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
 
 
 def _tell_restart(other: Node, old: PeerInfo, new: PeerInfo) -> None:

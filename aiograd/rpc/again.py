@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import Overloaded, WorkerClosed, WorkerLost
-from aiograd.rpc.future import Future, fail
+from aiograd.rpc.future import Future, fail, prepare
 from aiograd.wire.flat import decode_call, encode_call
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Persistence:
         self._attempt(self._timeout)
 
     def _attempt(self, timeout: float | None) -> None:
-        attempt: Future[Any] = Future(loop=self._agent.loop)
+        attempt = prepare(Future(loop=self._agent.loop))
         attempt.add_done_callback(self._ended, context=self._context)
         args, kwargs = self._arguments
         if self._retries and self._frozen is not None:

@@ -37,7 +37,7 @@ from aiograd.rpc.directory import LOST_PEERS, Directory, PeerInfo, WorkerInfo, c
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
 from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Link
@@ -293,6 +293,8 @@ class Agent:
         held = self.baggage.current() if self.baggage is not None else None
         if future is None:
             future = Future(loop=self.loop)
+        future._bucket = future._caller = future._trace = future._undo = future._stream = None
+        future._frame, future._id = None, 0
         future._function, future._seconds = shipment.name, seconds
         future._kind = shipment.kind if keep is None else "remote"
         if frame is None:
@@ -304,17 +306,24 @@ class Agent:
         if scope is not None and not shipment.quiet:
             future._trace = Trace(scope, self, link.peer, future._kind)
         elif shipment.data is not None and not link.restricted:
+            flags = FLAT | (shipment.flags & OP)
+            if (
+                held is None
+                and here
+                and not kwargs
+                and link.caller.begin_in_row(future, flags, seconds, deadline, shipment, args, keep)
+            ):
+                return future
             departure = None if held is None else Departure(link.peer, future._kind, held)
             data = encode_call(args, kwargs, self.travellers.boxes, departure)
             if data is not None:
-                flags = FLAT
                 if departure is not None:
-                    flags, data = labelled(self, data, departure)
+                    more, data = labelled(self, data, departure)
+                    flags |= more
                     future._undo = departure.undo
                 if keep is not None:
                     data = keep_in_front(keep, data)
                     flags |= KEEP
-                flags |= shipment.flags & OP
                 begin = link.caller.begin_small
                 if here:
                     begin(future, CALL, flags, seconds, deadline, shipment, data)
@@ -335,8 +344,7 @@ class Agent:
         future: Future[Any] | None,
     ) -> Future[Any]:
         """Call a function that may be called again."""
-        if future is None:
-            future = Future(loop=self.loop)
+        future = prepare(future if future is not None else Future(loop=self.loop))
         Persistence(self, to, func, args, kwargs, timeout, frame, future).start()
         return future
 
@@ -391,8 +399,8 @@ class Agent:
             patience, timeout = self.options.timeout, math.inf
         seconds, deadline = self.deadline(timeout)
         held = self.baggage.current() if self.baggage is not None else None
-        future: Future[Any] = Future(loop=self.loop)
-        future._function, future._seconds = shipment.name, seconds
+        future = prepare(Future(loop=self.loop), shipment.name)
+        future._seconds = seconds
         future._trace = trace(self, link.peer, "stream")
         stream = Stream(future, link, None if patience == math.inf else patience)
         args = _as_tuple(args)
@@ -420,8 +428,10 @@ class Agent:
         seconds, deadline = self.deadline(timeout)
         if future is None:
             future = Future(loop=self.loop)
+        future._bucket = future._caller = future._trace = future._undo = future._stream = None
         future._function = future._kind = service
-        future._seconds = seconds
+        future._seconds, future._code = seconds, None
+        future._id = future._instruction = 0
         if retry:
             insist(self, future, link.peer, service, args, deadline, carry)
             return future

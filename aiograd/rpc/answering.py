@@ -17,6 +17,7 @@ from aiograd.rpc.travel import Departure
 from aiograd.wire.flat import encode_value
 from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, KEEP, POST, REPLY
 from aiograd.wire.payload import Payload
+from aiograd.wire.rows import ALONE, value_entry
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
@@ -54,16 +55,28 @@ class Answering:
             return self._answer(incoming, value, extra)
         if extra is not None:
             return self._answer(incoming, value, extra)
+        if self._reply_in_row(incoming.id, value):
+            return
         data: bytes | None = b""
         if value is not None:
             data = None if link.restricted else encode_value(value, agent.travellers.boxes)
         if data is None:
             return self._answer(incoming, value)
         flags = FLAT if data else EMPTY
-        if agent.faults is None and link.error is None and len(data) <= FITS:
-            self._outbox.put(REPLY, flags, incoming.id, 0.0, 0, data)
-        else:
-            link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
+        link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
+
+    def _reply_in_row(self, id: int, value: Any) -> bool:
+        """Answer with a value that is plain and small, in one frame with others if there are any.
+
+        False if it has to travel alone."""
+        link, agent = self._link, self._agent
+        if link.restricted or agent.faults is not None or link.error is not None:
+            return False
+        entry = value_entry(value, agent.travellers.boxes)
+        if entry is ALONE:
+            return False
+        self._outbox.put_in_row(REPLY, FLAT, id, 0.0, 0, entry)
+        return True
 
     def _send_along(self, incoming: Incoming, value: Any) -> None:
         """Answer a call whose result stays with a copy of it; without one if it cannot travel."""
@@ -152,9 +165,13 @@ class Answering:
         agent = self._agent
         if agent.faults is not None or self._link.error is not None:
             return False
+        if value is None and leisure:
+            self._outbox.put_at_leisure(REPLY, EMPTY, id, 0.0, 0, b"")
+            return True
+        if held is None and self._reply_in_row(id, value):
+            return True
         if value is None:
-            put = self._outbox.put_at_leisure if leisure else self._outbox.put
-            put(REPLY, EMPTY, id, 0.0, 0, b"")
+            self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
             return True
         departure = None if held is None else Departure(self._link.peer, "reply", held)
         data = encode_value(value, agent.travellers.boxes, departure)

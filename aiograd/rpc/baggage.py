@@ -17,8 +17,9 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.frames import SMALL, Transfer
-from aiograd.wire.messages import CARRIED, EXTRA, FLAT, TRAVELLED
+from aiograd.wire.messages import CARRIED, EXTRA, FLAT, KEEP, TRAVELLED
 from aiograd.wire.payload import Payload, encode_named
+from aiograd.wire.rows import call_alone as entry_alone
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -115,6 +116,14 @@ def split(data: Any, codec: Codec | DataCodec | None = None) -> tuple[dict[str, 
 def keep_in_front(token: bytes, data: bytes) -> bytes:
     """Put the token of a result that stays in front of a flat payload."""
     return b"".join((_SHORT.pack(len(token)), token, data))
+
+
+def call_alone(flags: int, entry: Any) -> bytes:
+    """The payload of a call that came in a row, as if it had come alone."""
+    if not flags & KEEP:
+        return entry_alone(entry)
+    token, entry = entry
+    return keep_in_front(token, entry_alone(entry))
 
 
 def split_kept(data: Any) -> tuple[bytes, Any]:

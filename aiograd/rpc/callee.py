@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.answering import NOTHING
-from aiograd.rpc.baggage import split, split_kept, unlabelled, unpack
+from aiograd.rpc.baggage import call_alone, split, split_kept, unlabelled, unpack
 from aiograd.rpc.current import DEADLINE, GUEST
 from aiograd.rpc.functions import INLINE, THREAD, Target, function_name
 from aiograd.rpc.incoming import Incoming, unfinished
@@ -45,6 +45,7 @@ from aiograd.wire.messages import (
     STREAM,
     TRAVELLED,
 )
+from aiograd.wire.rows import call_of
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
@@ -101,6 +102,36 @@ class Callee(Running):
                 self._begin_at_once(flags, id, budget, target, body, lent)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
+
+    def calls(
+        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
+    ) -> None:
+        """Calls of one function have come in a row."""
+        outbox, boxes = self._outbox, self._agent.travellers.boxes
+        for id, entry in enumerate(entries, first):
+            if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
+                self._hold(CALL, flags, id, budget, target, call_alone(flags, entry))
+                continue
+            token = None
+            try:
+                if flags & KEEP:
+                    token, entry = entry
+                args = call_of(entry, boxes)
+            except Exception as error:
+                self._fail(Incoming(self, id, target, CALL), error)
+                continue
+            if budget > 0 and target.error is None and self._agent.profiles is None:
+                if token is not None:
+                    if target.kind == "op":
+                        self._run_and_keep(flags, id, target, token, args)
+                        continue
+                elif target.mode == INLINE:
+                    self._run_inline(id, budget, target, args)
+                    continue
+                elif target.mode != THREAD and len(self.running) < self._most:
+                    self._begin_task(id, budget, target, args)
+                    continue
+            self.arrived(CALL, flags, id, budget, target, (args, token))
 
     def service(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
@@ -179,16 +210,43 @@ class Callee(Running):
         self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
     ) -> None:
         """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
-        agent = self._agent
         context = self._context.copy()
-        if target.kind != "op":
-            context.run(DEADLINE.set, agent.loop.time() + budget)
-        arrival = held = None
         try:
-            if flags & CARRIED:
-                arrival, body = self._carried(context, target, body)
-                held = arrival.held
-            args, kwargs = decode_call(body, agent.travellers.boxes, arrival, lent)
+            held, (args, kwargs) = self._decode(flags, context, target, body, lent)
+        except Exception as error:
+            return self._fail(Incoming(self, id, target, CALL), error)
+        self._run_inline(id, budget, target, args, kwargs, context, held)
+
+    def _decode(
+        self,
+        flags: int,
+        context: contextvars.Context,
+        target: Target,
+        data: Any,
+        lent: Sequence[Any] = (),
+    ) -> tuple[Any, tuple[Any, dict[str, Any] | None]]:
+        """The baggage of a message of the quick road, and its arguments."""
+        boxes = self._agent.travellers.boxes
+        if not flags & CARRIED:
+            return None, decode_call(data, boxes, None, lent)
+        arrival, data = self._carried(context, target, data)
+        return arrival.held, decode_call(data, boxes, arrival, lent)
+
+    def _run_inline(
+        self,
+        id: int,
+        budget: float,
+        target: Target,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        context: contextvars.Context | None = None,
+        held: Any = None,
+    ) -> None:
+        if context is None:
+            context = self._context.copy()
+        if target.kind != "op":
+            context.run(DEADLINE.set, self._agent.loop.time() + budget)
+        try:
             value = (
                 context.run(target.func, *args, **kwargs)
                 if kwargs
@@ -205,16 +263,30 @@ class Callee(Running):
         self, flags: int, id: int, target: Target, body: Any, lent: Sequence[Any]
     ) -> None:
         """The same for an op whose result stays here: nobody else can see it begin."""
-        agent, link = self._agent, self._link
-        keeper, context = agent.keeper, self._context.copy()
-        assert keeper is not None
+        context = self._context.copy()
         token, data = split_kept(body)
-        arrival = held = None
         try:
-            if flags & CARRIED:
-                arrival, data = self._carried(context, target, data)
-                held = arrival.held
-            args, kwargs = decode_call(data, agent.travellers.boxes, arrival, lent)
+            held, (args, kwargs) = self._decode(flags, context, target, data, lent)
+        except Exception as error:
+            return self._fail(self._expected(flags, id, target, token), error)
+        self._run_and_keep(flags, id, target, token, args, kwargs, context, held)
+
+    def _run_and_keep(
+        self,
+        flags: int,
+        id: int,
+        target: Target,
+        token: bytes,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        context: contextvars.Context | None = None,
+        held: Any = None,
+    ) -> None:
+        keeper, link = self._agent.keeper, self._link
+        assert keeper is not None
+        if context is None:
+            context = self._context.copy()
+        try:
             value = context.run(target.func, *args, **(kwargs or {}))
         except BaseException as error:
             return self._fail(self._expected(flags, id, target, token), error)
@@ -245,12 +317,9 @@ class Callee(Running):
         """The same for a service of the library, most of which answer without waiting."""
         agent = self._agent
         context = self._context.copy()
-        arrival = held = None
+        held = None
         try:
-            if flags & CARRIED:
-                arrival, body = self._carried(context, target, body)
-                held = arrival.held
-            args, _ = decode_call(body, agent.travellers.boxes, arrival)
+            held, (args, _) = self._decode(flags, context, target, body)
             handler = agent.services.get(target.name)
             if handler is None:
                 raise ProtocolError(f"no service {target.name!r}", agent.name)
@@ -269,23 +338,34 @@ class Callee(Running):
         self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
     ) -> None:
         """The shortest way from bytes to a task: plain arguments, a coroutine function."""
-        agent, running = self._agent, self.running
-        incoming = running[id] = Incoming(self, id, target, CALL)
-        incoming.context = context = self._context.copy()
+        context = self._context.copy()
+        try:
+            held, (args, kwargs) = self._decode(flags, context, target, body, lent)
+        except Exception as error:
+            return self._fail(Incoming(self, id, target, CALL), error)
+        self._begin_task(id, budget, target, args, kwargs, context, held)
+
+    def _begin_task(
+        self,
+        id: int,
+        budget: float,
+        target: Target,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        context: contextvars.Context | None = None,
+        held: Any = None,
+    ) -> None:
+        agent = self._agent
+        incoming = self.running[id] = Incoming(self, id, target, CALL)
+        incoming.args, incoming.kwargs, incoming.held = args, kwargs, held
+        if context is None:
+            context = self._context.copy()
+        incoming.context = context
         deadline = agent.loop.time() + budget if budget <= _AGES else math.inf
         context.run(DEADLINE.set, deadline)
         if deadline != math.inf:
             incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
             bucket[incoming] = None
-        arrival = None
-        try:
-            if flags & CARRIED:
-                arrival, body = self._carried(context, target, body)
-                incoming.held = arrival.held
-            boxes = agent.travellers.boxes
-            incoming.args, incoming.kwargs = decode_call(body, boxes, arrival, lent)
-        except Exception as error:
-            return self._fail(incoming, error)
         incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
 
     def arrived(
@@ -316,7 +396,12 @@ class Callee(Running):
         if kind == CALL:
             context.run(DEADLINE.set, deadline)
         try:
-            if flags & FLAT:
+            if type(body) is tuple:  # it came in a row
+                incoming.args, token = body
+                if token is not None:
+                    incoming.along = flags & ALONG != 0
+                    self._expect(incoming, token)
+            elif flags & FLAT:
                 data, *lent = body.segments if isinstance(body, Transfer) else (body,)
                 arrival = None
                 if flags & KEEP:

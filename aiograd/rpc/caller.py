@@ -43,9 +43,11 @@ from aiograd.wire.messages import (
     LEISURE,
     NESTED,
     OP,
+    ROW,
     TRAVELLED,
 )
 from aiograd.wire.payload import Payload
+from aiograd.wire.rows import ALONE, call_entry, decode_row, value_alone, value_of
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
@@ -109,6 +111,8 @@ class Caller:
             bucket[future] = None
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
+        if outbox.row:
+            outbox.end_row()
         small = outbox.small
         if flags & KEEP:
             flags = self._stays(future, id, flags)
@@ -123,6 +127,43 @@ class Caller:
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
             outbox.schedule()
+
+    def begin_in_row(
+        self,
+        future: Future[Any],
+        flags: int,
+        seconds: float,
+        deadline: float,
+        shipment: Shipment,
+        args: tuple[Any, ...],
+        token: bytes | None,
+    ) -> bool:
+        """The same for a call that may share a frame with others; False if it may not."""
+        link, pending = self._link, self.pending
+        number = link.numbers.get(shipment)
+        if (
+            number is None
+            or not link.quick
+            or len(pending) >= self._limit
+            or self.waiting
+            or self.agent.faults is not None
+            or (token is not None and not (self._eager and flags & OP))  # may still be asked for
+        ):
+            return False
+        entry = call_entry(args, self.agent.travellers.boxes)
+        if entry is ALONE:
+            return False
+        future._caller = self
+        if deadline != math.inf:
+            future._bucket = bucket = self._deadlines.bucket(deadline, seconds)
+            bucket[future] = None
+        self.last_id = future._id = id = self.last_id + 1
+        pending[id] = future
+        if token is not None:
+            flags = self._stays(future, id, flags | KEEP)
+            entry = (token, entry)
+        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry)
+        return True
 
     def _stays(self, future: Future[Any], id: int, flags: int) -> int:
         """A result will stay: the flags of its call. A small copy of it may come unasked."""
@@ -316,6 +357,8 @@ class Caller:
     # ── answers ─────────────────────────────────────────────────────────────────────────────────
 
     def reply(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
+        if flags & ROW:
+            return self._replies(id, body)
         future = self.pending.pop(id, None)
         if future is None:
             return self._drop(flags, body)
@@ -362,6 +405,34 @@ class Caller:
             future._stream.ended(None)
         if not future.done():
             future.set_result(value)
+
+    def _replies(self, first: int, body: Any) -> None:
+        """The answers to several calls, in a row."""
+        pending, boxes = self.pending, self.agent.travellers.boxes
+        for id, entry in enumerate(decode_row(body), first):
+            future = pending.pop(id, None)
+            if future is None:
+                continue
+            if future._trace is not None or future._stream is not None:
+                pending[id] = future
+                self.reply(FLAT, id, 0.0, 0, value_alone(entry))
+                continue
+            future._caller = None
+            bucket = future._bucket
+            if bucket is not None:
+                future._bucket = None
+                bucket.pop(future, None)
+            if self.waiting:
+                self.proceed()
+            try:
+                value = value_of(entry, boxes) if entry.__class__ is tuple else entry
+            except Exception as error:
+                fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+                continue
+            if future._kind == "remote" and self._unasked(future):
+                value = None
+            if not future.done():
+                future.set_result(value)
 
     def fault(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         future = self.pending.get(id)

@@ -37,24 +37,37 @@ class Deadlines:
         self._recent: deque[int] = deque(maxlen=8)
         self._timer: asyncio.TimerHandle | None = None
         self._armed = math.inf
+        # The bucket of far deadlines that was asked for last, and which of them belong there.
+        self._far: Bucket = {}
+        self._far_after = self._far_until = math.inf
 
     def bucket(self, deadline: float, seconds: float | None = None) -> Bucket:
         """The bucket of a finite deadline (loop time), which is so many seconds from now."""
         if seconds is None:
             seconds = deadline - self._time()
+        far = seconds > _FAR
+        if far and self._far_after < deadline < self._far_until:
+            return self._far
         number = int(deadline * _RATE) + 1
-        if seconds > _FAR:
+        if far:
             number |= _WIDE - 1
         bucket = self._buckets.get(number)
-        return self._make(number) if bucket is None else bucket
+        if bucket is None:
+            bucket = self._make(number)
+        if far:
+            self._far, self._far_until = bucket, number * STEP
+            self._far_after = self._far_until - _WIDE * STEP
+        return bucket
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._buckets.clear()
+        self._far_after = math.inf
         self._order.clear()
 
     def _make(self, number: int) -> Bucket:
+        self._far_after = math.inf  # it may be one of those that are dropped
         for other in self._recent:
             if self._buckets.get(other) == {}:
                 del self._buckets[other]
@@ -72,7 +85,7 @@ class Deadlines:
         self._timer = self._loop.call_at(number * STEP, self._reached)
 
     def _reached(self) -> None:
-        self._timer, self._armed = None, math.inf
+        self._timer, self._armed, self._far_after = None, math.inf, math.inf
         now = int(self._time() / STEP + 1e-6)
         while self._order and (self._order[0] <= now or not self._buckets.get(self._order[0])):
             bucket = self._buckets.pop(heapq.heappop(self._order), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from types import CodeType
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
-_init = asyncio.Future.__init__  # one future is made per call, and `super()` takes its time
 
 
 class Future(asyncio.Future[T]):
@@ -25,6 +25,7 @@ class Future(asyncio.Future[T]):
     the call.
     """
 
+    # Set by who makes it (`prepare`): an `__init__` of our own would cost as much as the future.
     __slots__ = (
         "_bucket",
         "_caller",
@@ -48,15 +49,9 @@ class Future(asyncio.Future[T]):
     _id: int  # its number there, once sent
     _kind: str
     _seconds: float
+    _stream: Any
     _trace: Trace | None  # while somebody records it
     _undo: list[Any] | None
-
-    def __init__(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        _init(self, loop=loop)
-        self._bucket = self._caller = self._code = self._trace = self._undo = None
-        self._stream: Any = None
-        self._function, self._kind, self._seconds = "", "call", 0.0
-        self._id = self._instruction = 0
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
@@ -80,16 +75,9 @@ class Future(asyncio.Future[T]):
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot travel: await it and send its result")
 
-    def __del__(self) -> None:
-        # The base class sets this while an exception waits to be looked at.
-        if getattr(self, "_log_traceback", False):
-            self._log_traceback = False
-            _log.error(
-                "%s failed and nobody awaited it (called %s): %r",
-                self._function or "a call",
-                self._place(),
-                self.exception(),
-            )
+    def set_exception(self, exception: Any) -> None:
+        super().set_exception(exception)
+        self.__class__ = _failed(self.__class__)
 
     def _place(self) -> str:
         code = self._code
@@ -100,6 +88,33 @@ class Future(asyncio.Future[T]):
             if start <= self._instruction < end and number is not None:
                 line = number
         return f"at {code.co_filename}:{line}"
+
+
+def prepare(future: Future[Any], function: str = "") -> Future[Any]:
+    """A future that is no call so far."""
+    future._bucket = future._caller = future._code = future._trace = future._undo = None
+    future._stream = future._frame = None
+    future._function, future._kind, future._seconds = function, "call", 0.0
+    future._id = future._instruction = 0
+    return future
+
+
+@functools.cache
+def _failed(kind: type[Future[Any]]) -> type[Future[Any]]:
+    """The class of those that have failed: only they have something to say in the end."""
+    return type(kind.__name__, (kind,), {"__slots__": (), "__del__": _tell})
+
+
+def _tell(future: Future[Any]) -> None:
+    # The base class sets this while an exception waits to be looked at.
+    if future._log_traceback:
+        future._log_traceback = False
+        _log.error(
+            "%s failed and nobody awaited it (called %s): %r",
+            future._function or "a call",
+            future._place(),
+            future.exception(),
+        )
 
 
 def fail(future: Future[Any], error: BaseException) -> None:

@@ -42,6 +42,13 @@ class Once:
             self._ahead.discard(self._low)
         return True
 
+    def fresh_row(self, first: int, count: int) -> bool:
+        """Whether so many numbers come for the first time, and right after all earlier ones."""
+        if first != self._low + 1 or self._ahead:
+            return False
+        self._low += count
+        return True
+
 
 class _Entry:
     __slots__ = ("action", "kind", "lane", "ready")

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
+from aiograd.rpc.baggage import call_alone
 from aiograd.rpc.callee import NO_TIME, Callee
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.connection import Connection
@@ -51,10 +52,12 @@ from aiograd.wire.messages import (
     REPLY,
     REQUEST,
     RETURN,
+    ROW,
     SHARED,
 )
 from aiograd.wire.payload import Payload
 from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
+from aiograd.wire.rows import decode_row, value_alone
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -395,6 +398,12 @@ class Link:
             self._inbox.announce(
                 body, kind, id, lambda: self._take(kind, flags, id, budget, found, body)
             )
+        elif flags & ROW and kind in (CALL, REPLY):
+            if self.restricted:
+                raise self._pickled()
+            for number, entry in enumerate(decode_row(body), id):
+                data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
+                self._put_behind(kind, flags & ~ROW, number, budget, found, data)
         elif kind in NUMBERED or kind in ANSWERS:
             self._put_behind(kind, flags, id, budget, found, bytes(body))
         elif kind == CANCEL and self._inbox.has_call(id):
@@ -440,9 +449,21 @@ class Link:
         return target
 
     def _on_call(self, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
-        if self._once.fresh(id):
+        if flags & ROW:
+            self._on_row(flags & ~ROW, id, budget, self._target(target), decode_row(body))
+        elif self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)
             self.callee.call(flags, id, budget, found, body)
+
+    def _on_row(
+        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
+    ) -> None:
+        if self._once.fresh_row(first, len(entries)):
+            self.callee.calls(flags, first, budget, target, entries)
+        else:
+            for id, entry in enumerate(entries, first):
+                if self._once.fresh(id):
+                    self.callee.calls(flags, id, budget, target, [entry])
 
     def _on_numbered(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
@@ -452,9 +473,12 @@ class Link:
 
     def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
         """Over a restricted link: pass a message on if it is not a pickle."""
-        if flags & FLAT:
-            raise ProtocolError(f"{self.peer.name} sent a pickle where only plain data may travel")
+        if flags & (FLAT | ROW):
+            raise self._pickled()
         handler(flags, *rest)
+
+    def _pickled(self) -> ProtocolError:
+        return ProtocolError(f"{self.peer.name} sent a pickle where only plain data may travel")
 
     def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if not target or len(self._targets) > TABLE + 1:

@@ -1,10 +1,11 @@
 """What waits to be written to one peer: small messages at once, large ones in turns.
 
 The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
-first while the last are made. Large ones are announced in order and then share the connection chunk
-by chunk, so that nothing small waits behind a gigabyte. Nothing is written while the transport asks
-for a pause, so what waits for a slow peer waits here, where it is counted. What is written goes
-into the `Session`, too, in case that it has to be written again.
+first while the last are made. Calls and replies that are alike share a frame (`rows`). Large
+messages are announced in order and then share the connection chunk by chunk, so that nothing small
+waits behind a gigabyte. Nothing is written while the transport asks for a pause, so what waits for
+a slow peer waits here, where it is counted. What is written goes into the `Session`, too, in case
+that it has to be written again.
 
 Messages at leisure, for which nobody waits, leave with the next one that somebody does wait for: to
 wake up a peer takes longer than to make a message. Alone, they leave after `LEISURELY` seconds.
@@ -26,10 +27,12 @@ from aiograd.wire.frames import (
     announce,
     header,
 )
-from aiograd.wire.messages import CHUNK, LARGE
+from aiograd.wire.messages import CHUNK, LARGE, ROW
 from aiograd.wire.resume import Piece, Session
+from aiograd.wire.rows import decode_row, encode_row
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
+_ROW = 32  # entries of a row that do not, either
 LEISURELY = 0.01  # seconds that a message waits for company
 _TURNS = 4  # chunks written before the loop gets a turn
 
@@ -56,6 +59,9 @@ class Outbox:
         self._session = session
         self._sent = sent  # told when something large has left, or the peer reads again
         self.small: list[bytes] = []
+        self.row: list[Any] = []  # entries of the row that is being made, the latest of all
+        self._head = (0, 0, 0.0, 0)  # its kind, flags, budget and target
+        self._next = 0  # the id of the entry that would be the next
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
@@ -72,6 +78,8 @@ class Outbox:
     def put(self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes) -> None:
         """Queue one small message."""
         small = self.small
+        if self.row:
+            self.end_row()
         small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
             small.append(body)
@@ -84,11 +92,44 @@ class Outbox:
         self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
     ) -> None:
         """Queue one small message that may wait for others."""
+        if self.row:
+            self.end_row()
         before = len(self.small)
         self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
             self.small.append(body)
         self.linger(len(self.small) - before)
+
+    def put_in_row(
+        self, kind: int, flags: int, id: int, budget: float, target: int, entry: Any
+    ) -> None:
+        """Queue a call or reply that may share a frame with the ones before it."""
+        row, head = self.row, (kind, flags, budget, target)
+        if row and (head != self._head or id != self._next):
+            self.end_row()
+            row = self.row
+        self._head, self._next = head, id + 1
+        row.append(entry)
+        if len(row) >= _ROW:
+            self.flush_early()
+        elif not self.scheduled and not self.corked:
+            self.schedule()
+
+    def end_row(self) -> None:
+        """What comes next must not go before it."""
+        row, self.row = self.row, []
+        self._put_row(row, self._next - len(row))
+
+    def _put_row(self, row: list[Any], first: int) -> None:
+        body = encode_row(row)
+        if len(body) > SMALL:
+            half = len(row) // 2
+            self._put_row(row[:half], first)
+            self._put_row(row[half:], first + half)
+        else:
+            kind, flags, budget, target = self._head
+            frame = HEADER.pack(MAGIC, kind, flags | ROW, len(body), first, budget, target)
+            self.small += (frame, body)
 
     def linger(self, count: int) -> None:
         """The last so many headers and bodies are in no hurry."""
@@ -127,6 +168,8 @@ class Outbox:
 
     def acknowledge(self) -> None:
         """Say how much has come, and with that that we live."""
+        if self.row:
+            self.end_row()
         self.small.append(self._session.acknowledge())
         if not self.scheduled and not self.corked:
             self.schedule()
@@ -140,7 +183,7 @@ class Outbox:
         self.corked = False
         if self.scheduled:
             return
-        if len(self.small) > self._leisure or self._parcels:
+        if self.row or len(self.small) > self._leisure or self._parcels:
             self.flush()
         elif self.small and not self._lingering:
             self._wait_for_company()
@@ -163,6 +206,7 @@ class Outbox:
     def close(self) -> None:
         self._transport = None
         self.small.clear()
+        self.row.clear()
         self._leisure = 0
         self._parcels.clear()
         self.waiting = 0
@@ -181,6 +225,8 @@ class Outbox:
         self._write()
 
     def _write(self) -> None:
+        if self.row:
+            self.end_row()
         if self._transport is None or self.paused:
             return
         small = self.small
@@ -232,7 +278,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        return not self.small and not self._parcels
+        return not self.small and not self.row and not self._parcels
 
     @property
     def size(self) -> int:
@@ -257,10 +303,14 @@ class Outbox:
 
     def unsent(self) -> set[tuple[int, int]]:
         """(kind, id) of messages that have not left completely."""
+        if self.row:
+            self.end_row()
         found = {(parcel.kind, parcel.id) for parcel in self._parcels}
         data, at = b"".join(self.small), 0
         while at < len(data):
-            _, kind, _, length, id, _, _ = HEADER.unpack_from(data, at)
-            found.add((kind, id))
-            at += HEADER_SIZE + length
+            _, kind, flags, length, id, _, _ = HEADER.unpack_from(data, at)
+            at += HEADER_SIZE
+            count = len(decode_row(data[at : at + length])) if flags & ROW else 1
+            found.update((kind, id + index) for index in range(count))
+            at += length
         return found

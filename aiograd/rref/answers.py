@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import calls
 from aiograd.rpc.caller import STAYED
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import Future, prepare
 from aiograd.rref.control import owner_lost
 from aiograd.rref.records import Held, Owned, again, join
 
@@ -176,6 +176,7 @@ class Wait(Future[Any]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owned: Owned, owner: str) -> None:
         super().__init__(loop=loop)
+        prepare(self)
         self._owned, self._owner = owned, owner
 
     def begin(self, bucket: Bucket | None) -> None:

@@ -32,7 +32,7 @@ from aiograd.errors import (
 from aiograd.rpc import current
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.spans import SCOPE
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
@@ -110,7 +110,7 @@ class RRefs:
             made = protocol.create(owner)
         future = Creation(loop=agent.loop)
         future._refs, future._made, future._subject = self, made, subject
-        future._answer = future._frame = None
+        future._answer = None
         future._limited, future._inherited = timeout is not None, DEADLINE.get()
         future._held = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(made.id, place)
@@ -127,9 +127,9 @@ class RRefs:
         """The owner has answered, or never will."""
         if error is not None:
             error = self._creation_error(made, error)
-        if isinstance(made, Held):
+        if type(made) is Held:
             self.protocol.using.answered(made, error)
-        else:
+        elif type(made) is Owned:
             self.protocol.created_here(made, error)
         self.control.soon()
 
@@ -288,7 +288,8 @@ class RRefs:
             )
             answer.follow(held)
         except (RRefError, OwnerLost) as error:
-            answer.set_exception(error.with_traceback(None))  # it would hold this frame, and us
+            # The traceback would hold this frame, and us.
+            prepare(answer, service).set_exception(error.with_traceback(None))
         return answer
 
     def fetch_along(self, rref: RRef, creation: Creation) -> Answer | None:
@@ -309,7 +310,8 @@ class RRefs:
             return None
         creation._until = agent.loop.time() + creation._seconds
         creation._answer = answer = Answer(loop=agent.loop)
-        answer._rref, answer._function = rref, "rref.fetch"
+        prepare(answer, "rref.fetch")
+        answer._rref = rref
         return answer
 
     def ask_again(self, answer: Answer, deadline: float) -> None:

@@ -22,16 +22,19 @@ class Places:
     """What one worker knows of places."""
 
     def __init__(self) -> None:
-        self._named: dict[tuple[CodeType, int], bytes] = {}  # by code and instruction
+        # By instruction, and by the address of its code: the hash of code takes a microsecond.
+        self._named: dict[tuple[int, int], tuple[CodeType, bytes]] = {}
         self._read: dict[bytes, Place] = {}
 
     def name(self, frame: FrameType) -> bytes:
         """The line a frame is at, as it travels."""
-        key = (frame.f_code, frame.f_lasti)
-        named = self._named.get(key)
-        if named is None:
-            named = f"{key[0].co_filename}:{frame.f_lineno}".encode("utf-8", "replace")[-_LONGEST:]
-            _remember(self._named, key, named)
+        code = frame.f_code
+        key = (id(code), frame.f_lasti)
+        known = self._named.get(key)
+        if known is not None and known[0] is code:
+            return known[1]
+        named = f"{code.co_filename}:{frame.f_lineno}".encode("utf-8", "replace")[-_LONGEST:]
+        _remember(self._named, key, (code, named))
         return named
 
     def read(self, named: bytes) -> Place:

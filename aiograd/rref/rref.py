@@ -16,7 +16,7 @@ from aiograd.card import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WrongThread
 from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import Future, prepare
 from aiograd.rref.answers import Creation, block_on, wake
 from aiograd.rref.owners import RRefs, current_rrefs
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
@@ -132,8 +132,7 @@ class RRef:
     def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
         """A future of something asynchronous about this reference, from any thread."""
         agent = self._refs.agent
-        future: Future[Any] = Future(loop=agent.loop)
-        future._function = f"RRef {what}"
+        future = prepare(Future(loop=agent.loop), f"RRef {what}")
         self._refs.control.on_loop(lambda: agent.spawn(_run(work, future)))
         return future
 
@@ -177,7 +176,7 @@ class RRef:
 
         owned = self._ref
         if owned.ready and owned.error is None and owned.doubt is None and not self._released:
-            future: Future[type] = Future(loop=self._refs.agent.loop)
+            future: Future[type] = prepare(Future(loop=self._refs.agent.loop))
             future.set_result(type(owned.value))
             return future
         return self._begin(find, "type")

@@ -18,8 +18,8 @@ from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 LIMIT: Final = 32 * 1024  # bytes of one array that is copied; larger ones are lent
-_ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
-_ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
+ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
+ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
 
 class Box(Protocol):
@@ -46,7 +46,7 @@ def encode_call(
     if not args and not kwargs:
         return _NOTHING
     for value in args:
-        if type(value) not in _ATOMS:
+        if type(value) not in ATOMS:
             return _encode_arrays(args, kwargs, boxes, departure, lent)
     if kwargs and not _are_atoms(kwargs):
         return None
@@ -54,7 +54,7 @@ def encode_call(
 
 
 def _are_atoms(kwargs: dict[str, Any]) -> bool:
-    return all(type(value) in _ATOMS for value in kwargs.values())
+    return all(type(value) in ATOMS for value in kwargs.values())
 
 
 def _encode_arrays(
@@ -68,9 +68,9 @@ def _encode_arrays(
     first: dict[int, int] = {}  # where a box, or something lent, was met for the first time
     for index, value in enumerate(args):
         cls = type(value)
-        if cls in _ATOMS:
+        if cls in ATOMS:
             continue
-        note = _ARRAY
+        note = ARRAY
         if cls is boxed:
             earlier = first.setdefault(id(value), index)
             if earlier != index:  # the same object again stays the same object
@@ -109,17 +109,22 @@ def decode_call(
 ) -> tuple[Any, dict[str, Any] | None]:
     args, kwargs, arrays = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
     if arrays:
-        for index, item in enumerate(args):
-            if item.__class__ is not tuple:
-                continue
-            if len(item) == 1:
-                args[index] = args[item[0]]
-                continue
-            shape, code, memory, note = item
-            args[index] = array = np.ndarray(shape, DTYPES[code], memory)
-            if note != _ARRAY:
-                args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
+        unflatten(args, boxes, arrival)
     return args, kwargs
+
+
+def unflatten(args: list[Any], boxes: Boxes, arrival: Any) -> None:
+    """Make arrays and boxes of the tuples among some arguments."""
+    for index, item in enumerate(args):
+        if item.__class__ is not tuple:
+            continue
+        if len(item) == 1:
+            args[index] = args[item[0]]
+            continue
+        shape, code, memory, note = item
+        args[index] = array = np.ndarray(shape, DTYPES[code], memory)
+        if note != ARRAY:
+            args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
 
 
 def encode_value(
@@ -127,9 +132,9 @@ def encode_value(
 ) -> bytes | None:
     """One result, or None if it needs the general codec."""
     cls = type(value)
-    if cls in _ATOMS:
+    if cls in ATOMS:
         return pickle.dumps((value, None), 5)
-    note = -1
+    note = ARRAY
     if boxes is not None and cls is boxes[0]:
         opened = boxes[1].open(value, departure)
         if opened is None:

@@ -76,6 +76,7 @@ NESTED: Final = 512  # a call beyond the window, in the name of one that the cal
 CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 KEEP: Final = 1024  # the result stays at the callee, under a token that comes first of all
 ALONG: Final = 2048  # …and a copy of it comes along with the reply; EMPTY | KEEP if it cannot
+ROW: Final = 8192  # several calls of one function, or replies: ids count up, the body is a list
 LEISURE: Final = 4096  # nobody waits for the answer, or, with ALONG, has asked for the copy so far
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once

@@ -385,13 +385,13 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
     async with agents(2) as (a, b):
         b.loop.call_soon(time.sleep, 0.1)
         from aiograd.rpc.functions import Shipment
-        from aiograd.rpc.future import Future
+        from aiograd.rpc.future import Future, prepare
         from aiograd.wire.flat import encode_call
         from aiograd.wire.messages import CALL, FLAT
         from aiograd.wire.payload import Payload
 
         link = a.link("worker1")
-        future: Future[Any] = Future(loop=a.loop)
+        future = prepare(Future(loop=a.loop))
         shipment: Shipment = a.shipper.of(mark_run, link.peer)
         data = encode_call((), None)
         assert data is not None

@@ -78,3 +78,31 @@ async def test_far_deadlines_are_still_told_in_time():
         (number,) = [n for n, b in deadlines._buckets.items() if thing in b]
         assert 0 <= number * STEP - at < 0.2
     deadlines.close()
+
+
+async def test_far_deadlines_share_buckets_and_are_never_early():
+    """Also the one that was asked for last, which is found without looking for it."""
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    now = loop.time()
+    for i in range(500):
+        deadline = now + 3 + i * 0.003
+        bucket = deadlines.bucket(deadline, 3.0)
+        bucket[Thing(loop)] = None
+        (number,) = [n for n, other in deadlines._buckets.items() if other is bucket]
+        assert deadline <= number * STEP <= deadline + 9 * STEP
+    assert len(deadlines._buckets) < 15
+    deadlines.close()
+
+
+async def test_a_bucket_that_was_dropped_is_not_used_again():
+    loop = asyncio.get_running_loop()
+    deadlines = Deadlines(loop)
+    far = loop.time() + 60
+    deadlines.bucket(far, 60.0)
+    deadlines.bucket(loop.time() + 0.01)[Thing(loop)] = None  # drops those that are empty
+    bucket = deadlines.bucket(far, 60.0)
+    assert any(other is bucket for other in deadlines._buckets.values())
+    deadlines.close()
+    assert deadlines.bucket(far, 60.0) is not bucket
+    deadlines.close()

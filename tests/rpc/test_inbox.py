@@ -86,3 +86,18 @@ def test_gaps_do_not_grow_without_end():
         assert not once.fresh(number)
     assert len(once._ahead) == 4096
     assert not once.fresh(3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 5))))
+@example([(1, 3), (2, 1), (4, 2)])
+def test_numbers_in_a_row_are_fresh_exactly_once(rows):
+    once, seen = Once(), set()
+    for first, count in rows:
+        numbers = range(first, first + count)
+        fresh = once.fresh_row(first, count)
+        if fresh:
+            assert seen == set(range(1, first))
+        else:
+            for number in numbers:
+                assert once.fresh(number) == (number not in seen)
+        seen.update(numbers)

@@ -3,6 +3,9 @@
 Most gradient messages are a few arrays. Flat, these are shape, dtype and bytes (large ones lend
 their memory), and all else is numbers and names in tuples, so that nothing in a message needs care
 on the way.
+
+The gradient of a sum or an average is one number, spread over an array. A large one travels as that
+number, and is spread again where it arrives, as on a tape without workers: it cannot be written to.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.dist.passes import Answer
-from aiograd.wire.arrays import DTYPES
-from aiograd.wire.flat import flat_array
+from aiograd.wire.arrays import CODES, DTYPES
+from aiograd.wire.flat import LIMIT, flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
 
@@ -28,6 +31,7 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
             flat.append((edge, None, loops))
             continue
         row: list[Any] = []
+        plain: tuple[Any, ...] | None
         for gradient in gradients:
             if gradient is None:
                 row.append(None)
@@ -35,9 +39,12 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
             if gradient.__class__ is not np.ndarray:
                 return None
             flags = gradient.flags
-            if not (flags.c_contiguous and flags.writeable):  # spread from a scalar, mostly
-                gradient = gradient.copy()
-            plain = flat_array(gradient, lent)
+            if flags.c_contiguous and flags.writeable:
+                plain = flat_array(gradient, lent)
+            elif gradient.nbytes > LIMIT and not any(gradient.strides):
+                plain = _spread(gradient)
+            else:
+                plain = flat_array(gradient.copy(), lent)
             if plain is None:
                 return None
             row.append(plain)
@@ -45,12 +52,24 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
     return flat
 
 
+def _spread(array: np.ndarray) -> tuple[Any, ...] | None:
+    """An array that shows one element again and again: all that `np.ndarray` needs to know."""
+    code = CODES.get(array.dtype)
+    if code is None:
+        return None
+    return array.shape, code, array.flat[0].tobytes(), 0, array.strides
+
+
 def unflatten(flat: Sequence[FlatAnswer]) -> list[Answer]:
     """The answers that `flatten` was given."""
-    return [
-        (edge, None if row is None else list(map(_array, row)), loops) for edge, row, loops in flat
-    ]
-
-
-def _array(plain: Any) -> np.ndarray | None:
-    return None if plain is None else np.ndarray(plain[0], DTYPES[plain[1]], plain[2])
+    answers: list[Answer] = []
+    for edge, row, loops in flat:
+        gradients: list[Any] | None = None
+        if row is not None:
+            gradients = []
+            for plain in row:
+                if plain is not None:
+                    plain = np.ndarray(plain[0], DTYPES[plain[1]], *plain[2:])
+                gradients.append(plain)
+        answers.append((edge, gradients, loops))
+    return answers

@@ -30,6 +30,28 @@ def test_a_spread_scalar_comes_back_in_its_shape_and_writable():
     assert scalar.shape == ()
 
 
+def test_a_number_that_is_spread_over_a_large_array_travels_alone():
+    large = np.broadcast_to(np.float32(0.5), (300, 400))
+    lent = []
+    flat = flatten([(1, [large], None)], lent)
+    assert not lent
+    assert len(encode_plain((flat,))) < 200
+    ((_, (spread,), _),) = unflatten(flat)
+    assert spread.shape == (300, 400)
+    assert spread.dtype == np.float32
+    assert (spread == 0.5).all()
+    assert flatten([(1, [spread], None)], lent) == flat  # and does so to the next worker
+    assert not lent
+
+
+def test_rows_that_are_spread_travel_whole():
+    large = np.broadcast_to(np.arange(400.0), (300, 400))
+    lent = []
+    ((_, (array,), _),) = unflatten(flatten([(1, [large], None)], lent))
+    assert len(lent) == 1
+    assert np.array_equal(array, large)
+
+
 def test_large_gradients_lend_their_memory():
     large = np.arange(100_000.0)
     lent = []

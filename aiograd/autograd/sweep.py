@@ -217,9 +217,14 @@ class Sweep:
     def _pass_on(self, node: Any, grad: Any) -> None:
         """Parts of several outputs, and nodes that got no gradient at all."""
         if grad is not None:
-            slots = self._grads.get(node.joint)
+            joint = node.joint
+            slots = self._grads.get(joint)
             if slots is None:
-                slots = self._grads[node.joint] = [None] * node.joint.outputs
+                if joint.outputs == 1 and self._need[joint] == 1:  # nobody else contributes
+                    del self._need[joint]
+                    self._ready += (joint, [grad])
+                    return
+                slots = self._grads[joint] = [None] * joint.outputs
             old = slots[node.index]
             slots[node.index] = grad if old is None else old + grad
         for parent in node.parents:

@@ -131,7 +131,8 @@ class Contexts:
                 return
 
     def _tell(self, context: Context) -> None:
-        self._forget_old()
+        if len(self._released) > REMEMBERED:
+            self._forget_old()
         self.engine.released(context)
         for peer in context.told.values():
             if peer.name != self.agent.name and peer.incarnation not in self.gone:
@@ -153,7 +154,8 @@ class Contexts:
             self.release(context_id)
         else:  # the calls that would have made it may still be under way
             self._released[context_id] = self.agent.loop.time()
-            self._forget_old()
+            if len(self._released) > REMEMBERED:
+                self._forget_old()
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""

@@ -29,7 +29,7 @@ from aiograd.dist.context import Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
 from aiograd.dist.mail import flatten, unflatten
-from aiograd.dist.passes import Answer, Credit, Pass, Terms
+from aiograd.dist.passes import Answer, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
 from aiograd.dist.running import Late, Running
 from aiograd.dist.topology import Topology
@@ -159,16 +159,25 @@ class Engine:
             context.receives,
             context_id=context.id,
             capture=capture,
-            topology=self._topology(context, [node for node, _ in entries], terms, capture),
+            topology=self._topology(context, entries, terms, capture),
             leaving=context.leaving if context.hooks else None,
         )
 
     def _topology(
-        self, context: Context, roots: list[Node], terms: Terms, capture: Sequence[Node]
+        self,
+        context: Context,
+        entries: Sequence[tuple[Node, Any]],
+        terms: Terms,
+        capture: Sequence[Node],
     ) -> Topology:
         """What a pass will visit here: what the last one did, if nothing has changed since."""
+        roots = [node for node, _ in entries] if entries else []
         sends, receives = context.sends, context.receives
-        gone = [each for each, name in context.partners.items() if self._is_gone(name, each)]
+        gone: list[bytes] = []
+        for incarnation, name in context.partners.items():
+            peer = self.agent.directory.members.get(name)
+            if peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone:
+                gone.append(incarnation)
         known = context.topology
         if known is not None and not capture and not context.hooks:
             if known.fits(roots, gone, len(sends), len(receives)):
@@ -179,10 +188,6 @@ class Engine:
         again = terms.retain_graph and not capture and not context.hooks
         context.topology = found if again else None
         return found
-
-    def _is_gone(self, name: str, incarnation: bytes) -> bool:
-        peer = self.agent.directory.get(name)
-        return peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone
 
     async def _finish(self, running: Running, seconds: float) -> None:
         """Wait for the end of a pass we started; end it everywhere if it does not end well."""
@@ -268,7 +273,8 @@ class Engine:
             ):
                 held = context if play.terms.create_graph else None
                 self.agent.post(message.to, "gradients", *head, message.answers, held=held)
-            running.posted(message.to, message.answers, began)
+            if running.trace is not None:
+                running.posted(message.to, message.answers, began)
         context.changed()
         if running.done is not None and play.over and not running.done.done():
             if play.sweep.complete:
@@ -288,7 +294,7 @@ class Engine:
         answers: list[Answer],
     ) -> None:
         """A message of a pass came in."""
-        message = (sender.name, answers, expected, Credit(credit, places))
+        message = (sender.name, answers, expected, (credit, places))
         running = self.passes.get((context_id, number))
         if running is None:
             context = self.contexts.arriving(context_id, sender, "gradients")
@@ -300,8 +306,14 @@ class Engine:
             running = self._join(context, number, *invitation)
             running.inbox = context.early.pop(number, [])
         running.inbox.append(message)
-        if not running.draining:
-            self._take_in(running)
+        if running.draining:
+            return
+        try:
+            running.feed()
+        except Exception as error:
+            self.endings.failed(running, error)
+        else:
+            self._advance(running)
 
     def arrived_flat(self, sender: PeerInfo, *load: Any) -> None:
         """A message of a pass came in by the quick road, which no partner may take."""
@@ -322,18 +334,10 @@ class Engine:
         context.failure = None
         return running
 
-    def _take_in(self, running: Running) -> None:
-        try:
-            running.feed()
-        except Exception as error:
-            self.endings.failed(running, error)
-        else:
-            self._advance(running)
-
     def _commit_below(self, context: Context, originator: str, floor: int) -> None:
         """Passes of the same originator that it no longer runs have ended well."""
-        for number in [n for n in context.passes if n < floor and n not in self._led]:
-            if context.passes[number].originator == originator:
+        for number, play in list(context.passes.items()):
+            if number < floor and play.originator == originator and number not in self._led:
                 self.passes.pop((context.id, number), None)
                 context.commit(number)
 

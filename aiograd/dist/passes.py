@@ -40,37 +40,36 @@ from aiograd.errors import GradError, WorkerLost
 Answer = tuple[int, list[Any] | None, list[Loop] | None]
 
 
-class Credit(NamedTuple):
-    """A share of the originator's 1, as number / 2**places; it can always be split further."""
-
-    number: int
-    places: int
-
-    def plus(self, other: Credit) -> Credit:
-        if self.places < other.places:
-            return other.plus(self)
-        number = self.number + (other.number << (self.places - other.places))
-        if not number:
-            return NONE
-        zeros = min((number & -number).bit_length() - 1, self.places)
-        return Credit(number >> zeros, self.places - zeros)
-
-    def split(self, parts: int) -> tuple[Credit, Credit]:
-        """One of `parts` equal shares, and what is left when `parts - 1` of them are gone."""
-        if parts == 1:
-            return NONE, self
-        bits = parts.bit_length()
-        places = self.places + bits
-        share = (self.number << bits) // parts
-        return Credit(share, places), Credit((self.number << bits) - share * (parts - 1), places)
-
-    @property
-    def whole(self) -> bool:
-        return self.number == 1 << self.places
+# A share of the originator's 1, as number / 2**places; it can always be split further.
+Credit = tuple[int, int]
+NONE: Credit = (0, 0)
+ALL: Credit = (1, 0)
 
 
-NONE = Credit(0, 0)
-ALL = Credit(1, 0)
+def together(one: Credit, other: Credit) -> Credit:
+    """Two shares as one."""
+    if not one[0]:
+        return other
+    places = max(one[1], other[1])
+    number = (one[0] << places - one[1]) + (other[0] << places - other[1])
+    zeros = min((number & -number).bit_length() - 1, places)
+    return number >> zeros, places - zeros
+
+
+def split(credit: Credit, parts: int) -> tuple[Credit, Credit]:
+    """One of `parts` equal shares, and what is left when `parts - 1` of them are gone."""
+    if parts == 1:
+        return NONE, credit
+    number, places = credit
+    bits = parts.bit_length()
+    share = (number << bits) // parts
+    return (share, places + bits), ((number << bits) - share * (parts - 1), places + bits)
+
+
+def is_all(credit: Credit) -> bool:
+    """Whether every share is in this one."""
+    number, places = credit
+    return number == 1 << places
 
 
 @dataclass(slots=True)
@@ -127,7 +126,10 @@ class Pass:
             capture=capture,
             counts=topology.counts,
         )
-        self._closing = Closing(self.sweep, leaving)
+        self._leaving = leaving
+        self._closing: Closing | None = None  # most passes have no loops
+        if topology.closes_loops:
+            self._closing = Closing(self.sweep, leaving)
         self._out: dict[str, Message] = {}
         self._first = True
         for send in topology.dead:
@@ -136,13 +138,12 @@ class Pass:
     @property
     def complete(self) -> bool:
         """True when nobody owes this worker an answer any more, and no loop is open."""
-        return not self.awaited and not self._closing.open
+        return not self.awaited and (self._closing is None or not self._closing.open)
 
     @property
     def over(self) -> bool:
         """At the originator: true when the pass has ended everywhere."""
-        number, places = self.credit
-        return number == 1 << places and not self.awaited and not self._closing.open
+        return is_all(self.credit) and self.complete
 
     def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
         """At the originator: feed the roots and take all credit."""
@@ -155,7 +156,7 @@ class Pass:
     ) -> None:
         """Take in a message of the pass."""
         self.heard.add(sender)
-        self.credit = self.credit.plus(credit)
+        self.credit = together(self.credit, credit)
         for edge, gradients, loops in answers:
             send = self.awaited.get(edge)
             if send is not None and send.peer == sender:
@@ -167,6 +168,8 @@ class Pass:
                     )
                 del self.awaited[edge]
                 if loops:
+                    if self._closing is None:
+                        self._closing = Closing(self.sweep, self._leaving)
                     self._closing.answered(send, gradients, self._places(send, loops))
                 else:
                     self.sweep.feed(send, gradients)
@@ -187,7 +190,8 @@ class Pass:
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run every node whose inputs are all there."""
-        return self._closing.take(self.sweep.drain())
+        sinks = self.sweep.drain()
+        return sinks if self._closing is None else self._closing.take(sinks)
 
     def collect(self, sinks: Iterable[tuple[Node, Any]]) -> list[Message]:
         """Keep what reached leaves, and say what goes to whom, each with its share of credit."""
@@ -236,14 +240,14 @@ class Pass:
 
     def _share_credit(self, messages: list[Message]) -> None:
         complete = self.complete
-        if complete:
+        if complete and self._closing is not None:
             self._closing.forget()
         if not messages:
             if not complete or self.here == self.originator:
                 return
             messages.append(Message(self.originator))
         keep = 0 if complete else 1
-        share, rest = self.credit.split(len(messages) + keep)
+        share, rest = split(self.credit, len(messages) + keep)
         for message in messages:
             message.credit = share
             if message.to not in self.informed:

@@ -82,9 +82,8 @@ class Running:
             self.trace.note("sweep", f"Sweep({self.play.here})", seconds, None)
 
     def posted(self, peer: str, answers: list[Any], began: float) -> None:
-        """Gradients are on their way to a peer."""
-        if self.trace is not None:
-            self._crossed("recv", f"Recv({peer} -> {self.play.here})", answers, began)
+        """Gradients are on their way to a peer, and somebody records that."""
+        self._crossed("recv", f"Recv({peer} -> {self.play.here})", answers, began)
 
     def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
         edges = sum(gradients is not None for _, gradients, _ in answers)

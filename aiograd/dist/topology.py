@@ -7,7 +7,6 @@ from typing import Any
 
 from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import contributions
-from aiograd.autograd.tensor import Tensor
 from aiograd.dist.loops import Loop, cut
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.weight import is_heavy
@@ -17,9 +16,9 @@ class Topology:
     """The ends of edges a worker has, and how many contributions each node behind them will get."""
 
     __slots__ = (
-        "_leaves",
         "_opened",
         "awaited",
+        "closes_loops",
         "counts",
         "dead",
         "gone",
@@ -53,16 +52,18 @@ class Topology:
             else:
                 self.awaited[edge] = send
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
-        self.unreached = [node for node in self.receives.values() if node not in self.counts]
         self.heavy = is_heavy(self.counts)
-        self._opened: list[Any] = [
-            sends[edge].parents[place]
-            for loops in self.loops.values()
-            for _, edge, place in loops
-        ]
-        self._leaves: list[Tensor] = [
-            node.variable for node in self.counts if node.__class__ is Accumulate
-        ]
+        self.unreached: list[RecvNode] = []
+        self.closes_loops = False  # whether a peer may find something on our tape
+        for node in self.receives.values():
+            if node not in self.counts:
+                self.unreached.append(node)
+            if node.loops:
+                self.closes_loops = True
+        self._opened: list[Any] = []
+        for opened in self.loops.values():
+            for _, edge, place in opened:
+                self._opened.append(sends[edge].parents[place])
 
     def fits(
         self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int
@@ -78,10 +79,9 @@ class Topology:
         for node in self.counts:
             if node.hooks is not None:
                 return False
+            if node.__class__ is Accumulate and node.variable._hooks:
+                return False
         for part in self._opened:
             if part.hooks is not None:
-                return False
-        for leaf in self._leaves:
-            if leaf._hooks:
                 return False
         return True

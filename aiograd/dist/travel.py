@@ -43,13 +43,12 @@ def _board(node: Node | None, departure: Departure) -> int:
     return 2 * place
 
 
-def _alight(tensor: Tensor, node: RecvNode, ticket: int, array: Any) -> Tensor:
-    """Put a received tensor behind the end of its edge."""
+def _alight(node: RecvNode, ticket: int, array: Any) -> Part:
+    """The place of a received tensor behind the end of its edge."""
     place = ticket >> 1
-    tensor._node = Part(node, place, array.shape, array.dtype)
     if ticket & 1:
         node.loops |= 1 << place
-    return tensor
+    return Part(node, place, array.shape, array.dtype)
 
 
 class TensorTraveller:
@@ -84,7 +83,9 @@ class TensorTraveller:
             raise ProtocolError("a tensor of another message", arrival.sender.name)
         if ticket < 0 or node is None:
             return rebuild(cls or Tensor, array, requires_grad)
-        return _alight(rebuild(Tensor, array, False), node, ticket, array)
+        tensor = rebuild(Tensor, array, False)
+        tensor._node = _alight(node, ticket, array)
+        return tensor
 
 
 def _floating(name: Any) -> np.dtype[Any]:
@@ -111,13 +112,11 @@ class TensorBox:
         return array, 2 + _board(tensor.accumulator() if node is None else node, departure)
 
     def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
+        node = None if arrival is None or note < 2 else arrival.scratch.get(EDGE)
+        if node is not None:
+            return wrap(array, _alight(node, note - 2, array))
         tensor = wrap(array)
-        if note:
-            node = None if arrival is None or note == 1 else arrival.scratch.get(EDGE)
-            if node is None:
-                tensor._leaf = True
-            else:
-                _alight(tensor, node, note - 2, array)
+        tensor._leaf = note > 0
         return tensor
 
 

@@ -49,10 +49,10 @@ def is_heavy(nodes: Iterable[Node]) -> bool:
 
 
 def _work(name: str, node: Node) -> float:
-    shapes = [parent.shape for parent in node.parents if parent is not None]
-    elements = sum(map(prod, shapes))
     if name in _PRODUCTS:
         return _PRODUCT * _bytes(node) * prod(node.shape) * _contracted(node)
+    shapes = [parent.shape for parent in node.parents if parent is not None]
+    elements = sum(map(prod, shapes))
     if name in _DECOMPOSITIONS:
         longest = max((max(shape, default=1) for shape in shapes), default=1)
         return _DECOMPOSITION * _bytes(node) * elements * longest

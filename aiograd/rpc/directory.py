@@ -72,18 +72,18 @@ class Directory:
     """The members, by name and by rank. The cluster layer fills it."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, PeerInfo] = {}
+        self.members: dict[str, PeerInfo] = {}  # by name
         self._by_rank: dict[int, PeerInfo] = {}
         self.changed: Callable[[], object] = lambda: None  # told of every change
 
     def add(self, peer: PeerInfo) -> None:
         """Add a member, or replace the one of that name (a restart has another incarnation)."""
         self.remove(peer.name)
-        self._by_name[peer.name] = self._by_rank[peer.rank] = peer
+        self.members[peer.name] = self._by_rank[peer.rank] = peer
         self.changed()
 
     def remove(self, name: str) -> None:
-        peer = self._by_name.pop(name, None)
+        peer = self.members.pop(name, None)
         if peer is not None:
             if self._by_rank.get(peer.rank) is peer:
                 del self._by_rank[peer.rank]
@@ -91,12 +91,12 @@ class Directory:
 
     def get(self, name_or_rank: str | int) -> PeerInfo | None:
         if isinstance(name_or_rank, str):
-            return self._by_name.get(name_or_rank)
+            return self.members.get(name_or_rank)
         return self._by_rank.get(name_or_rank)
 
     def name_of(self, incarnation: bytes) -> str | None:
         """Whose incarnation this is, if it is a member's."""
-        return next((p.name for p in self._by_name.values() if p.incarnation == incarnation), None)
+        return next((p.name for p in self.members.values() if p.incarnation == incarnation), None)
 
     def find(self, to: Any) -> PeerInfo:
         """The member that `to` means: a name, a rank, or anything with a `.name`."""
@@ -105,7 +105,7 @@ class Directory:
         if isinstance(to, str | int):
             peer = self.get(to)
         elif isinstance(name := getattr(to, "name", None), str):
-            peer = self._by_name.get(name)
+            peer = self.members.get(name)
             rank = getattr(to, "rank", None)
             if peer is not None and isinstance(rank, int) and rank != peer.rank:
                 peer = None  # the same name, but another worker is meant
@@ -114,19 +114,19 @@ class Directory:
                 f"a worker is meant by its name, rank or WorkerInfo, not by {type(to).__name__}"
             )
         if peer is None:
-            raise UnknownWorker(str(getattr(to, "name", to)), tuple(self._by_name))
+            raise UnknownWorker(str(getattr(to, "name", to)), tuple(self.members))
         return peer
 
     @property
     def has_partners(self) -> bool:
         """Whether some member speaks plain data only."""
-        return any(peer.restricted or peer.exceptions for peer in self._by_name.values())
+        return any(peer.restricted or peer.exceptions for peer in self.members.values())
 
     def __iter__(self) -> Iterator[PeerInfo]:
-        return iter(sorted(self._by_name.values(), key=lambda peer: peer.rank))
+        return iter(sorted(self.members.values(), key=lambda peer: peer.rank))
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self.members)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return name in self.members

@@ -76,7 +76,7 @@ class Running(Answering):
         self._result(incoming, value)
 
     def _result(self, incoming: Incoming, value: Any) -> None:
-        if unfinished(value):
+        if value is not None and unfinished(value):
             incoming.func, incoming.args, incoming.kwargs = itself, (value,), None
             self.running[incoming.id] = incoming
             incoming.task = self._agent.loop.create_task(

@@ -42,7 +42,10 @@ class Payload(NamedTuple):
     travelled: bool = False
 
     def size(self) -> int:
-        return len(self.data) + sum([memoryview(buffer).nbytes for buffer in self.buffers])
+        total = len(self.data)
+        for buffer in self.buffers:
+            total += memoryview(buffer).nbytes
+        return total
 
 
 class Traveller(Protocol):

@@ -100,9 +100,11 @@ def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], T
     return a + b if kind == "add" else a * b
 
 
-async def gradient_of(id: CallId, context_id: int, name: int) -> Any:
+async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any:
     """The gradient of a parameter of this worker; None if there is none."""
     enter(id)
+    if here().start_number != start:  # the call itself has brought the context here
+        raise UnknownContext(context_id)
     found = get_gradients(context_id).get(_parameter(name))
     return None if found is None else np.asarray(found)
 
@@ -116,6 +118,7 @@ async def backward(actor: Actor) -> None:
     passes = actor.random.choice((1, 1, 1, 2))
     xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
     ws: dict[tuple[str, int], Tensor] = {}
+    starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if actor.random.random() < 0.3:
@@ -125,14 +128,13 @@ async def backward(actor: Actor) -> None:
         oracle(expression, copies, ws).sum().backward()
         for number in range(passes):
             if not await _pass(actor, ctx, loss, retain=passes > 1):
-                await _look_after_failure(actor, ctx, ws, number)
+                await _look_after_failure(actor, ctx, ws, number, starts)
                 return
         _compare(actor, ctx, xs, copies, passes)
         for (worker, name), copy in sorted(ws.items()):
             expected = None if copy.grad is None else np.asarray(copy.grad) * passes
-            await actor.call(
-                gradient_of, ctx.id, name, expected=expected, to=worker, errors=(UnknownContext,)
-            )
+            args = (ctx.id, name, starts[worker])
+            await actor.call(gradient_of, *args, expected=expected, to=worker)
 
 
 async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
@@ -169,7 +171,11 @@ async def _pass(actor: Actor, ctx: Any, loss: Tensor, retain: bool) -> bool:
 
 
 async def _look_after_failure(
-    actor: Actor, ctx: Any, ws: dict[tuple[str, int], Tensor], earlier: int
+    actor: Actor,
+    ctx: Any,
+    ws: dict[tuple[str, int], Tensor],
+    earlier: int,
+    starts: dict[str, int],
 ) -> None:
     """Nobody shows a number of a failed pass.
 
@@ -186,7 +192,8 @@ async def _look_after_failure(
             shown = None
             with contextlib.suppress(AiogradError):
                 id = actor.begin("gradient_of", worker, limit).id
-                shown = await rpc_async(worker, gradient_of, (id, ctx.id, name))
+                args = (id, ctx.id, name, starts[worker])
+                shown = await rpc_async(worker, gradient_of, args)
             if shown is None or equal(shown, before):
                 break
             await asyncio.sleep(1.0)

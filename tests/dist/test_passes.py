@@ -15,6 +15,8 @@ from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import ALL, NONE, Pass, Terms, is_all, split, together
+from aiograd.dist.topology import Topology
+from aiograd.errors import GradError
 
 PROGRAMS = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
 
@@ -170,3 +172,73 @@ def test_half_and_half_make_a_whole() -> None:
     assert not is_all(share)
     assert is_all(together(share, rest))
     assert is_all((2, 1))
+
+
+# ── by hand ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def part_of(
+    sends: dict[int, SendNode], receives: dict[int, RecvNode], gone: tuple[bytes, ...] = ()
+) -> Pass:
+    """The part of w0 in a pass that w1 has begun."""
+    topology = Topology(sends, receives, gone=gone)
+    terms = Terms(retain_graph=True)
+    return Pass(0, "w1", "w0", terms, sends, receives, context_id=1, topology=topology)
+
+
+def sent(edge: int, peer: str, *tensors: Tensor) -> SendNode:
+    return SendNode(edge, peer, peer.encode(), tuple(parent_of(tensor) for tensor in tensors))
+
+
+def leaf() -> Tensor:
+    return Tensor(1.0, requires_grad=True)
+
+
+def test_an_answer_for_another_number_of_tensors_is_refused() -> None:
+    this = part_of({7: sent(7, "w1", leaf(), leaf())}, {})
+    with pytest.raises(GradError, match="w1 answered edge 7 with 1 gradients for 2 tensors"):
+        this.feed("w1", [(7, [np.ones(())], None)], None, NONE)
+    assert not this.complete
+
+
+@pytest.mark.parametrize(
+    ("peer", "slot", "place"),
+    [("w2", 0, 0), ("w1", 1, 0), ("w1", 0, 1)],
+    ids=["received from another worker", "beyond the answer", "not of a loop"],
+)
+def test_an_answer_that_names_something_else_than_a_loop_is_refused(
+    peer: str, slot: int, place: int
+) -> None:
+    receives = {
+        8: RecvNode(1, 8, "w1", b"w1", 2, 0b01),
+        9: RecvNode(1, 9, "w2", b"w2", 2, 0b01),
+    }
+    edge = 8 if peer == "w1" else 9
+    this = part_of({7: sent(7, "w1", leaf())}, receives)
+    with pytest.raises(GradError, match="w1 answered edge 7 with no loop"):
+        this.feed("w1", [(7, [None], [(slot, edge, place)])], None, NONE)
+
+
+def test_an_answer_that_names_a_loop_is_taken() -> None:
+    receives = {8: RecvNode(1, 8, "w1", b"w1", 2, 0b01)}
+    this = part_of({7: sent(7, "w1", leaf())}, receives)
+    this.feed("w1", [(7, [None], [(0, 8, 0)])], None, ALL)
+    assert this.complete
+
+
+def test_only_those_are_invited_who_have_not_been_heard_of() -> None:
+    sends = {7: sent(7, "w1", leaf()), 8: sent(8, "w2", leaf())}
+    this = part_of(sends, {})
+    this.feed("w1", [], None, ALL)
+    invited = {message.to: message.invites for message in this.collect(this.drain())}
+    assert invited == {"w1": False, "w2": True}
+
+
+def test_what_was_sent_to_the_dead_does_not_keep_gradients_from_others() -> None:
+    x = leaf()
+    y = multiply(x, 3.0)
+    this = part_of({7: sent(7, "w1", y), 8: sent(8, "w2", y)}, {}, gone=(b"w2",))
+    this.feed("w1", [(7, [np.ones(())], None)], None, ALL)
+    this.collect(this.drain())
+    assert this.gradients == {x: 3.0}
+    assert this.complete

@@ -157,6 +157,26 @@ def test_a_creation_for_oneself_that_never_came_leaves_nothing(a: Protocol) -> N
     assert a.at_rest
 
 
+def test_a_creation_for_oneself_keeps_itself_also_when_others_come_and_go(
+    a: Protocol, b: Protocol
+) -> None:
+    owned = a.create_here()
+    held = arrived_held(b, a.depart(owned, b.me), a)
+    a.released([(held.id, held.fork, False)])
+    assert a.owning.owners[owned.id] is owned
+
+
+def test_a_value_tells_the_line_that_made_it_whoever_comes_first(a: Protocol, b: Protocol) -> None:
+    made, late = ("made.py", 1), ("late.py", 2)
+    held = a.create(b.me)
+    early = b.look_up(a.me, held.id, held.fork, held.known)
+    b.owning.expect(a.me.incarnation, held.id, held.fork, made)
+    assert early.line == made
+    owned = a.create_here(made)
+    a.owning.expect(a.me.incarnation, owned.id, owned.id, late)
+    assert owned.line == made
+
+
 def test_a_given_up_creation_that_runs_all_the_same_is_cleaned(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
     b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
@@ -176,6 +196,7 @@ def test_a_release_may_be_faster_than_the_creation_it_gives_up(a: Protocol, b: P
     b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 1)
     assert b.at_rest
+    assert not b.owning._given_up
 
 
 def test_the_dead_of_a_long_life_do_not_pile_up(a: Protocol, b: Protocol) -> None:
@@ -188,6 +209,21 @@ def test_the_dead_of_a_long_life_do_not_pile_up(a: Protocol, b: Protocol) -> Non
     assert len(a.gone) == 2 * LOST_PEERS
     with pytest.raises(OwnerLost):
         a.check(held)
+
+
+def test_creators_whose_lease_ran_out_do_not_pile_up(b: Protocol) -> None:
+    """Of the latest ones an owner knows that what they ask for will not come any more."""
+    dead = [
+        Protocol(Party(f"worker{i}", 2, (i + 1).to_bytes(8, "big") + bytes(8)))
+        for i in range(2 * LOST_PEERS + 1)
+    ]
+    creations = [created(creator, b) for creator in dead]
+    for creator in dead:
+        b.lease_over(creator.me, b.lost(creator.me.incarnation))
+    assert len(b.owning._expired) == 2 * LOST_PEERS
+    for creator, held in zip(dead[1:], creations[1:], strict=True):
+        with pytest.raises(RRefExpired):
+            b.look_up(creator.me, held.id, held.fork, BY_CREATOR)
 
 
 def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Protocol) -> None:
@@ -290,6 +326,16 @@ def test_a_fetch_that_overtakes_the_creation_waits_for_it(a: Protocol, b: Protoc
     assert woken == [7]
 
 
+def test_a_second_fetch_that_overtakes_the_creation_waits_for_the_same_value(
+    a: Protocol, b: Protocol
+) -> None:
+    held = a.create(b.me)
+    early = b.look_up(a.me, held.id, held.fork, BY_CREATOR)
+    assert b.look_up(a.me, held.id, held.fork, BY_CREATOR) is early
+    with pytest.raises(RRefExpired):  # who claims to be known must be
+        b.look_up(a.me, held.id, held.fork, BY_CONFIRMED)
+
+
 def test_a_fork_request_that_overtakes_the_creation_keeps_the_value(
     a: Protocol, b: Protocol, c: Protocol
 ) -> None:
@@ -329,6 +375,27 @@ def test_a_child_that_comes_and_goes_before_the_creation_leaves_nothing(
     b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
     b.owning.settle(held.id, 7)
     assert b.look_up(a.me, held.id, held.fork, held.known).value == 7
+
+
+def test_children_that_come_and_go_before_the_creation_take_nothing_from_who_waits(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    fetched, given, shared = (a.create(b.me) for _ in range(3))
+    waiting = b.look_up(a.me, fetched.id, fetched.fork, BY_CREATOR)
+    waiting.waiters["me"] = lambda: None
+    back = arrived_owned(b, a.depart(given, b.me), a)
+    other = a.new_id()
+    b.requested(c.me, 0, 0, [(shared.id, other, BY_CREATOR)])
+    for number, held in enumerate((fetched, given, shared), 1):
+        fork = a.new_id()
+        assert b.requested(c.me, number, 0, [(held.id, fork, BY_CREATOR)]) == [True]
+        b.released([(held.id, fork, False)])
+    for held, owned in ((fetched, waiting), (given, back)):
+        assert b.owning.owners[held.id] is owned
+        assert not owned.ready
+    assert list(b.owning.owners[shared.id].forks) == [other]
+    assert not b.owning.owners[shared.id].ready
+    assert not b.owning._given_up
 
 
 def test_who_waits_for_a_creation_that_was_given_up_is_told(a: Protocol, b: Protocol) -> None:
@@ -371,6 +438,16 @@ def test_numbers_below_the_lowest_unanswered_one_are_copies(b: Protocol, c: Prot
     assert b.requested(c.me, 4, 2, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [False]
     assert b.requested(c.me, 7, 5, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [True]
     assert b.requested(c.me, 6, 5, [(c.new_id(), c.new_id(), BY_CREATOR)]) == [True]
+
+
+def test_a_number_counts_once_also_when_it_has_become_the_lowest(b: Protocol, c: Protocol) -> None:
+    def ask(number: int, low: int) -> bool:
+        return b.requested(c.me, number, low, [(c.new_id(), c.new_id(), BY_CREATOR)])[0]
+
+    assert all(ask(number, 3) for number in (3, 4, 5))
+    assert ask(6, 5)
+    assert not ask(5, 5)
+    assert b.owning._requests[c.me.incarnation]._taken == {5, 6}  # the rest need not be known
 
 
 def test_copies_of_releases_and_acceptances_change_nothing(
@@ -496,7 +573,7 @@ def test_a_creation_given_up_before_it_came_is_not_awaited(a: Protocol, b: Proto
     held = a.create(b.me)
     b.look_up(a.me, held.id, held.fork, BY_CREATOR)  # a fetch was faster
     b.released([(held.id, held.fork, True)])
-    with pytest.raises((RRefReleased, RRefExpired)):
+    with pytest.raises(RRefReleased):
         b.look_up(a.me, held.id, held.fork, BY_CREATOR)
 
 
@@ -537,15 +614,18 @@ def test_a_fork_that_was_given_back_need_not_be_asked_about(a: Protocol, b: Prot
     assert held.fork not in a.watch
 
 
-def test_nothing_is_left_of_those_whose_lease_is_over(a: Protocol, b: Protocol) -> None:
-    held = created(a, b)
+def test_nothing_is_left_of_those_whose_lease_is_over(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    created(a, b)
     arrived_held(a, b.depart(b.own("y"), a.me), b)
     b.requested(a.me, 1, 0, [])
-    b.released([(held.id, a.new_id(), True)])
+    kept = c.new_id()
+    b.released([(a.new_id(), a.new_id(), True), (c.new_id(), kept, True)])
     b.lease_over(a.me, b.lost(a.me.incarnation))
     assert b.at_rest
     assert not b.owning._requests
-    assert not b.owning._given_up
+    assert list(b.owning._given_up) == [kept]  # of somebody else
     assert len(b.watch) == 0
 
 

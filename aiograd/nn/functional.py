@@ -34,7 +34,7 @@ from aiograd.autograd.ops.neural import sigmoid as sigmoid
 from aiograd.autograd.ops.neural import silu as silu
 from aiograd.autograd.ops.neural import softmax as softmax
 from aiograd.autograd.ops.neural import softplus as softplus
-from aiograd.autograd.ops.table import as_tensor
+from aiograd.autograd.ops.table import as_tensor, dense
 from aiograd.autograd.tensor import Tensor
 
 
@@ -53,11 +53,11 @@ def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _weight_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return _flat(g).T @ _flat(x)
+    return dense(_flat(g)).T @ _flat(x)
 
 
 def _input_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return g @ weight
+    return dense(g) @ weight
 
 
 def _bias_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any) -> Any:

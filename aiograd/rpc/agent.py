@@ -49,7 +49,7 @@ from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
 from aiograd.rpc.tracing import Trace, trace
-from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
+from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers, run_undo
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call, encode_plain
@@ -315,12 +315,17 @@ class Agent:
             ):
                 return future
             departure = None if held is None else Departure(link.peer, future._kind, held)
-            data = encode_call(args, kwargs, self.travellers.boxes, departure)
-            if data is not None:
+            lent: list[PickleBuffer] = []
+            data = encode_call(args, kwargs, self.travellers.boxes, departure, lent)
+            if data is not None and not (lent and keep is not None):
                 if departure is not None:
                     more, data = labelled(self, data, departure)
                     flags |= more
                     future._undo = departure.undo
+                if lent:
+                    payload = Payload(data, lent)
+                    self._begin_checked(link, future, flags, deadline, shipment, payload, False)
+                    return future
                 if keep is not None:
                     data = keep_in_front(keep, data)
                     flags |= KEEP
@@ -369,13 +374,26 @@ class Agent:
         if future._trace is not None:
             extra = future._trace.ask(extra)
         more, payload = pack(self, value, departure, "call", extra)
+        future._undo = departure.undo
+        flags |= more | (shipment.flags & OP)
+        self._begin_checked(link, future, flags, deadline, shipment, payload, embedded)
+
+    def _begin_checked(
+        self,
+        link: Link,
+        future: Future[Any],
+        flags: int,
+        deadline: float,
+        shipment: Shipment,
+        payload: Payload,
+        embedded: bool,
+    ) -> None:
+        """Begin a call, unless it is too large."""
         try:
             self.check_size(payload, "call", link.max_message)
         except SerializationError:
-            departure.cancel()
+            run_undo(future._undo)
             raise
-        future._undo = departure.undo
-        flags |= more | (shipment.flags & OP)
         self._begin(link, future, CALL, flags, deadline, shipment, payload, embedded)
 
     def stream(
@@ -497,7 +515,8 @@ class Agent:
             return False
         payload = Payload(encode_plain(args, lent), lent)
         self.check_size(payload, service, link.max_message)
-        link.post(self._service(service), FLAT, payload, None)
+        shipment = self._service_shipments.get(service) or self._service(service)
+        link.post(shipment, FLAT, payload, None)
         return True
 
     def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:

@@ -61,11 +61,8 @@ class Inbox:
     """Messages that wait for a large one sent before them. Empty almost always."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
+        self.entries: list[_Entry] = []  # always the same list
         self._large: dict[Any, _Entry] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
 
     def __contains__(self, key: Any) -> bool:
         """Whether a large message was announced and is not complete."""
@@ -73,12 +70,12 @@ class Inbox:
 
     def has_call(self, lane: int) -> bool:
         """Whether a call, request or post of this number waits here."""
-        return any(entry.lane == lane and entry.kind in NUMBERED for entry in self._entries)
+        return any(entry.lane == lane and entry.kind in NUMBERED for entry in self.entries)
 
     def announce(self, key: Any, kind: int, lane: int, action: Callable[[], None]) -> None:
         """A large message begins; `action` runs when it is complete and its turn."""
         entry = self._large[key] = _Entry(kind, lane, action, ready=False)
-        self._entries.append(entry)
+        self.entries.append(entry)
 
     def complete(self, key: Any) -> None:
         self._large.pop(key).ready = True
@@ -86,7 +83,7 @@ class Inbox:
 
     def put(self, kind: int, lane: int, action: Callable[[], None]) -> None:
         """A small message; `action` runs now if it may overtake what is still coming."""
-        self._entries.append(_Entry(kind, lane, action, ready=True))
+        self.entries.append(_Entry(kind, lane, action, ready=True))
         self._settle()
 
     def _settle(self) -> None:
@@ -94,7 +91,7 @@ class Inbox:
         waiting: list[_Entry] = []
         ordered = False  # one of the library's messages waits further ahead
         lanes: set[int] = set()
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.kind in ORDERED:
                 blocked = bool(waiting)
             elif entry.kind == CALL:
@@ -108,6 +105,6 @@ class Inbox:
             ordered = ordered or entry.kind in ORDERED
             if entry.kind in ANSWERS:
                 lanes.add(entry.lane)
-        self._entries = waiting
+        self.entries[:] = waiting
         for entry in ready:
             entry.action()

@@ -294,7 +294,7 @@ class Link:
         if self.error is not None:
             run_undo(undo)
             return
-        number = self.number(shipment)
+        number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id += 1
         self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
 
@@ -324,7 +324,7 @@ class Link:
             return
         segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
         if self.shared is not None and (place := self.shared.place(segments)) is not None:
-            self.outbox.put(kind, flags | LARGE | SHARED, id, budget, target, place)
+            self.outbox.put_now(kind, flags | LARGE | SHARED, id, budget, target, place)
         else:
             self.outbox.put_large(kind, flags, id, budget, target, segments)
 
@@ -360,11 +360,11 @@ class Link:
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
     def receive(self, frames: list[Frame]) -> None:
-        outbox, handlers, inbox = self.outbox, self._handlers, self._inbox
+        outbox, handlers, waiting = self.outbox, self._handlers, self._inbox.entries
         outbox.corked = True
         try:
             for kind, flags, id, budget, target, body in frames:
-                if inbox or (type(body) is Transfer and not flags & SHARED):
+                if waiting or (type(body) is Transfer and not flags & SHARED):
                     self._receive_between(kind, flags, id, budget, target, body)
                 else:
                     handlers[kind](flags, id, budget, target, body)
@@ -378,7 +378,8 @@ class Link:
             if self.shared is not None and self.shared.back:
                 self.shared.give_back()
             outbox.uncork()
-            self.agent.polling.stay_awake()
+            if self.agent.runtime.spin:
+                self.agent.polling.stay_awake()
 
     def _receive_between(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: Any

@@ -1,11 +1,11 @@
 """What waits to be written to one peer: small messages at once, large ones in turns.
 
 The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
-first while the last are made. Calls and replies that are alike share a frame (`rows`). Large
-messages are announced in order and then share the connection chunk by chunk, so that nothing small
-waits behind a gigabyte. Nothing is written while the transport asks for a pause, so what waits for
-a slow peer waits here, where it is counted. What is written goes into the `Session`, too, in case
-that it has to be written again.
+first while the last are made; one that tells of shared memory leaves at once, since it means work.
+Calls and replies that are alike share a frame (`rows`). Large messages are announced in order and
+then share the connection chunk by chunk, so that nothing small waits behind a gigabyte. Nothing is
+written while the transport asks for a pause, so what waits for a slow peer waits here, where it is
+counted. What is written goes into the `Session`, too, in case that it has to be written again.
 
 Messages at leisure, for which nobody waits, leave with the next one that somebody does wait for: to
 wake up a peer takes longer than to make a message. Alone, they leave after `LEISURELY` seconds.
@@ -87,6 +87,17 @@ class Outbox:
             self.flush_early()
         elif not self.scheduled and not self.corked:
             self.schedule()
+
+    def put_now(
+        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
+    ) -> None:
+        """Queue one small message that tells of much, and let the peer begin with it at once."""
+        if self.row:
+            self.end_row()
+        self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
+        self.small.append(body)
+        if not self.corked:
+            self._write()
 
     def put_at_leisure(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes

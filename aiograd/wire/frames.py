@@ -90,6 +90,10 @@ class Transfer:
         self._filled += count
 
 
+def _none_shared(kind: int, body: memoryview) -> Transfer:
+    raise ProtocolError("a message in shared memory over a connection without any")
+
+
 class FrameReader:
     """Collects bytes in any pieces and gives back whole frames.
 
@@ -106,7 +110,7 @@ class FrameReader:
         shared: Callable[[int, memoryview], Transfer] | None = None,
     ) -> None:
         self._max_message = max_message
-        self._shared = shared  # finds what lies in lent memory
+        self._shared = shared or _none_shared  # finds what lies in lent memory
         self._memory = memory if memory is not None else Memory()
         self._reserve = reserve  # asked before memory is made for an announced size
         self._buffer = bytearray(_BUFFER)
@@ -159,7 +163,7 @@ class FrameReader:
                 break
             if flags & LARGE:
                 if flags & SHARED:
-                    whole = self._find_shared(kind, view[body:after])
+                    whole = self._shared(kind, view[body:after])
                     frames.append((kind, flags, id, budget, target, whole))
                 else:
                     self._announced(kind, flags, id, budget, view[body:after], frames)
@@ -222,11 +226,6 @@ class FrameReader:
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)
-
-    def _find_shared(self, kind: int, body: memoryview) -> Transfer:
-        if self._shared is None:
-            raise ProtocolError("a message in shared memory over a connection without any")
-        return self._shared(kind, body)
 
     def _begin_chunk(
         self, number: int, length: int, available: memoryview, frames: list[Frame]

@@ -24,7 +24,7 @@ def test_calls_overtake_calls_but_posts_wait():
     assert log == ["call", "reply"]
     inbox.complete("big")
     assert log == ["call", "reply", "big call", "post", "call behind post"]
-    assert not inbox
+    assert not inbox.entries
 
 
 def test_a_large_post_holds_back_what_was_sent_later():

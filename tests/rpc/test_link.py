@@ -105,7 +105,7 @@ async def run_as_a_task(x):
 
 async def arriving(link):
     """Wait until a large message was announced and is not complete."""
-    while not link._inbox:
+    while not link._inbox.entries:
         await asyncio.sleep(0)
 
 
@@ -118,7 +118,7 @@ async def test_a_call_cancelled_while_its_pieces_arrive_never_runs(agents, funct
         call = rpc_async("worker1", function, (np.ones(64 << 20, np.uint8),))
         await arriving(link)
         call.cancel()
-        await until(lambda: not link._inbox)
+        await until(lambda: not link._inbox.entries)
         assert await rpc_async("worker1", add, (1, 2)) == 3
         await until(lambda: not any(b.counters().values()))
         assert RAN == []

@@ -73,6 +73,17 @@ async def test_a_large_message_whose_announcement_left_early_follows(outbox, wir
     assert outbox.empty
 
 
+async def test_a_message_that_tells_of_much_leaves_at_once_with_what_waits(outbox, wire):
+    outbox.put(CALL, 0, 1, 1.0, 0, b"body")
+    outbox.put_now(CALL, 0, 2, 1.0, 0, b"where it lies")
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
+    outbox.corked = True
+    outbox.put_now(REPLY, 0, 3, 1.0, 0, b"where it lies")
+    assert len(wire.writes) == 1, "what a batch causes leaves in one write"
+    outbox.uncork()
+    assert [frame[2] for frame in wire.frames()] == [1, 2, 3]
+
+
 async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outbox, wire):
     outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
     await turn()

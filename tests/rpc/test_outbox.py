@@ -77,6 +77,7 @@ async def test_a_message_that_tells_of_much_leaves_at_once_with_what_waits(outbo
     outbox.put(CALL, 0, 1, 1.0, 0, b"body")
     outbox.put_now(CALL, 0, 2, 1.0, 0, b"where it lies")
     assert [frame[2] for frame in wire.frames()] == [1, 2]
+    await turn()
     outbox.corked = True
     outbox.put_now(REPLY, 0, 3, 1.0, 0, b"where it lies")
     assert len(wire.writes) == 1, "what a batch causes leaves in one write"

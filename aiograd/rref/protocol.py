@@ -162,8 +162,7 @@ class Protocol:
     ) -> list[bool]:
         return self.owning.request(sender.incarnation, number, low, forks)
 
-    def accepted(self, forks: Iterable[RefId]) -> None:
-        forks = list(forks)
+    def accepted(self, forks: Sequence[RefId]) -> None:
         self.using.accepted(forks)
         for fork in forks:
             self.watch.discard(fork)
@@ -199,8 +198,7 @@ class Protocol:
         if self._shared.pop(fork, None) is not None:
             self.watch.discard(fork)
 
-    def _give_up(self, forks: Iterable[RefId]) -> None:
-        forks = list(forks)
+    def _give_up(self, forks: Sequence[RefId]) -> None:
         self.using.accepted(forks)
         self.owning.release(
             [(ref_id, fork, False) for fork in forks if (ref_id := self._shared.pop(fork, None))]

@@ -146,6 +146,18 @@ def test_a_creation_for_oneself_keeps_itself_until_it_is_answered(a: Protocol) -
     assert owned.value == 5
 
 
+@pytest.mark.parametrize("doubt", [None, RRefError("RRef creation timed out")])
+def test_who_waits_for_the_answer_to_a_creation_for_oneself_is_woken_once(
+    a: Protocol, doubt: Exception | None
+) -> None:
+    owned = a.create_here()
+    woken: list[str] = []
+    owned.on_answered = [lambda: woken.append("first"), lambda: woken.append("second")]
+    for _ in range(2):
+        a.created_here(owned, doubt)
+    assert woken == ["first", "second"]
+
+
 def test_a_creation_for_oneself_that_never_came_leaves_nothing(a: Protocol) -> None:
     owned = a.create_here()
     a.created_here(owned, doubt=RRefError("RRef creation timed out"))
@@ -304,6 +316,14 @@ def test_what_never_left_is_undone(a: Protocol, b: Protocol, c: Protocol) -> Non
     a.using.drop(held)
     assert tell_releases(a, b) == 1
     assert len(a.watch) == len(b.watch) == 0
+
+
+def test_what_never_left_gives_up_no_creation(a: Protocol, b: Protocol) -> None:
+    owned = a.create_here()
+    a.undo(a.depart(owned, b.me))
+    assert not owned.given_up
+    assert not a.owning._given_up
+    assert list(owned.forks) == [owned.id]
 
 
 def test_a_thousand_releases_are_one_message(a: Protocol, b: Protocol) -> None:
@@ -482,6 +502,26 @@ def test_a_released_reference_cannot_be_used_or_shared(a: Protocol, b: Protocol)
         a.depart(held, b.me)
 
 
+def test_a_reference_cannot_be_used_once_it_was_dropped_or_given_back(
+    a: Protocol, b: Protocol
+) -> None:
+    dropped, given_back = a.create(b.me), created(a, b)
+    a.using.drop(dropped)
+    assert dropped.use is Use.CREATING  # and is given back when the answer comes
+    a.using.released(given_back)  # by its owner
+    for held in (dropped, given_back):
+        with pytest.raises(RRefReleased, match="after deletion"):
+            a.check(held)
+
+
+def test_a_reference_whose_creation_failed_says_why_at_every_use(a: Protocol, b: Protocol) -> None:
+    held = a.create(b.me)
+    a.using.answered(held, RRefError("no room"))
+    for _ in range(2):
+        with pytest.raises(RRefError, match="no room"):
+            a.check(held)
+
+
 def test_a_fork_request_for_something_given_up_long_ago_is_refused(
     a: Protocol, b: Protocol, c: Protocol
 ) -> None:
@@ -511,7 +551,7 @@ def test_the_forks_of_a_dead_user_are_kept_for_a_lease_and_then_reclaimed(
     created(a, b)
     number = b.lost(a.me.incarnation)
     assert not b.at_rest
-    b.lease_over(a.me, number)
+    assert b.lease_over(a.me, number) is True
     assert b.at_rest
 
 
@@ -519,7 +559,7 @@ def test_a_user_heard_of_within_the_lease_loses_nothing(a: Protocol, b: Protocol
     held = created(a, b)
     number = b.lost(a.me.incarnation)
     b.heard(a.me.incarnation)
-    b.lease_over(a.me, number)
+    assert b.lease_over(a.me, number) is False
     assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
 
 
@@ -704,6 +744,29 @@ def test_a_child_nobody_knows_frees_its_parent(a: Protocol, b: Protocol, c: Prot
     assert tell_releases(a, b) == 1
 
 
+def test_a_child_that_is_being_confirmed_is_waited_for_and_a_confirmed_one_frees_its_parent(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    asked = [child.fork]
+    a.audited(asked, c.look_for(asked), hurry=True)
+    assert held.children == 1
+    tell_forks(c, b)  # and what it tells its parent is lost
+    a.audited(asked, c.look_for(asked), hurry=True)
+    assert held.children == 0
+    assert len(a.watch) == 0
+
+
+def test_an_answer_about_fewer_forks_than_were_asked_about_is_refused(
+    a: Protocol, b: Protocol
+) -> None:
+    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
+    with pytest.raises(ValueError, match="shorter"):
+        a.audited([held.fork], [], hurry=False)
+    assert held.fork in a.watch
+
+
 def test_a_use_proves_that_a_fork_arrived(a: Protocol, b: Protocol) -> None:
     held = arrived_held(b, a.depart(a.own("x"), b.me), a)
     a.look_up(b.me, held.id, held.fork, held.known)
@@ -721,6 +784,17 @@ def test_a_shutdown_does_not_wait_for_creations(a: Protocol, b: Protocol) -> Non
     assert a.at_rest
     b.owning.settle(held.id, 1)
     assert b.at_rest
+
+
+def test_a_shutdown_does_not_wait_for_the_lease_of_the_dead(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    lost, there = created(a, b), created(c, b)
+    b.lost(a.me.incarnation)
+    for who in (a.me, c.me):
+        b.end_of(who)
+    assert lost.id not in b.owning.owners
+    assert there.id in b.owning.owners
 
 
 def test_a_leak_is_what_somebody_still_keeps(a: Protocol, b: Protocol) -> None:

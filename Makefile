@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile mutants clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile mutants shuffled clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -128,6 +128,12 @@ cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call ru
 
 mutants: $(VENV)/.test.ok  ## change one thing at a time where nothing may be wrong: what do tests not notice (SAMPLE=80)
 	@$(BIN)/python tests/mutants.py --sample $(or $(SAMPLE),80)
+
+ROUNDS ?= 20
+ORDER ?= 1
+shuffled: $(VENV)/.test.ok  ## all tests but the failures, again and again, each time in another order (ROUNDS=20 ORDER=1)
+	@set -e; for order in $$(seq $(ORDER) $$(($(ORDER) + $(ROUNDS) - 1))); do echo "── order $$order"; \
+	    $(BIN)/python -m pytest --ignore=tests/failures --shuffle $$order $(ARGS); done
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

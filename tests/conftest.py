@@ -9,6 +9,7 @@ import gc
 import inspect
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,7 +27,14 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "run the tests in an order drawn from this seed"
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=what)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
     # pytest-asyncio replaces the call itself, so a deadline must be inside the coroutine function.
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):

@@ -33,7 +33,9 @@ from aiograd.wire.rows import decode_row, encode_row
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
 _ROW = 32  # entries of a row that do not, either
-LEISURELY = 0.01  # seconds that a message waits for company
+# Seconds that a message waits for company: longer than a pass through many workers takes, in the
+# middle of which it would wake up two that have nothing to do.
+LEISURELY = 0.05
 _TURNS = 4  # chunks written before the loop gets a turn
 
 

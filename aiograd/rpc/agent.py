@@ -31,6 +31,7 @@ from aiograd.rpc import current
 from aiograd.rpc.again import Persistence
 from aiograd.rpc.baggage import keep_in_front, labelled, pack
 from aiograd.rpc.connection import Connection
+from aiograd.rpc.copying import Copier
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import LOST_PEERS, Directory, PeerInfo, WorkerInfo, check_name
@@ -131,6 +132,7 @@ class Agent:
         self._service_shipments: dict[str, Shipment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.memory = Memory()  # in which large messages arrive
+        self.copier = Copier()
         self._reserved = 0  # bytes of messages arriving now
         self.limits = Limits()  # which of them others have reached
         self._heart: asyncio.TimerHandle | None = None
@@ -221,6 +223,7 @@ class Agent:
         for link in links:
             link.close()
         self.pool.close()
+        self.copier.close()
         self.polling.closed = True
         self.deadlines.close()
         tasks |= self._tasks - mine

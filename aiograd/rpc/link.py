@@ -159,7 +159,8 @@ class Link:
     def _share(self, transport: Any) -> None:
         """Let large messages pass through memory, if the peer is a process of ours."""
         room = self.agent.options.outbound_buffer * 3 // 4
-        self.shared = shared = shared_memory(transport, room, self._put_shared)
+        copy = self.agent.copier.copy
+        self.shared = shared = shared_memory(transport, room, self._put_shared, copy)
         if shared is not None:
             self.caller.leave_room(room)  # what is lent waits for the peer, too
             self.callee.leave_room(room)
@@ -323,6 +324,8 @@ class Link:
             self.outbox.put(kind, flags, id, budget, target, data)
             return
         segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
+        if self.shared is not None and self.shared.back:
+            self.shared.give_back()  # before the peer needs room for its answer
         if self.shared is not None and (place := self.shared.place(segments)) is not None:
             self.outbox.put_now(kind, flags | LARGE | SHARED, id, budget, target, place)
         else:

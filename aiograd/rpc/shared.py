@@ -40,13 +40,14 @@ _MOST: Final = 1 << 32  # bytes of the other side that we look at
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Send = Callable[[int, int, bytes], None]  # kind, target, body
+Copy = Callable[[np.ndarray, np.ndarray], None]  # to, from
 
 
 class Shared:
     """What a link and its peer lend each other."""
 
-    def __init__(self, pid: int, size: int, send: Send) -> None:
-        self._pid, self._size, self._send = pid, size, send
+    def __init__(self, pid: int, size: int, send: Send, copy: Copy) -> None:
+        self._pid, self._size, self._send, self._copy = pid, size, send, copy
         self._most = size // 2  # so that one block is warm while the next is filled
         self._lent: _Lent | None = None
         self._borrowed: _Borrowed | None = None
@@ -71,7 +72,7 @@ class Shared:
     def _lend(self) -> None:
         self._usable = None
         try:
-            self._lent = _Lent(self._size)
+            self._lent = _Lent(self._size, self._copy)
         except OSError:
             self._usable = False
         else:
@@ -130,7 +131,8 @@ class Shared:
 class _Lent:
     """Memory of ours that the peer reads."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, copy: Copy) -> None:
+        self._copy = copy
         self._file = os.memfd_create("aiograd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, size)
@@ -148,7 +150,7 @@ class _Lent:
         at = start
         for segment in segments:
             length = len(segment)
-            self._memory[at : at + length] = np.frombuffer(segment, np.uint8)
+            self._copy(self._memory[at : at + length], np.frombuffer(segment, np.uint8))
             at += length + PAD & -ALIGN
         return struct.pack(f"<{len(segments) + 1}Q", start, *map(len, segments))
 
@@ -214,7 +216,7 @@ class _Borrowed:
         self._back.append(watch.start)
 
 
-def shared_memory(transport: Any, size: int, send: Send) -> Shared | None:
+def shared_memory(transport: Any, size: int, send: Send, copy: Copy) -> Shared | None:
     """What two workers may share over this transport; None where they cannot."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX or not sys.platform.startswith("linux"):
@@ -223,7 +225,7 @@ def shared_memory(transport: Any, size: int, send: Send) -> Shared | None:
     pid, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.getuid() or size < 2 * LEAST or not hasattr(os, "memfd_create"):
         return None
-    return Shared(pid, size, send)
+    return Shared(pid, size, send, copy)
 
 
 def _seal(file: int) -> None:

@@ -175,7 +175,7 @@ async def test_many_calls_at_once_get_blocks_of_their_own(pair):
 
 def lonely():
     sent = []
-    return Shared(os.getpid(), 4 << 20, lambda *message: sent.append(message)), sent
+    return Shared(os.getpid(), 4 << 20, lambda *m: sent.append(m), np.copyto), sent
 
 
 def test_a_message_in_memory_that_was_never_lent_is_refused():

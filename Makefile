@@ -133,7 +133,7 @@ ROUNDS ?= 20
 ORDER ?= 1
 shuffled: $(VENV)/.test.ok  ## all tests but the failures, again and again, each time in another order (ROUNDS=20 ORDER=1)
 	@set -e; for order in $$(seq $(ORDER) $$(($(ORDER) + $(ROUNDS) - 1))); do echo "── order $$order"; \
-	    $(BIN)/python -m pytest --ignore=tests/failures --shuffle $$order $(ARGS); done
+	    $(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/failures --shuffle $$order $(ARGS); done
 
 clean:  ## remove what the other verbs made
 	@rm -rf .venv .venv-* .soak.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* docs/_build docs/notebooks docs/reference/operations.md examples/notebooks/*.ipynb build dist

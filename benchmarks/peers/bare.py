@@ -2,8 +2,9 @@
 
 The same matrices cross the same number of times, and nothing is said about them but one byte. What a library takes beside
 that is its own; what this takes beside `local.dist_arithmetic` is the machine's: wake-ups, and caches that another process used.
+And arrays that a process sends back over TCP as they came, with blocking sockets and memory that is there already.
 """
-import mmap, os, signal
+import mmap, os, signal, socket
 from common import *
 import numpy as np
 
@@ -111,6 +112,41 @@ def fan(processes, x):
     return gradient
 
 
+def receive(sock, view):
+    at = 0
+    while at < len(view):
+        at += sock.recv_into(view[at:])
+
+
+def echo_over_tcp(label, n):
+    listener = socket.create_server(("127.0.0.1", 0))
+    pid = os.fork()
+    view = memoryview(bytearray(n))
+    if pid == 0:
+        try:
+            sock, _ = listener.accept()
+            while True:
+                receive(sock, view)
+                sock.sendall(view)
+        finally:
+            os._exit(0)
+    sock = socket.create_connection(listener.getsockname())
+    listener.close()
+    array = memoryview(bytearray(n))
+
+    def one():
+        sock.sendall(array)
+        receive(sock, view)
+
+    emit_tensor("tcp_echo", label, n, time_loop_sync(one, tensor_seconds(n), warm=2, min_n=4))
+    sock.close()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+for label, n in SIZES:
+    if want(f"tensor.tcp_echo.{label}.ms"):
+        echo_over_tcp(label, n)
 X = np.random.default_rng(99).standard_normal((N, N), dtype=np.float32)
 for name, run in (("chain", chain), ("fanout", fan)):
     for n in (2, 4, 8):

@@ -280,7 +280,7 @@ class Members:
             self._gone(peer, WorkerLost(peer.name, "no", "it left the cluster"))
         for peer, why in update.lost:
             # It stays in the directory: calling it is answered by WorkerLost, not UnknownWorker.
-            self.agent.declare_lost(peer, why)
+            self.agent.links.declare_lost(peer, why)
             self._fallen.append(peer)
             self._gone(peer, WorkerLost(peer.name, "unknown", why))
         for peer in update.joined:

@@ -142,7 +142,7 @@ class Worker:
 
     def workers(self) -> list[WorkerInfo]:
         """List the members, in order of rank; those that are silent are marked as suspect."""
-        suspects = self.agent.suspects()
+        suspects = self.agent.links.suspects()
         return [
             WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.members.peers
         ]

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import logging
 import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
 from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
@@ -25,7 +23,6 @@ from aiograd.errors import (
     NotAllowed,
     SerializationError,
     WorkerClosed,
-    WorkerLost,
 )
 from aiograd.rpc import current
 from aiograd.rpc.again import Persistence
@@ -34,7 +31,7 @@ from aiograd.rpc.connection import Connection
 from aiograd.rpc.copying import Copier
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
-from aiograd.rpc.directory import LOST_PEERS, Directory, PeerInfo, WorkerInfo, check_name
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
 from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
@@ -42,10 +39,10 @@ from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Link
+from aiograd.rpc.links import Links
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.polling import Polling
-from aiograd.rpc.reconnect import come_back
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.streams import Stream
@@ -123,21 +120,16 @@ class Agent:
         self.context = contextvars.Context()  # in which called functions run
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
-        self._links: dict[bytes, Link] = {}  # by incarnation
-        # Names and incarnations of lost peers, and why; somebody else may have come as one of them.
-        self._buried: dict[tuple[str, bytes], Exception] = {}
-        self._dials = 0  # so far
-        self._routes: dict[str, Link] = {}  # by name, until the directory changes
-        self.directory.changed = self._routes.clear
         self._service_shipments: dict[str, Shipment] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.memory = Memory()  # in which large messages arrive
         self.copier = Copier()
         self._reserved = 0  # bytes of messages arriving now
         self.limits = Limits()  # which of them others have reached
-        self._heart: asyncio.TimerHandle | None = None
         self.polling = Polling(self.loop, self.runtime, self.pool)
         self._doors = Doors(self, secret, cluster)
+        self.links = Links(self, self._doors)
+        self._routes = self.links.routes
         self.directory.add(self.info)
 
     # ── living ──────────────────────────────────────────────────────────────────────────────────
@@ -172,7 +164,7 @@ class Agent:
 
     def restricts(self, peer: PeerInfo) -> bool:
         """Whether only plain data crosses the connection to a peer: if either side wants it so."""
-        link = self._links.get(peer.incarnation)
+        link = self.links.get(peer.incarnation)
         if link is not None:  # agreed on, for as long as it lives
             return link.restricted
         return self.options.mode_for(peer.name) == "restricted" or peer.restricts(self.name)
@@ -213,11 +205,8 @@ class Agent:
             return
         self.closed = True
         current.closed(self)
-        self._routes.clear()
-        if self._heart is not None:
-            self._heart.cancel()
         self._doors.close()
-        links = list(self._links.values())
+        links = self.links.close()
         mine = {asyncio.current_task()}
         tasks = {task for link in links for task in link.callee.tasks()} - mine
         for link in links:
@@ -310,36 +299,54 @@ class Agent:
             future._trace = Trace(scope, self, link.peer, future._kind)
         elif shipment.data is not None and not link.restricted:
             flags = FLAT | (shipment.flags & OP)
-            if (
-                held is None
-                and here
-                and not kwargs
-                and link.caller.begin_in_row(future, flags, seconds, deadline, shipment, args, keep)
+            if here and held is None and not kwargs:
+                begin = link.caller.begin_in_row
+                begun = begin(future, flags, seconds, deadline, shipment, args, keep)
+            else:
+                begun = False
+            if begun or self._begin_quickly(
+                link, future, flags, seconds, deadline, shipment, args, kwargs, held, keep
             ):
-                return future
-            departure = None if held is None else Departure(link.peer, future._kind, held)
-            lent: list[PickleBuffer] = []
-            data = encode_call(args, kwargs, self.travellers.boxes, departure, lent)
-            if data is not None and not (lent and keep is not None):
-                if departure is not None:
-                    more, data = labelled(self, data, departure)
-                    flags |= more
-                    future._undo = departure.undo
-                if lent:
-                    payload = Payload(data, lent)
-                    self._begin_checked(link, future, flags, deadline, shipment, payload, False)
-                    return future
-                if keep is not None:
-                    data = keep_in_front(keep, data)
-                    flags |= KEEP
-                begin = link.caller.begin_small
-                if here:
-                    begin(future, CALL, flags, seconds, deadline, shipment, data)
-                else:
-                    self.from_thread(begin, future, CALL, flags, seconds, deadline, shipment, data)
                 return future
         self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
         return future
+
+    def _begin_quickly(
+        self,
+        link: Link,
+        future: Future[Any],
+        flags: int,
+        seconds: float,
+        deadline: float,
+        shipment: Shipment,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        held: Any,
+        keep: Any,
+    ) -> bool:
+        """A call with plain arguments, arrays and tensors alone; False if there is more to it."""
+        departure = None if held is None else Departure(link.peer, future._kind, held)
+        lent: list[PickleBuffer] = []
+        data = encode_call(args, kwargs, self.travellers.boxes, departure, lent)
+        if data is None or (lent and keep is not None):
+            return False
+        if departure is not None:
+            more, data = labelled(self, data, departure)
+            flags |= more
+            future._undo = departure.undo
+        if lent:
+            payload = Payload(data, lent)
+            self._begin_checked(link, future, flags, deadline, shipment, payload, False)
+            return True
+        if keep is not None:
+            data = keep_in_front(keep, data)
+            flags |= KEEP
+        begin = link.caller.begin_small
+        if threading.get_ident() == self.thread:
+            begin(future, CALL, flags, seconds, deadline, shipment, data)
+        else:
+            self.from_thread(begin, future, CALL, flags, seconds, deadline, shipment, data)
+        return True
 
     def _persist(
         self,
@@ -561,66 +568,11 @@ class Agent:
         seconds = left if timeout is None else min(check_timeout(timeout), left)
         return seconds, now + seconds
 
-    def route(self, to: Any) -> Link:
-        """`link`, remembered by name until the directory changes."""
-        link = self._routes.get(to) if type(to) is str else None
-        return self.link(to) if link is None else link
-
     def link(self, to: Any) -> Link:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
-        if self.closed:
-            raise WorkerClosed(f"{self.name} was shut down", self.name)
-        if type(to) is PeerInfo and (met := self.link_to(to.incarnation)) is not None:
-            return met  # at a rendezvous, or it was replaced meanwhile
-        if type(to) is PeerInfo and (to.name, to.incarnation) in self._buried:
-            return self.link_of(to)
-        peer = self.directory.find(to)
-        link = self.link_of(peer)
-        if type(to) is str:
-            self._routes[to] = link
-        return link
+        return self.links.find(to)
 
-    def link_to(self, incarnation: bytes) -> Link | None:
-        return self._links.get(incarnation)
-
-    def links(self) -> list[Link]:
-        return list(self._links.values())
-
-    def link_of(self, peer: PeerInfo) -> Link:
-        link = self._links.get(peer.incarnation)
-        if link is not None and link.peer.name != peer.name:
-            self.forget(link.peer)  # it came as this one, before we knew whose incarnation that is
-            link = None
-        if link is None:
-            link = Link(self, peer)
-            if (error := self._buried.get((peer.name, peer.incarnation))) is not None:
-                link.state, link.error = "lost", error
-                return link
-            self._links[peer.incarnation] = link
-            if peer.incarnation == self.incarnation:
-                self._doors.open_self(link)
-            if self._heart is None:
-                self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
-        elif link.peer.addresses != peer.addresses:
-            was = link.peer
-            link.peer = replace(peer, restricted=was.restricted, exceptions=was.exceptions)
-        return link
-
-    def dial(self, link: Link) -> None:
-        """Connect a link that has something to send."""
-        link.state = "dialling"
-        self.spawn(self._doors.dial(link))
-
-    def next_dial(self) -> int:
-        """The number of the next connection that is dialled."""
-        self._dials += 1
-        return self._dials
-
-    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
-        """Connect a link again whose connection broke, from a peer silent for so many seconds."""
-        return self.spawn(come_back(self._doors, link, silent, why))
-
-    # ── what links tell us ──────────────────────────────────────────────────────────────────────
+    # ── what links ask for ──────────────────────────────────────────────────────────────────────
 
     def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
         if self.closed or peer.incarnation == self.incarnation:
@@ -630,32 +582,6 @@ class Agent:
                 callback(peer, error)
             except Exception:
                 _log.exception("%s: a callback for the loss of %s failed", self.name, peer.name)
-
-    def declare_lost(self, peer: PeerInfo, why: str) -> None:
-        """Others know that a peer is gone: end everything with it, and let nobody back in as it."""
-        link = self.link_of(peer)
-        if link.connection is not None:
-            link.connection.transport.abort()
-        link.lose(WorkerLost(peer.name, why=why))
-
-    def forget(self, peer: PeerInfo) -> None:
-        """Drop the link of a peer, as if there had been none."""
-        link = self._links.pop(peer.incarnation, None)
-        self._routes.clear()
-        if link is not None:
-            link.lose(WorkerLost(peer.name, why="it left the cluster"))
-            if link.connection is not None:
-                link.connection.transport.abort()
-
-    def _bury(self, link: Link) -> None:
-        """Keep of a lost peer only that it is: many may be lost in the life of a worker."""
-        assert link.error is not None
-        peer = link.peer
-        del self._links[peer.incarnation]
-        self._routes.clear()
-        self._buried[peer.name, peer.incarnation] = copy.copy(link.error)  # without its traceback
-        if len(self._buried) > LOST_PEERS:  # its session could not go on here in any case
-            del self._buried[next(iter(self._buried))]
 
     def reserve(self, size: int) -> bool:
         """Memory for a message of `size` bytes that is about to arrive."""
@@ -668,22 +594,13 @@ class Agent:
     def release(self, size: int) -> None:
         self._reserved -= size
 
-    def _beat(self) -> None:
-        self._heart = self.loop.call_later(self.options.heartbeat, self._beat)
-        for link in list(self._links.values()):
-            if link.settled:
-                self._bury(link)
-            else:
-                link.beat()
-        self.memory.trim()
-
     # ── looking ─────────────────────────────────────────────────────────────────────────────────
 
     def outstanding(self) -> int:
         """Calls made here that have not ended."""
         return sum(
             future._kind in _CALLS
-            for link in self._links.values()
+            for link in self.links.all()
             for future in (
                 *link.caller.pending.values(),
                 *link.caller.waiting,
@@ -692,7 +609,7 @@ class Agent:
 
     def counters(self) -> dict[str, int]:
         """For `debug_info`; all 0 at rest."""
-        links = self._links.values()
+        links = self.links.all()
         return {
             "pending_calls": sum(
                 len(link.caller.pending) + len(link.caller.waiting) for link in links
@@ -705,10 +622,6 @@ class Agent:
             "abandoned_calls": sum(link.callee.abandoned for link in links),
             "buffered_bytes": sum(link.outbox.size for link in links),
         }
-
-    def suspects(self) -> Sequence[str]:
-        """Names of peers that are silent, or whose connection is being made again."""
-        return [link.peer.name for link in self._links.values() if link.suspect]
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} rank {self.rank}{' closed' if self.closed else ''}>"

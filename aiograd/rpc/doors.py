@@ -124,12 +124,12 @@ class Doors:
         peer = self._known(identity)
         if peer.restricts(agent.name) != identity.restricted:
             raise AuthError("another mode than the one it joined with", identity.name)
-        link = agent.link_of(peer)
+        link = agent.links.of(peer)
         return (LOST, 0) if link.error is not None else link.answer(offer)
 
     def _known(self, identity: Identity) -> PeerInfo:
         agent = self._agent
-        link = agent.link_to(identity.incarnation)
+        link = agent.links.get(identity.incarnation)
         names = {agent.directory.name_of(identity.incarnation), link and link.peer.name}
         if identity.incarnation == agent.incarnation or names - {identity.name, None}:
             raise AuthError(f"{identity.name} came as another worker", identity.name)
@@ -150,7 +150,7 @@ class Doors:
         if greeting.status != ACCEPTED or self._agent.closed:
             greeting.transport.close()
             return
-        self._open(self._agent.link_of(self._known(peer)), greeting)
+        self._open(self._agent.links.of(self._known(peer)), greeting)
 
     def _open(self, link: Link, greeting: Greeting) -> None:
         tune(greeting.transport)
@@ -249,7 +249,7 @@ class Doors:
         if greeting.status == LOST:
             greeting.transport.abort()
             raise WorkerLost(peer.name, "no", "it took this worker for lost")
-        link = self._agent.link_of(peer)
+        link = self._agent.links.of(peer)
         if greeting.status != ACCEPTED or link.state not in ("new", "dialling"):
             greeting.transport.abort()
         elif not self.take(link, greeting, address):
@@ -258,9 +258,9 @@ class Doors:
 
     def _introduction(self, server: Identity) -> Offer:
         """What to say to somebody who may turn out to be known."""
-        link = self._agent.link_to(server.incarnation)
+        link = self._agent.links.get(server.incarnation)
         known = link is not None and link.state not in ("new", "dialling")
-        return Offer(LOOK) if known else Offer(DIAL, self._agent.next_dial())
+        return Offer(LOOK) if known else Offer(DIAL, self._agent.links.next_dial())
 
     async def _greet(
         self, address: str, offer: Callable[[Identity], Offer], expected: PeerInfo | None = None

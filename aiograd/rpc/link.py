@@ -142,7 +142,7 @@ class Link:
     def offer(self) -> Offer:
         """What to say to the peer in a handshake that we began."""
         if self.state in ("dialling", "away"):
-            return self.session.offer(self.agent.next_dial())
+            return self.session.offer(self.agent.links.next_dial())
         return Offer(LOOK)
 
     def answer(self, offer: Offer) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class Link:
         self._detach()
         self.state, self.quick, self.suspect = "away", False, True
         self.session.own()
-        self._comeback = self.agent.come_back(self, silent, why)
+        self._comeback = self.agent.links.come_back(self, silent, why)
 
     def _detach(self) -> None:
         connection, self.connection = self.connection, None
@@ -267,7 +267,7 @@ class Link:
     ) -> None:
         """Queue a message, unless somebody wants it to fail."""
         if self.state == "new":
-            self.agent.dial(self)
+            self.agent.links.dial(self)
         if self.error is not None:
             run_undo(undo)
             return

@@ -99,7 +99,7 @@ class RRefs:
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
         agent, protocol = self.agent, self.protocol
-        link = agent.route(to)
+        link = agent.links.route(to)
         owner = self.control.party(link.peer)
         # Our paths are nothing to a partner.
         place = b"" if frame is None or link.restricted else self._places.name(frame)

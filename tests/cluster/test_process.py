@@ -259,7 +259,7 @@ async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
             links.append(weakref.ref(agent.link("worker1")))
             await c.kill("worker1")
             await c.restart("worker1")
-        while len(agent._buried) < 3:
+        while len(agent.links.buried) < 3:
             await asyncio.sleep(0.01)
         assert len(nursery._hosts) == 2
         gc.collect()

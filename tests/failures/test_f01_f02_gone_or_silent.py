@@ -48,7 +48,7 @@ async def test_f2_a_stopped_worker_is_suspect_and_its_calls_end(cluster, figure,
             endless = asyncio.create_task(
                 outcome(ag.rpc_async("worker1", echo, (1,), timeout=math.inf))
             )
-            suspected = await until(lambda: "worker1" in agent.suspects())
+            suspected = await until(lambda: "worker1" in agent.links.suspects())
             # A heartbeat may have come just before, and one more is needed to miss it.
             promise = 6.0 / PACE
             figure("F2", "a worker is stopped: suspect", promise, suspected - began)
@@ -74,9 +74,9 @@ async def test_f2_a_worker_that_wakes_in_time_answers_as_if_nothing_had_been(clu
         assert await ag.rpc_async("worker1", echo, (1,)) == 1
         with stopped(c, "worker1"):
             calls = [ag.rpc_async("worker1", echo, (i,), timeout=math.inf) for i in range(10)]
-            await until(lambda: "worker1" in agent.suspects())
+            await until(lambda: "worker1" in agent.links.suspects())
         woken = asyncio.get_running_loop().time()
         assert await asyncio.gather(*calls) == list(range(10))
         answered = asyncio.get_running_loop().time()
         figure("F2", "… it wakes: its calls are answered", 1.0, answered - woken)
-        await until(lambda: not agent.suspects())
+        await until(lambda: not agent.links.suspects())

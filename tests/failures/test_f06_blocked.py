@@ -15,10 +15,10 @@ async def test_f6_who_blocks_a_loop_is_logged_and_the_worker_lives(cluster, figu
         call = ag.rpc_async("worker0", hold_the_loop, (BLOCKED,))
         logged = await until(lambda: "blocked" in c.logs("worker0"))
         await until(lambda: "in hold_the_loop" in c.logs("worker0"))
-        await until(lambda: "worker0" in c.driver.agent.suspects() or call.done())
+        await until(lambda: "worker0" in c.driver.agent.links.suspects() or call.done())
         assert not call.done()
         assert c.state("worker0") == "running"
         began = await call
         figure("F6", "a loop is blocked: logged with its stack", 1.5, logged - began)
         assert await ag.rpc_async("worker0", echo, (2,)) == 2
-        await until(lambda: not c.driver.agent.suspects())
+        await until(lambda: not c.driver.agent.links.suspects())

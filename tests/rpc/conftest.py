@@ -52,7 +52,7 @@ running_agents.secret = SECRET  # type: ignore[attr-defined]
 def die(agent: Agent) -> None:
     """End as a killed process does: nobody listens any more, connections end without a word."""
     agent._doors.close()
-    for link in agent._links.values():
+    for link in agent.links.table.values():
         if link.state == "open" and link.peer.incarnation != agent.incarnation:
             link.state = "dead"  # it does nothing any more
             link._detach()

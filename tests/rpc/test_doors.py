@@ -49,7 +49,7 @@ async def test_another_secret_does_not_get_in(agents, address, caplog):
         with caplog.at_level(logging.DEBUG, "aiograd"), pytest.raises(AuthError):
             await stranger.call("worker0", add, (1, 2))
         await stranger.close()
-        assert a._links == {}
+        assert a.links.table == {}
 
 
 async def test_a_rendezvous_is_dialled_by_address_alone(agents, address, secret):
@@ -109,7 +109,7 @@ async def test_versions_that_differ_are_told_apart(agents, tmp_path, secret, ver
         assert await read_all(reader) == b""
         writer.close()
         await writer.wait_closed()
-        assert a._links == {}
+        assert a.links.table == {}
 
 
 @pytest.mark.parametrize("version", [1, VERSION + 1])
@@ -170,7 +170,7 @@ async def test_strangers_are_closed_and_nothing_is_unpickled(agents, tmp_path, j
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-        assert a._links == {}
+        assert a.links.table == {}
         assert a._doors._strangers == {}
 
 

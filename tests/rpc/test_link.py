@@ -209,11 +209,11 @@ async def test_nobody_at_the_address_is_a_lost_worker(agents, address):
 
 async def buried(agent, peer):
     """Wait until little is left of a lost peer."""
-    await until(lambda: (peer.name, peer.incarnation) in agent._buried)
+    await until(lambda: (peer.name, peer.incarnation) in agent.links.buried)
 
 
 async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypatch):
-    monkeypatch.setattr("aiograd.rpc.agent.LOST_PEERS", 5)
+    monkeypatch.setattr("aiograd.rpc.links.LOST_PEERS", 5)
     async with agents(1, options=QUICK) as (a,):
         links = []
         for _ in range(10):
@@ -225,8 +225,8 @@ async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypa
             agents.die(b)
             await buried(a, b)
             await b.close()
-        assert a._links == {}
-        assert len(a._buried) == 5
+        assert a.links.table == {}
+        assert len(a.links.buried) == 5
         del b
         gc.collect()
         assert [link() for link in links if link() is not None] == []
@@ -235,7 +235,7 @@ async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypa
 async def test_who_is_lost_stays_lost_when_little_is_left_of_it(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
-        a.declare_lost(b.info, "somebody said so")
+        a.links.declare_lost(b.info, "somebody said so")
         await buried(a, b)
         for to in ("worker1", b.info, 1):
             with pytest.raises(WorkerLost, match="somebody said so") as caught:
@@ -243,14 +243,14 @@ async def test_who_is_lost_stays_lost_when_little_is_left_of_it(agents):
             assert caught.value.executed == "no"
         with pytest.raises(WorkerLost):  # nor may it come back
             await b.call("worker0", add, (1, 2))
-        assert b.info.incarnation not in a._links
+        assert b.info.incarnation not in a.links.table
         assert not any(a.counters().values())
 
 
 async def test_who_came_under_the_incarnation_of_another_does_not_lock_it_out(agents):
     async with agents(2, options=QUICK) as (a, b):
         stolen = replace(b.info, name="impostor")
-        a.declare_lost(stolen, "it broke the protocol")
+        a.links.declare_lost(stolen, "it broke the protocol")
         await buried(a, stolen)
         assert await b.call("worker0", add, (1, 2)) == 3
         assert await rpc_async("worker1", add, (1, 2)) == 3
@@ -338,7 +338,7 @@ class Mute:
     """Drops everything a worker sends, so that it seems to be stopped."""
 
     def __init__(self, agent):
-        for link in agent._links.values():
+        for link in agent.links.table.values():
             link.outbox.pause()
             link.outbox.resume = lambda: None
 
@@ -348,11 +348,11 @@ async def test_a_silent_peer_is_suspect_and_recovers(agents):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         link = b.link("worker0")
         link.outbox.pause()
-        await until(lambda: a.suspects() == ["worker1"])
+        await until(lambda: a.links.suspects() == ["worker1"])
         future = rpc_async("worker1", add, (1, 2))
         link.outbox.resume()
         assert await future == 3
-        await until(lambda: a.suspects() == [])
+        await until(lambda: a.links.suspects() == [])
 
 
 async def test_a_quiet_link_is_kept_alive_by_pings(agents):
@@ -361,7 +361,7 @@ async def test_a_quiet_link_is_kept_alive_by_pings(agents):
         session = a.link("worker1").session
         received = session.received
         await until(lambda: session.received > received + 10 * HEADER_SIZE)
-        assert a.suspects() == b.suspects() == []
+        assert a.links.suspects() == b.links.suspects() == []
 
 
 async def test_a_silent_peer_is_not_waited_for_without_a_deadline(agents, monkeypatch):
@@ -384,7 +384,7 @@ async def test_a_blocked_loop_suspects_nobody(agents):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         time.sleep(0.5)  # a cell that blocks  # noqa: ASYNC251
         await asyncio.sleep(0.03)
-        assert a.suspects() == b.suspects() == []
+        assert a.links.suspects() == b.links.suspects() == []
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 

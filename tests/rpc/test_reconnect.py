@@ -124,13 +124,13 @@ async def test_what_is_called_meanwhile_waits_for_the_connection(agents, address
     async with agents(2, address=address) as (a, _):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         a.link("worker1").cut("on purpose")
-        assert a.suspects() == ["worker1"]
+        assert a.links.suspects() == ["worker1"]
         big = np.arange(1 << 20, dtype=np.float64)
         calls = [rpc_async("worker1", add, (i, i)) for i in range(100)]
         large = rpc_async("worker1", add, (big, 1))
         assert await asyncio.gather(*calls) == [2 * i for i in range(100)]
         assert np.array_equal(await large, big + 1)
-        assert a.suspects() == []
+        assert a.links.suspects() == []
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -297,7 +297,7 @@ async def test_a_worker_that_ended_is_lost_at_once(agents, address, who):
             await call
         assert time.monotonic() - start < 0.5
         assert caught.value.executed == "unknown"
-        assert left.suspects() == []
+        assert left.links.suspects() == []
 
 
 async def test_a_worker_that_says_goodbye_is_not_waited_for(agents, address):
@@ -370,7 +370,7 @@ async def test_a_worker_that_was_given_up_is_told_so(agents, address):
         call = a.call("worker1", forever)
         await until(lambda: b.counters()["running_calls"])
         start = time.monotonic()
-        b.declare_lost(a.info, "on purpose")
+        b.links.declare_lost(a.info, "on purpose")
         with pytest.raises(WorkerLost, match="took this worker for lost"):
             await call
         assert time.monotonic() - start < 0.5 * 4

@@ -138,7 +138,7 @@ async def test_nothing_is_left_of_calls_that_waited(agents):
         while any(each.counters()["pending_calls"] for each in (a, b)):
             await asyncio.sleep(0.001)
         for agent in (a, b):
-            for link in agent._links.values():
+            for link in agent.links.table.values():
                 assert not link.caller.waiting
                 assert not link.caller.waiting.families
 

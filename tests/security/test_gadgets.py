@@ -139,7 +139,7 @@ async def test_answers_with_gadgets_are_refused_by_the_caller(scene, lookups):
     for gadget in PAYLOADS[:: len(PROTOCOLS)]:
         rogue = await connect()
         rogue.send(frame(12))
-        link = agent._links[rogue.incarnation]
+        link = agent.links.table[rogue.incarnation]
         agent.directory.add(link.peer)
         calls = [agent.call("rogue", offer.add, (1,), timeout=5.0) for _ in range(3)]
         rogue.send(frame(REPLY, gadget, id=1), frame(FAULT, gadget, id=2))

@@ -301,11 +301,11 @@ async def test_nobody_takes_over_a_connection_with_another_ones_incarnation(know
             assert await b.call("a", whoami) == "a"
         if known_by == "its link":  # it has come, and is no member so far
             a.directory.remove("b")
-        links = dict(a._links)
+        links = dict(a.links.table)
         c.incarnation = b.incarnation
         with pytest.raises((AuthError, WorkerLost)):
             await c.call("a", whoami)
-        assert a._links == links
+        assert a.links.table == links
         assert await b.call("a", whoami) == "a"
 
 

@@ -175,7 +175,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
             for session in range(FRAMES // BATCH):
                 rng = random.Random(session)
                 rogue = await Rogue.connect(hub, "memory:1", SECRET, rank=rng.choice([0, 1, 99]))
-                link = agent._links[rogue.incarnation]
+                link = agent.links.table[rogue.incarnation]
                 rogue.send(*GREETING)
                 for number in range(1, BATCH + 1):
                     for each in messages(rng, number):
@@ -205,7 +205,7 @@ async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog)
         for session in range(FRAMES // BATCH // 4):
             rng = random.Random(session)
             rogue = await Rogue.connect(hub, "memory:1", SECRET, restricted=False)
-            link = agent._links[rogue.incarnation]
+            link = agent.links.table[rogue.incarnation]
             rogue.send(*GREETING)
             for number in range(1, BATCH + 1):
                 kind = rng.choice([k for k in KINDS if k != CALL])

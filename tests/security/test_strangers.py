@@ -223,7 +223,11 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
         while worker._doors._strangers:
             await asyncio.sleep(0.01)
         gc.collect()
-        files, tasks, links = len(os.listdir("/proc/self/fd")), len(worker._tasks), worker._links
+        files, tasks, links = (
+            len(os.listdir("/proc/self/fd")),
+            len(worker._tasks),
+            worker.links.table,
+        )
         known, before = set(links), memory()
         lookups.clear()
         served = 0
@@ -248,7 +252,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
         assert [each for each in lookups if "negate" not in each and "loads" not in each] == []
         assert not any(b"marker" in each.encode() for each in lookups)
         assert list(tmp_path.iterdir()) == []
-        assert set(worker._links) == known
+        assert set(worker.links.table) == known
         assert len(worker._tasks) == tasks
         assert worker.limits["handshake"] + worker.limits["strangers"] >= BAD * 0.9
         assert served > 20

@@ -50,7 +50,7 @@ async def check_quiet(world: World, book: Ledger) -> None:
         if left:
             book.violated("I7", f"{node.name} at rest still has {left}")
         kept_bytes = max(
-            (sum(map(len, link.session.kept)) for link in node.agent.links()), default=0
+            (sum(map(len, link.session.kept)) for link in node.agent.links.all()), default=0
         )
         if kept_bytes > PINGS:
             book.violated("I7", f"{node.name} at rest still keeps {kept_bytes} bytes it has sent")

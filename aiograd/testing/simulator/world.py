@@ -114,7 +114,7 @@ class Node:
 
     def close_unbegun(self) -> None:
         """End the coroutines that calls gave here, and that nobody will await any more."""
-        for link in self.agent.links() if self.parts else ():  # else it has never started
+        for link in list(self.agent.links.all()) if self.parts else ():  # else it has never started
             for incoming in link.callee.running.values():
                 for given in incoming.args if incoming.func is itself else ():
                     if inspect.iscoroutine(given) and _unbegun(given):
@@ -273,7 +273,7 @@ def _unbegun(coroutine: Coroutine[Any, Any, Any]) -> bool:
 def _tell_restart(other: Node, old: PeerInfo, new: PeerInfo) -> None:
     if not other.agent.closed:
         other.agent.directory.add(new)
-        other.agent.declare_lost(old, f"{old.name} was started anew")
+        other.agent.links.declare_lost(old, f"{old.name} was started anew")
 
 
 def _hasten(node: Node) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
     DeadlineExceeded,
@@ -23,6 +23,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc import faults
 from aiograd.rpc.baggage import unlabelled, unpack
+from aiograd.rpc.copies import STAYED, Copies
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.functions import Shipment
 from aiograd.rpc.future import Future, fail
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from aiograd.rpc.link import Link
 
 _log = logging.getLogger("aiograd")
-STAYED: Final = object()  # the answer to a call whose result could not come along
 UNRESPONSIVE = 30.0  # seconds of silence after which calls without a deadline end
 
 
@@ -70,8 +70,7 @@ class Caller:
         self.pending: dict[int, Future[Any]] = {}
         self.waiting = Waiting()
         self.last_id = 0
-        self._kept = [0, 0]  # first and last of the latest calls in a row whose results stay
-        self._eager = False  # copies of these are asked for at once, so they are sent unasked
+        self.copies = Copies(link.outbox)  # of results that stay
 
     def agree(self, most: int) -> None:
         """The peer takes only so many calls at once."""
@@ -115,7 +114,7 @@ class Caller:
             outbox.end_row()
         small = outbox.small
         if flags & KEEP:
-            flags = self._stays(future, id, flags)
+            flags = self.copies.stays(future, id, flags)
         frame = HEADER.pack(MAGIC, kind, flags, len(data), id, seconds, number)
         if flags & (KEEP | ALONG) == KEEP:
             future._frame = (len(small), frame)
@@ -147,7 +146,8 @@ class Caller:
             or len(pending) >= self._limit
             or self.waiting
             or self.agent.faults is not None
-            or (token is not None and not (self._eager and flags & OP))  # may still be asked for
+            # A copy of it may still be asked for.
+            or (token is not None and not (self.copies.eager and flags & OP))
         ):
             return False
         entry = call_entry(args, self.agent.travellers.boxes)
@@ -160,49 +160,9 @@ class Caller:
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
         if token is not None:
-            flags = self._stays(future, id, flags | KEEP)
+            flags = self.copies.stays(future, id, flags | KEEP)
             entry = (token, entry)
         self._outbox.put_in_row(CALL, flags, id, seconds, number, entry)
-        return True
-
-    def _stays(self, future: Future[Any], id: int, flags: int) -> int:
-        """A result will stay: the flags of its call. A small copy of it may come unasked."""
-        kept = self._kept
-        if not (flags & OP and kept[1] == id - 1):
-            kept[0] = id
-        kept[1] = id
-        if self._eager and flags & (OP | CARRIED) == OP:
-            future._frame = (self._outbox.ticks, b"")
-            return flags | ALONG | LEISURE
-        return flags
-
-    def along(self, future: Future[Any]) -> bool:
-        """Let a copy of a result that stays come along with the reply, if its call has not left.
-
-        A copy is as of the end of its call, so nothing that could change it may have been sent
-        since: only more ops whose results stay.
-        """
-        first, last = self._kept
-        if future._frame is None or future._id < first or last != self.last_id:
-            return False
-        (at, frame), outbox = future._frame, self._outbox
-        if not frame:  # it comes unasked, as long as this tick lasts
-            if at == outbox.ticks:
-                future._frame = None
-            return at == outbox.ticks
-        small = outbox.small
-        if at >= len(small) or small[at] is not frame:
-            return False
-        magic, kind, flags, *rest = HEADER.unpack(frame)
-        small[at] = HEADER.pack(magic, kind, flags | ALONG, *rest)
-        self._eager = True
-        return True
-
-    def _unasked(self, future: Future[Any]) -> bool:
-        """Whether a copy came along that nobody wants; then no more do."""
-        if future._frame is None or future._frame[1]:
-            return False
-        self._eager = False
         return True
 
     def begin(
@@ -372,8 +332,8 @@ class Caller:
             if flags & EMPTY:
                 value = None
                 if flags & KEEP:
-                    value, self._eager = STAYED, False
-            elif future._kind == "remote" and self._unasked(future):
+                    value, self.copies.eager = STAYED, False
+            elif future._kind == "remote" and self.copies.unasked(future):
                 value = None
             elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
@@ -429,7 +389,7 @@ class Caller:
             except Exception as error:
                 fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
                 continue
-            if future._kind == "remote" and self._unasked(future):
+            if future._kind == "remote" and self.copies.unasked(future):
                 value = None
             if not future.done():
                 future.set_result(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import calls
-from aiograd.rpc.caller import STAYED
+from aiograd.rpc.copies import STAYED
 from aiograd.rpc.future import Future, prepare
 from aiograd.rref.control import owner_lost
 from aiograd.rref.records import Held, Owned, again, join

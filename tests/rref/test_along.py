@@ -157,7 +157,7 @@ async def fetch_some(w: Any, count: int = 2) -> Any:
     rrefs = [remote("worker1", plus, args=(i, 1)) for i in range(count)]
     await asyncio.gather(*[r.to_here() for r in rrefs])
     caller = w.agents[0].link("worker1").caller
-    assert caller._eager
+    assert caller.copies.eager
     return caller
 
 
@@ -170,7 +170,7 @@ async def test_who_fetches_at_once_what_it_creates_gets_the_next_ones_unasked(wo
         assert len(caller._outbox.small) < 1000, "nothing has left"
         assert await asyncio.gather(*[r.to_here() for r in rrefs]) == list(range(1, 501))
         assert asked == []
-        assert caller._eager
+        assert caller.copies.eager
         del rrefs
         await w.at_rest()
 
@@ -180,7 +180,7 @@ async def test_copies_that_nobody_wants_are_the_last_ones(workers: Any) -> None:
         caller = await fetch_some(w)
         rref = remote("worker1", plus, args=(1, 2))
         await w.until(rref.confirmed_by_owner)
-        assert not caller._eager
+        assert not caller.copies.eager
         asked = count_fetches(w.agents[1])
         assert await rref == 3
         assert len(asked) == 1
@@ -218,7 +218,7 @@ async def test_large_values_do_not_come_unasked(workers: Any) -> None:
         asked = count_fetches(w.agents[1])
         assert (await remote("worker1", ones, args=(100_000,))).sum() == 100_000
         assert len(asked) == 1  # it was made when nobody had asked for it
-        assert not caller._eager
+        assert not caller.copies.eager
         assert (await remote("worker1", ones, args=(100_000,))).sum() == 100_000
         assert len(asked) == 1
         await w.at_rest()

@@ -30,6 +30,7 @@ FOUND = {
     3002435: "judge: nor was a clog that went over into a pause",
     3002441: "judge: work that takes all the time it has was taken for quick",
     5000868: "judge: a worker restarted after a pass was asked for what the old one had",
+    5005277: "judge: what a last call of a dead worker put on a shelf stayed there",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

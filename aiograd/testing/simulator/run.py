@@ -121,8 +121,6 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     await _all_ended(world, tasks, book)
     player.stop()
     book.finish()
-    for node in world.living:
-        node.shelf.clear()
     await invariants.check_quiet(world, book)
     await invariants.check_alive(world, book)
     await world.stop()

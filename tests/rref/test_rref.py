@@ -496,7 +496,9 @@ async def test_rref_type_error(workers: Any, to: str) -> None:
 async def test_to_rref_creation(workers: Any, gate: str) -> None:
     async with workers(2) as w:
         GATES[gate] = Gate()
-        rref = remote("worker1", through_gate, args=(gate, 1), timeout=0.02)
+        await rpc_async("worker1", add, (1, 1))  # to connect takes time that the creation needs
+        rref = remote("worker1", through_gate, args=(gate, 1), timeout=0.3)
+        await GATES[gate].entered.wait()
         with pytest.raises(DeadlineExceeded):
             await rref.future()
         with pytest.raises(RRefError, match="RRef creation timed out"):

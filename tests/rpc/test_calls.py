@@ -773,7 +773,8 @@ async def test_a_stream_ends_at_its_deadline(agents):
 
 
 async def test_without_a_deadline_each_item_has_the_default_time(agents):
-    async with agents(2, options=Options(timeout=0.1)):
+    async with agents(2, options=Options(timeout=0.5)):
+        await rpc_async("worker1", add, (1, 2), timeout=20.0)  # connects
         stream = rpc_stream("worker1", slow_items)
         assert await anext(stream) == 1
         with pytest.raises(DeadlineExceeded):

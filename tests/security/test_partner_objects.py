@@ -236,7 +236,7 @@ async def test_an_optimiser_takes_no_gradients_of_a_context_of_others(workers):
 
 
 async def test_a_guest_keeps_nobody_from_a_turn_for_long(workers):
-    async with workers("trusted", "restricted", "trusted", timeout=0.3) as (_, _, guest):
+    async with workers("trusted", "restricted", "trusted", timeout=1.0) as (_, _, guest):
         guest.make_current()
         module = await ag.nn.RemoteModule("worker1", offer.Layer, args=(3,))
         parameters = await module.remote_parameters()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.rules import Meta, Plan
+from aiograd.autograd.rules import Meta, Plan, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
 
@@ -48,7 +48,10 @@ class OpNode(Node):
     def name(self) -> str:
         return self.op.name
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(
+        self, grad: Any, create_graph: bool, retain: bool, rules: Rules = None
+    ) -> Sequence[Any]:
+        """See `Node.run`. With `rules`, only by these, which are some of the operation's own."""
         saved = self.saved
         if saved is None:
             raise freed(self.op.name)
@@ -63,9 +66,10 @@ class OpNode(Node):
                 saved = self._restored(saved)
             if not retain:
                 self.saved = None
-        rules = self.plan.rules
+        if rules is None:
+            rules = self.plan.rules
         if self.kwargs or rules is None or len(saved) > 3:
-            return self._run_any(grad, saved)
+            return self._run_any(grad, saved, rules)
         if len(saved) == 2:
             y, a = saved
             return (rules[0](grad, y, a),)
@@ -76,9 +80,9 @@ class OpNode(Node):
             None if second is None else second(grad, y, a, b),
         )
 
-    def _run_any(self, grad: Any, saved: list[Any]) -> Sequence[Any]:
+    def _run_any(self, grad: Any, saved: list[Any], rules: Rules) -> Sequence[Any]:
         """The rules of any number of arguments, with parameters."""
-        rules, kwargs = self.plan.rules, self.kwargs
+        kwargs = self.kwargs
         if rules is not None:
             return [None if rule is None else rule(grad, *saved, **kwargs) for rule in rules]
         each, (y, *args) = self.op.each, saved

@@ -10,7 +10,8 @@ without parents (leaves, received tensors) are sinks: they come out of `drain` w
 their gradients.
 
 A local backward pass feeds its roots and drains once. A distributed one feeds what peers send,
-in whatever order, and drains after each message.
+in whatever order, and drains after each message. What it need not know at once is put off: rules
+that only give gradients of leaves run in `drain_late`, after what peers wait for has been sent.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _ndarray = np.ndarray
 _references = sys.getrefcount
 _add: Any = np.add.reduce
 _NOBODY: frozenset[Node] = frozenset()
+
+# A node in two halves, each its rules and the parents they are for: what to run, what can wait.
+Half = tuple[list[Any], list[Node | None]]
+Halves = Mapping[Node, tuple[Half, Half]]
 
 
 def contributions(entries: Iterable[Node]) -> dict[Node, int]:
@@ -65,6 +70,7 @@ class Sweep:
         create_graph: bool = False,
         capture: Iterable[Node] = (),
         counts: Mapping[Node, int] | None = None,  # of `contributions`, if they are known
+        halves: Halves | None = None,  # nodes of which a part is put off
     ) -> None:
         self.retain_graph = retain_graph
         self.create_graph = create_graph
@@ -76,6 +82,8 @@ class Sweep:
         self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
         self._ready: list[Any] = []  # nodes to run, each followed by its gradient
         self._sinks: list[tuple[Node, Any]] = []
+        self._halves = halves
+        self.late: list[tuple[Any, Any, Half]] = []  # nodes, their gradients, and what waits
         self.failed: Node | None = None  # the node whose rule or hook raised
 
     def __contains__(self, node: Node) -> bool:
@@ -143,12 +151,23 @@ class Sweep:
         sinks, self._sinks = self._sinks, []
         return sinks
 
+    def drain_late(self) -> list[tuple[Node, Any]]:
+        """Run what was put off, and return the leaves that are now known."""
+        token = recording.set(self.create_graph)
+        try:
+            self._run_late()
+            self._run_ready()
+        finally:
+            recording.reset(token)
+        sinks, self._sinks = self._sinks, []
+        return sinks
+
     @np.errstate(all="ignore")  # an infinite slope is a value, not worth a warning
     def _run_ready(self) -> None:
         """The inner loop of every backward pass; flat, because its cost is paid once per node."""
         ready, grads, need = self._ready, self._grads, self._need
         create_graph, retain, capture = self.create_graph, self.retain_graph, self._capture
-        pop, take = ready.pop, need.pop
+        pop, take, halves = ready.pop, need.pop, self._halves
         node: Any = None
         try:
             while ready:
@@ -166,7 +185,12 @@ class Sweep:
                 if grad is None or node.__class__ is Part:
                     self._pass_on(node, grad)
                     continue
-                contributions = node.run(grad, create_graph, retain)
+                if halves is not None and node in halves:
+                    (rules, parents), later = halves[node]
+                    contributions = node.run(grad, create_graph, True, rules)
+                    self.late.append((node, grad, later))
+                else:
+                    contributions = node.run(grad, create_graph, retain)
                 index = 0
                 for parent in parents:
                     part = contributions[index]
@@ -188,6 +212,22 @@ class Sweep:
                         need[parent] = missing - 1
                         if part is not None:
                             self._add(parent, part)
+        except Exception:
+            self.failed = node
+            raise
+
+    @np.errstate(all="ignore")
+    def _run_late(self) -> None:
+        late, self.late = self.late, []
+        node: Any = None
+        try:
+            for node, grad, (rules, parents) in late:
+                contributions = node.run(grad, self.create_graph, self.retain_graph, rules)
+                for parent, part in zip(parents, contributions, strict=True):
+                    if parent is not None:
+                        if part is not None and (self.create_graph or not fits(part, parent)):
+                            part = conform(part, parent, node, self.create_graph)
+                        self._deposit(parent, part)
         except Exception:
             self.failed = node
             raise

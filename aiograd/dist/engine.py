@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import math
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
@@ -227,26 +227,43 @@ class Engine:
             running.draining = True
             self.agent.spawn(self._advance_in_thread(running))
             return
+        self._step(running, running.play.drain)
+
+    def _step(self, running: Running, drain: Callable[[], list[tuple[Node, Any]]]) -> None:
         began = perf_counter()
         try:
-            sinks = running.play.drain()
+            sinks = drain()
             running.computed(perf_counter() - began)
             self._send(running, sinks)
         except Exception as error:
             self.endings.failed(running, error)
+        else:
+            if running.play.late:
+                # In the next tick: what we have sent leaves at the end of this one.
+                self.agent.loop.call_soon(self._advance_late, running)
+
+    def _advance_late(self, running: Running) -> None:
+        if running.play.late and self.is_live(running):
+            self.shell.give_way()
+            self._step(running, running.play.drain_late)
 
     async def _advance_in_thread(self, running: Running) -> None:
+        drain = running.play.drain
         try:
             while True:
                 began = perf_counter()
-                sinks = await self.shell.in_thread(running.play.drain)
+                sinks = await self.shell.in_thread(drain)
                 running.computed(perf_counter() - began)
                 if not self.is_live(running):
                     return
                 self._send(running, sinks)
-                if not running.inbox:
+                if running.inbox:
+                    running.feed()
+                    drain = running.play.drain
+                elif running.play.late:
+                    drain = running.play.drain_late
+                else:
                     return
-                running.feed()
         except Exception as error:
             self.endings.failed(running, error)
         finally:
@@ -276,9 +293,14 @@ class Engine:
             if running.trace is not None:
                 running.posted(message.to, message.answers, began)
         context.changed()
-        if running.done is not None and play.over and not running.done.done():
+        if running.done is not None:
+            self._end_if_over(running, running.done)
+
+    def _end_if_over(self, running: Running, done: asyncio.Future[None]) -> None:
+        play = running.play
+        if play.over and not done.done():
             if play.sweep.complete:
-                running.done.set_result(None)
+                done.set_result(None)
             else:
                 raise AssertionError(f"all credit is home, but {play.waits_for()}")
 
@@ -305,6 +327,10 @@ class Engine:
                 return
             running = self._join(context, number, *invitation)
             running.inbox = context.early.pop(number, [])
+        elif running.done is not None and not (answers or expected or running.draining):
+            running.play.feed(*message)  # nothing but credit that comes home
+            self._end_if_over(running, running.done)
+            return
         running.inbox.append(message)
         if running.draining:
             return

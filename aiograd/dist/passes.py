@@ -1,8 +1,9 @@
 """One worker's part of one backward pass, as a state machine without I/O.
 
     feed(...)     a message of the pass came in (or, at the originator, the roots)
-    drain()       run what became ready; the only step that computes, and may run in a thread
+    drain()       run what became ready; this step computes, and may run in a thread
     collect(...)  what to send now, one message per peer; whether this worker is through
+    drain_late()  if `late`: compute what `drain` has put off, and collect again
 
 Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply
 nobody used; `loops` tells how some are answered before their gradients have gone round. Three
@@ -20,6 +21,10 @@ The originator knows the end by returned credit: it starts with 1, every message
 a worker keeps a part while its sweep is unfinished and otherwise sends all it has onwards or
 home. When all credit is home, every gradient is where it belongs: n + 1 hops for a chain of n,
 not 2n.
+
+Whoever has a gradient for a peer lets it go first: work for gradients that stay here is put off
+until that has left, so that both compute at once. The originator is no such peer: it waits for the
+end of the pass, and that is us.
 """
 
 from __future__ import annotations
@@ -125,6 +130,7 @@ class Pass:
             create_graph=terms.create_graph,
             capture=capture,
             counts=topology.counts,
+            halves=None if terms.create_graph else topology.halves,
         )
         self._leaving = leaving
         self._closing: Closing | None = None  # most passes have no loops
@@ -132,13 +138,17 @@ class Pass:
             self._closing = Closing(self.sweep, leaving)
         self._out: dict[str, Message] = {}
         self._first = True
+        self._fed = False  # there is something to drain and to collect, maybe in a thread just now
+        self.late = False  # work was put off
         for send in topology.dead:
             self.sweep.feed(send, None)  # its receiver is gone; who needs it will say so
 
     @property
     def complete(self) -> bool:
-        """True when nobody owes this worker an answer any more, and no loop is open."""
-        return not self.awaited and (self._closing is None or not self._closing.open)
+        """True when nobody owes this worker an answer any more, and all its work is done."""
+        if self.awaited or self._fed or self.late:
+            return False
+        return self._closing is None or not self._closing.open
 
     @property
     def over(self) -> bool:
@@ -148,6 +158,7 @@ class Pass:
     def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
         """At the originator: feed the roots and take all credit."""
         self.credit = ALL
+        self._fed = True
         for node, gradient in roots:
             self.sweep.feed(node, gradient)
 
@@ -167,6 +178,7 @@ class Pass:
                         "shape",
                     )
                 del self.awaited[edge]
+                self._fed = True
                 if loops:
                     if self._closing is None:
                         self._closing = Closing(self.sweep, self._leaving)
@@ -189,12 +201,29 @@ class Pass:
             yield slot, node, place
 
     def drain(self) -> list[tuple[Node, Any]]:
-        """Run every node whose inputs are all there."""
+        """Run every node whose inputs are all there, but put off what nobody waits for."""
         sinks = self.sweep.drain()
-        return sinks if self._closing is None else self._closing.take(sinks)
+        if self._closing is not None:
+            sinks = self._closing.take(sinks)
+        if self.sweep.late and not self._is_urgent(sinks):
+            sinks += self.sweep.drain_late()
+        return sinks
+
+    def drain_late(self) -> list[tuple[Node, Any]]:
+        """Run what was put off."""
+        return self.sweep.drain_late()
+
+    def _is_urgent(self, sinks: Iterable[tuple[Node, Any]]) -> bool:
+        """Whether a peer could compute with something here."""
+        for node, gradient in sinks:
+            if isinstance(node, RecvNode) and gradient is not None:
+                if node.peer != self.originator and node.peer != self.here:
+                    return True
+        return False
 
     def collect(self, sinks: Iterable[tuple[Node, Any]]) -> list[Message]:
         """Keep what reached leaves, and say what goes to whom, each with its share of credit."""
+        self._fed, self.late = False, bool(self.sweep.late)
         for node, gradient in sinks:
             if isinstance(node, RecvNode):
                 self._answer(node, gradient)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable
 from contextvars import Context as Variables
@@ -32,6 +33,11 @@ class Shell:
         else:
             with contextlib.suppress(RuntimeError):  # the loop is gone, and everything with it
                 self.agent.loop.call_soon_threadsafe(action, *args)
+
+    def give_way(self) -> None:
+        """Let a process that we have just woken up have this core, if it has found no other."""
+        if hasattr(os, "sched_yield"):
+            os.sched_yield()
 
     def later(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
         self.agent.loop.call_later(seconds, action, *args)

@@ -9,7 +9,7 @@ from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import contributions
 from aiograd.dist.loops import Loop, cut
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.weight import is_heavy
+from aiograd.dist.weight import LATE, LONG, halves, weigh
 
 
 class Topology:
@@ -22,6 +22,7 @@ class Topology:
         "counts",
         "dead",
         "gone",
+        "halves",
         "heavy",
         "loops",
         "receives",
@@ -52,7 +53,10 @@ class Topology:
             else:
                 self.awaited[edge] = send
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
-        self.heavy = is_heavy(self.counts)
+        work = weigh(self.counts)
+        self.heavy = work > LONG
+        # What can wait while peers go on with the rest.
+        self.halves = halves(self.counts) if work > LATE and self.receives else None
         self.unreached: list[RecvNode] = []
         self.closes_loops = False  # whether a peer may find something on our tape
         for node in self.receives.values():

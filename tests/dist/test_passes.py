@@ -223,6 +223,7 @@ def test_an_answer_that_names_a_loop_is_taken() -> None:
     receives = {8: RecvNode(1, 8, "w1", b"w1", 2, 0b01)}
     this = part_of({7: sent(7, "w1", leaf())}, receives)
     this.feed("w1", [(7, [None], [(0, 8, 0)])], None, ALL)
+    this.collect(this.drain())
     assert this.complete
 
 

@@ -1,0 +1,191 @@
+"""Gradients that stay here are computed after those that a peer waits for, and nobody can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.autograd.graph import Part
+from aiograd.autograd.op import parent_of
+from aiograd.autograd.recorded import OpNode
+from aiograd.autograd.sweep import contributions
+from aiograd.autograd.tensor import wrap
+from aiograd.dist import weight
+from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.passes import ALL, Pass, Terms, is_all, together
+from aiograd.dist.weight import halves
+from aiograd.errors import BackwardFailed
+from aiograd.nn import functional
+
+SIZE = 256
+
+
+def matrix(seed: int, requires_grad: bool = True) -> ag.Tensor:
+    values = np.random.default_rng(seed).standard_normal((SIZE, SIZE)).astype(np.float32)
+    return ag.tensor(values, requires_grad=requires_grad)
+
+
+def near(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.abs(found - expected).max() < 1e-4 * np.abs(expected).max())
+
+
+# ── what can wait ───────────────────────────────────────────────────────────────────────────────
+
+
+def received(size: int = SIZE) -> ag.Tensor:
+    """A tensor that came from a peer named before."""
+    array = np.ones((size, size), np.float32)
+    return wrap(array, Part(RecvNode(1, 1, "before", b"before", 1), 0, array.shape, array.dtype))
+
+
+def divided(result: ag.Tensor) -> list[list[bool]]:
+    """Of each product that is divided: which parents can wait."""
+    found = halves(contributions([parent_of(result)])) or {}
+    return [[parent is not None for parent in later[1]] for _, later in found.values()]
+
+
+def test_the_gradient_of_a_parameter_can_wait_on_either_side():
+    assert divided(received() @ matrix(0)) == [[False, True]]
+    assert divided(matrix(0) @ received()) == [[True, False]]
+    bias = ag.zeros(SIZE, dtype=np.float32, requires_grad=True)
+    assert divided(functional.linear(received(), matrix(0), bias)) == [[False, True, True]]
+
+
+def test_small_products_and_those_that_have_one_gradient_are_left_whole():
+    assert divided(received(16) @ ag.ones(16, 16, dtype=np.float32, requires_grad=True)) == []
+    assert divided(received() @ matrix(0, requires_grad=False)) == []
+    assert divided(matrix(0) @ matrix(1)) == []
+    assert divided(received() * matrix(0)) == []
+
+
+def test_gradients_are_held_within_limits(monkeypatch):
+    x = received()
+    for seed in range(4):
+        x = x @ matrix(seed)
+    assert len(divided(x)) == 4
+    monkeypatch.setattr(weight, "HELD", 2 * x.nbytes)
+    assert len(divided(x)) == 2
+
+
+# ── in a pass ───────────────────────────────────────────────────────────────────────────────────
+
+
+def middle(originator: str) -> tuple[Pass, ag.Tensor, ag.Tensor]:
+    """The part of a worker that got x from before, and gave x @ w to a peer named after."""
+    x, w = received(), matrix(0)
+    y = x @ w
+    sends = {2: SendNode(2, "after", b"after", (parent_of(y),))}
+    receives = {1: x._node.joint}
+    part = Pass(7, originator, "here", Terms(), sends, receives, context_id=1)
+    part.feed("after", [(2, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL)
+    return part, x, w
+
+
+def test_what_a_peer_waits_for_comes_first_and_our_credit_with_the_rest():
+    part, x, w = middle("somebody else")
+    first = part.collect(part.drain())
+    assert [message.to for message in first] == ["before"]
+    assert near(first[0].answers[0][1][0], np.ones((SIZE, SIZE)) @ w.numpy().T)
+    assert part.late
+    assert not part.complete, "its gradients must not be shown"
+    assert not part.gradients
+    rest = part.collect(part.drain_late())
+    assert [(message.to, message.answers) for message in rest] == [("somebody else", [])]
+    assert part.complete
+    assert not part.late
+    assert near(part.gradients[w], x.numpy().T @ np.ones((SIZE, SIZE)))
+    assert is_all(together(first[0].credit, rest[0].credit))
+
+
+def test_nothing_is_complete_before_it_is_collected():
+    """While a thread computes, the loop may ask."""
+    part, _, w = middle("somebody else")
+    assert not part.complete
+    sinks = part.drain()
+    assert not part.complete
+    part.collect(sinks)
+    sinks = part.drain_late()
+    assert not part.complete
+    part.collect(sinks)
+    assert part.complete
+    assert w in part.gradients
+
+
+def test_for_the_originator_everything_comes_at_once():
+    part, _, w = middle("before")
+    (message,) = part.collect(part.drain())
+    assert not part.late
+    assert part.complete
+    assert w in part.gradients
+    assert is_all(message.credit)
+
+
+# ── across workers ──────────────────────────────────────────────────────────────────────────────
+
+WEIGHTS = {f"worker{i}": matrix(i) for i in range(3)}
+
+
+async def through(x: ag.Tensor, path: list[str]) -> ag.Tensor:
+    y = x @ WEIGHTS[ag.current_worker().name]
+    return await ag.rpc_async(path[0], through, args=(y, path[1:])) if path else y
+
+
+async def weight_gradient(context_id: int) -> np.ndarray:
+    leaf = WEIGHTS[ag.current_worker().name]
+    return ag.get_gradients(context_id)[leaf].numpy()
+
+
+async def errors_here(context_id: int) -> str:
+    try:
+        return f"shown: {len(ag.get_gradients(context_id))}"
+    except BackwardFailed as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
+    if heavy:
+        monkeypatch.setattr("aiograd.dist.topology.LONG", 0.0)
+    putting_off, drain_late = [], Pass.drain_late
+
+    def noted(part):
+        putting_off.append(part.here)
+        return drain_late(part)
+
+    monkeypatch.setattr(Pass, "drain_late", noted)
+    x = matrix(9)
+    async with workers(3), ag.context() as ctx:
+        y = await ag.rpc_async("worker0", through, args=(x, ["worker1", "worker2"]))
+        await ctx.backward(y.sum())
+        w = [each.numpy() for each in WEIGHTS.values()]
+        one = np.ones((SIZE, SIZE), np.float32)
+        assert near(ctx.gradients[x].numpy(), one @ w[2].T @ w[1].T @ w[0].T)
+        inputs = [x.numpy(), x.numpy() @ w[0], x.numpy() @ w[0] @ w[1]]
+        outputs = [one @ w[2].T @ w[1].T, one @ w[2].T, one]
+        for i, (given, back) in enumerate(zip(inputs, outputs, strict=True)):
+            found = await ag.rpc_async(f"worker{i}", weight_gradient, args=(ctx.id,))
+            assert near(found, given.T @ back)
+    assert sorted(putting_off) == ["worker1", "worker2"], "worker0 has a gradient for the originator only"
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+async def test_a_failure_in_what_was_put_off_fails_the_pass_everywhere(workers, monkeypatch, heavy):
+    if heavy:
+        monkeypatch.setattr("aiograd.dist.topology.LONG", 0.0)
+    run = OpNode.run
+
+    def broken(self, grad, create_graph, retain, rules=None):
+        if rules is not None and rules[0] is None:
+            raise ValueError("no memory for this one")
+        return run(self, grad, create_graph, retain, rules)
+
+    monkeypatch.setattr(OpNode, "run", broken)
+    async with workers(3), ag.context() as ctx:
+        y = await ag.rpc_async("worker0", through, args=(matrix(9), ["worker1", "worker2"]))
+        with pytest.raises(BackwardFailed, match="no memory for this one") as caught:
+            await ctx.backward(y.sum())
+        assert caught.value.worker in ("worker1", "worker2")
+        for i in range(3):
+            found = await ag.rpc_async(f"worker{i}", errors_here, args=(ctx.id,))
+            assert found == "BackwardFailed"

@@ -130,7 +130,7 @@ class Pass:
             create_graph=terms.create_graph,
             capture=capture,
             counts=topology.counts,
-            halves=None if terms.create_graph else topology.halves,
+            halves=None if terms.create_graph else topology.halves(originator),
         )
         self._leaving = leaving
         self._closing: Closing | None = None  # most passes have no loops

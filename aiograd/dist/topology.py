@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aiograd.autograd.graph import Accumulate, Node
-from aiograd.autograd.sweep import contributions
+from aiograd.autograd.sweep import Halves, contributions
 from aiograd.dist.loops import Loop, cut
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.weight import LATE, LONG, halves, weigh
@@ -16,13 +16,14 @@ class Topology:
     """The ends of edges a worker has, and how many contributions each node behind them will get."""
 
     __slots__ = (
+        "_halves",
         "_opened",
+        "_work",
         "awaited",
         "closes_loops",
         "counts",
         "dead",
         "gone",
-        "halves",
         "heavy",
         "loops",
         "receives",
@@ -53,10 +54,9 @@ class Topology:
             else:
                 self.awaited[edge] = send
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
-        work = weigh(self.counts)
-        self.heavy = work > LONG
-        # What can wait while peers go on with the rest.
-        self.halves = halves(self.counts) if work > LATE and self.receives else None
+        self._work = weigh(self.counts)
+        self.heavy = self._work > LONG
+        self._halves: Halves | None = None
         self.unreached: list[RecvNode] = []
         self.closes_loops = False  # whether a peer may find something on our tape
         for node in self.receives.values():
@@ -68,6 +68,15 @@ class Topology:
         for opened in self.loops.values():
             for _, edge, place in opened:
                 self._opened.append(sends[edge].parents[place])
+
+    def halves(self, originator: str) -> Halves | None:
+        """What can wait while peers go on with the rest; nothing if all is for the originator."""
+        if self._work > LATE and self._halves is None:
+            for node in self.receives.values():
+                if node.peer != originator:
+                    self._halves = halves(self.counts)
+                    break
+        return self._halves
 
     def fits(
         self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int

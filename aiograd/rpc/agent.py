@@ -164,7 +164,7 @@ class Agent:
 
     def restricts(self, peer: PeerInfo) -> bool:
         """Whether only plain data crosses the connection to a peer: if either side wants it so."""
-        link = self.links.get(peer.incarnation)
+        link = self.links.table.get(peer.incarnation)
         if link is not None:  # agreed on, for as long as it lives
             return link.restricted
         return self.options.mode_for(peer.name) == "restricted" or peer.restricts(self.name)

@@ -28,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
+from aiograd.rpc import copying
 from aiograd.wire.arena import ALIGN, PAD, Arena
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import BORROW, LEND, RETURN
@@ -149,9 +150,12 @@ class _Lent:
             return None
         at = start
         for segment in segments:
-            length = len(segment)
-            self._copy(self._memory[at : at + length], np.frombuffer(segment, np.uint8))
-            at += length + PAD & -ALIGN
+            end = at + len(segment)
+            if size < copying.LEAST:
+                self._memory[at:end] = np.frombuffer(segment, np.uint8)
+            else:
+                self._copy(self._memory[at:end], np.frombuffer(segment, np.uint8))
+            at = end + PAD & -ALIGN
         return struct.pack(f"<{len(segments) + 1}Q", start, *map(len, segments))
 
     def returned(self, body: Any) -> None:

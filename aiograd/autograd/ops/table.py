@@ -177,11 +177,16 @@ def conj(x: Any) -> Any:
 
 def spread(g: Any, shape: tuple[int, ...]) -> Any:
     """Broadcast: a small array filled, a large one without copying."""
-    if g.ndim == 0 and not isinstance(g, Tensor) and prod(shape) <= SMALL:
+    if g.ndim or isinstance(g, Tensor):
+        return np.broadcast_to(g, shape)
+    if prod(shape) <= SMALL:
         filled: Any = np.empty(shape, g.dtype)
         filled.fill(g)
         return filled
-    return np.broadcast_to(g, shape)
+    # What `broadcast_to` comes to, which takes long to find that out.
+    view = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
+    view.flags.writeable = False
+    return view
 
 
 def dense(g: Any) -> Any:

@@ -19,7 +19,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 T = TypeVar("T")
+ANSWERING: Final = 5.0  # seconds to answer a question; a lease may be shorter than the way is long
 
 
 class Control:
@@ -239,9 +240,8 @@ class Control:
                 name = self.reach(self._parties[holder])
                 if self.agent.link(name).caller.waiting:
                     continue  # calls are held back here, perhaps those with the forks in question
-                future = self.agent.request(
-                    name, "rref.audit", pack_ids(forks), timeout=self.agent.options.lease
-                )
+                patience = max(self.agent.options.lease, ANSWERING)
+                future = self.agent.request(name, "rref.audit", pack_ids(forks), timeout=patience)
             except AiogradError:
                 continue  # gone: its lease will tell
             done = functools.partial(self._audited, forks, hurry)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 
+import pytest
+
 import aiograd as ag
 from aiograd.rpc.current import DEADLINE
 from aiograd.rref import RRefs
 from aiograd.testing import simulate
+from aiograd.testing.simulator import Fault
 
 
 async def test_questions_do_not_inherit_the_deadline_of_a_call(monkeypatch):
@@ -52,3 +55,16 @@ def test_a_fork_whose_call_waits_for_its_turn_is_not_given_up():
         return await second
 
     assert simulate(program, options=ag.Options(max_inflight=1, lease=0.5)) == 4
+
+
+def test_a_question_is_answered_also_where_the_way_is_longer_than_the_lease():
+    async def program() -> None:
+        rref = ag.remote("worker0", make, args=(4,))
+        await rref
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await ag.rpc_async("worker0", look, args=(rref,), timeout=1.0)  # is lost on its way
+        await rref.release()
+
+    far = Fault(0.0, "clog", "driver", "worker0", seconds=600.0, amount=0.2)
+    lost = Fault(1, "drop", "driver", on="call")
+    simulate(program, faults=[far, lost], options=ag.Options(lease=0.1), limit=60.0)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from aiograd.rpc.runtime import Runtime
 
 _PATIENCE = 0.001  # seconds without progress after which another thread helps
+# The same where a thread is idle: only if it has ended just now nobody takes the job, and to look
+# after every job wakes up the loop while the thread needs the core.
+_AT_EASE = 0.05
 _IDLE = 10.0  # seconds without work after which a thread ends
 
 
@@ -49,6 +52,7 @@ class Pool:
         self._taken = 0  # jobs taken so far: whether the queue moves
         self._watched = -1  # `_taken` when the watchdog looked last
         self._watchdog: asyncio.TimerHandle | None = None
+        self._at_ease = False  # it will not look soon
         self._closed = False
 
     def submit(self, job: Job) -> None:
@@ -57,8 +61,11 @@ class Pool:
         self._queue.put(job)
         if not self._threads and not self._starting:
             self._start()
+        elif self._submitted - self._collected > len(self._threads):
+            if self._watchdog is None or self._at_ease:
+                self._watch(_PATIENCE)
         elif self._watchdog is None:
-            self._watch()
+            self._watch(_AT_EASE)
 
     def run(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """On the loop: what `func(*args)` returns in a thread, in a copy of this context."""
@@ -120,9 +127,11 @@ class Pool:
         if not self._queue.empty() and not self._starting:
             self._start()
 
-    def _watch(self) -> None:
-        self._watched = self._taken
-        self._watchdog = self._loop.call_later(_PATIENCE, self._look)
+    def _watch(self, seconds: float) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watched, self._at_ease = self._taken, seconds > _PATIENCE
+        self._watchdog = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._watchdog = None
@@ -130,7 +139,7 @@ class Pool:
             return
         if self._taken == self._watched:
             self._help()
-        self._watch()
+        self._watch(_PATIENCE)
 
     def _collect(self) -> None:
         self._waking = False

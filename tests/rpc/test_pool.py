@@ -78,3 +78,24 @@ async def test_idle_threads_end(monkeypatch):
         await asyncio.sleep(0.001)
     assert await pool.run(abs, -1) == 1
     pool.close()
+
+
+async def test_a_job_is_not_forgotten_that_comes_as_the_last_idle_thread_ends(pool):
+    await pool.run(abs, -1)
+    pool._queue.put(None)
+    while pool.size:
+        await asyncio.sleep(0.001)
+    pool._threads.add(0)  # it has made up its mind, and nobody knows yet
+    assert await pool.run(abs, -1) == 1
+    pool._threads.discard(0)
+
+
+async def test_help_comes_soon_for_a_job_behind_one_that_an_idle_thread_took(pool, monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.pool._AT_EASE", 60)
+    await pool.run(abs, -1)
+    go = threading.Event()
+    first = pool.run(go.wait)
+    async with asyncio.timeout(20):
+        assert await pool.run(abs, -1) == 1
+    go.set()
+    await first

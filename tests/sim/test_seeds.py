@@ -32,6 +32,7 @@ FOUND = {
     5000868: "judge: a worker restarted after a pass was asked for what the old one had",
     5005277: "judge: what a last call of a dead worker put on a shelf stayed there",
     5014096: "a reference that got lost was never given up where the way is longer than the lease",
+    5018994: "judge: a call that was cancelled before its worker was connected ended late",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

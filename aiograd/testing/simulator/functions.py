@@ -21,6 +21,7 @@ class Boom(Exception):
 def enter(id: CallId) -> None:
     book = ledger()
     book.ran[id] = book.ran.get(id, 0) + 1
+    book.began[id] = book.world.loop.time()
     book.world.trace("run", id)
 
 

@@ -63,6 +63,7 @@ class Ledger:
     harm: Harm
     entries: dict[CallId, Entry] = field(default_factory=dict)
     ran: dict[CallId, int] = field(default_factory=dict)
+    began: dict[CallId, float] = field(default_factory=dict)  # when its function began
     stopped: dict[CallId, float] = field(default_factory=dict)  # when its coroutine ended
     values: list[tuple[Node, Any]] = field(default_factory=list)  # owner, weak reference
     violations: list[str] = field(default_factory=list)
@@ -163,8 +164,9 @@ class Ledger:
                 self._check_noticed(entry)
 
     def _check_stopped(self, entry: Entry) -> None:
-        """A cancelled coroutine ends soon after."""
-        late = self.stopped.get(entry.id, entry.end) - entry.end
+        """A cancelled coroutine ends soon after, or soon after the news of both have come."""
+        since = max(entry.end, self.began.get(entry.id, entry.end))  # it may have to connect first
+        late = self.stopped.get(entry.id, since) - since
         if late > CANCELLED + 2 * self._journey:
             self.violated("I1", f"{entry.what} went on for {late:.3f} s after it was cancelled")
 

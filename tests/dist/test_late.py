@@ -166,7 +166,9 @@ async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
         for i, (given, back) in enumerate(zip(inputs, outputs, strict=True)):
             found = await ag.rpc_async(f"worker{i}", weight_gradient, args=(ctx.id,))
             assert near(found, given.T @ back)
-    assert sorted(putting_off) == ["worker1", "worker2"], "worker0 has a gradient for the originator only"
+    assert sorted(putting_off) == ["worker1", "worker2"], (
+        "worker0 has a gradient for the originator only"
+    )
 
 
 @pytest.mark.parametrize("heavy", [False, True])

@@ -57,7 +57,9 @@ def test_large_gradients_lend_their_memory():
     lent = []
     flat = flatten([(1, [large, A], None), (2, [large], None)], lent)
     assert [buffer.raw().nbytes for buffer in lent] == [800_000, 800_000]
-    args, _ = decode_call(encode_plain((flat,), lent), lent=[bytearray(each.raw()) for each in lent])
+    args, _ = decode_call(
+        encode_plain((flat,), lent), lent=[bytearray(each.raw()) for each in lent]
+    )
     ((_, (first, small), _), (_, (again,), _)) = unflatten(args[0])
     large[:] = 0  # what arrived is not looking at it
     assert np.array_equal(first, np.arange(100_000.0))

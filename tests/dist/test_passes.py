@@ -16,7 +16,7 @@ from aiograd.dist.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import ALL, NONE, Pass, Terms, is_all, split, together
 from aiograd.dist.topology import Topology
-from aiograd.errors import GradError
+from aiograd.errors import GradError, WorkerLost
 
 PROGRAMS = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
 
@@ -243,3 +243,42 @@ def test_what_was_sent_to_the_dead_does_not_keep_gradients_from_others() -> None
     this.collect(this.drain())
     assert this.gradients == {x: 3.0}
     assert this.complete
+
+
+def received(edge: int, peer: str, context: int = 1) -> RecvNode:
+    return RecvNode(context, edge, peer, peer.encode(), 1)
+
+
+def test_a_gradient_for_a_tensor_of_another_context_fails_the_pass_and_none_does_not() -> None:
+    node = received(8, "w2", context=5)
+    this = part_of({}, {})
+    assert [message.to for message in this.collect([(node, None)])] == ["w1"]  # nothing to w2
+    with pytest.raises(GradError, match="received in context 5; a graph must not cross contexts"):
+        this.collect([(node, [np.ones(())])])
+
+
+def test_a_gradient_for_the_dead_fails_the_pass_and_none_does_not() -> None:
+    node = received(8, "w2")
+    this = part_of({}, {8: node}, gone=(b"w2",))
+    assert [message.to for message in this.collect([])] == ["w1"]  # nothing to w2
+    with pytest.raises(WorkerLost, match="it died before the backward pass"):
+        this.collect([(node, [np.ones(())])])
+
+
+def test_a_pass_says_who_owes_how_many_answers() -> None:
+    this = part_of({edge: sent(edge, f"w{edge % 2 + 1}", leaf()) for edge in (2, 3, 4)}, {})
+    assert this.waits_for() == "w0 waits for 2 edges of w1, 1 edges of w2"
+    this.feed("w1", [(2, None, None), (4, None, None)], None, ALL)
+    this.feed("w2", [(3, None, None)], None, NONE)
+    assert this.waits_for() == "w0 waits for nobody"
+
+
+def test_those_who_got_a_message_are_known_and_invited_once() -> None:
+    this = part_of({7: sent(7, "w2", leaf())}, {})
+    this.feed("w1", [], None, ALL)
+    (first,) = this.collect(this.drain())
+    assert (first.to, first.invites, first.expected) == ("w2", True, [7])
+    assert this.informed == {"w2"}
+    this.feed("w1", [], [9], NONE)
+    this.feed("w2", [], [10], NONE)
+    assert [message.invites for message in this.collect(this.drain())] == [False, False]

@@ -732,6 +732,7 @@ def test_a_fork_that_is_known_is_not_asked_about_again(a: Protocol, b: Protocol)
     assert forks == [held.fork]
     a.audited(forks, b.look_for(forks), hurry=False)
     assert len(a.watch) == 0
+    assert not a._shared  # it will be given back
     assert not a.at_rest
 
 

@@ -3,7 +3,10 @@
     python tests/mutants.py [MODULE …] [--sample 80]
 
 Each mutant is the module with one comparison, constant, condition or statement changed; its tests
-run in a fork that has loaded everything but the library. Those that no test notices are shown.
+run in a fork that has loaded everything but the library. Those that no test notices are shown. Some
+of them are no mistakes, and need no test: a default below all numbers there are that becomes
+smaller still, a number that is only compared with itself and starts elsewhere, a set that is
+filtered once more by the same rule, a fraction that is not reduced.
 """
 
 from __future__ import annotations

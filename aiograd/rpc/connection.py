@@ -38,6 +38,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if frames:
             self._link.receive(frames)
+        elif (shared := self._link.shared) is not None and shared.awaited and shared.back:
+            shared.give_back()
         if session.received >= session.overdue and session is self._session:
             self._link.outbox.acknowledge()
 

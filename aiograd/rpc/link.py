@@ -162,6 +162,7 @@ class Link:
         copy = self.agent.copier.copy
         self.shared = shared = shared_memory(transport, room, self._put_shared, copy)
         if shared is not None:
+            self.outbox.lend = shared.place_chunk
             self.caller.leave_room(room)  # what is lent waits for the peer, too
             self.callee.leave_room(room)
             self._handlers |= {
@@ -332,7 +333,8 @@ class Link:
             self.outbox.put_large(kind, flags, id, budget, target, segments)
 
     def _put_shared(self, kind: int, target: int, body: bytes) -> None:
-        put = self.outbox.put_at_leisure if kind == RETURN else self.outbox.put
+        leisurely = kind == RETURN and not target
+        put = self.outbox.put_at_leisure if leisurely else self.outbox.put
         put(kind, 0, 0, 0.0, target, body)
 
     def _put_late(self, put: Callable[[], None]) -> None:

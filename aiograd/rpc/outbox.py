@@ -27,7 +27,7 @@ from aiograd.wire.frames import (
     announce,
     header,
 )
-from aiograd.wire.messages import CHUNK, LARGE, ROW
+from aiograd.wire.messages import CHUNK, LARGE, ROW, SHARED
 from aiograd.wire.resume import Piece, Session
 from aiograd.wire.rows import decode_row, encode_row
 
@@ -36,6 +36,7 @@ _ROW = 32  # entries of a row that do not, either
 # Seconds that a message waits for company: longer than a pass through many workers takes, in the
 # middle of which it would wake up two that have nothing to do.
 LEISURELY = 0.05
+Lend = Callable[[memoryview], bytes | None]  # where it lies; b"": not yet; None: it cannot
 _TURNS = 4  # chunks written before the loop gets a turn
 
 
@@ -74,6 +75,7 @@ class Outbox:
         self._leisure = 0  # headers and bodies among the small ones that are in no hurry
         self._lingering = False  # their time will come
         self.waiting = 0  # bytes of large messages that have not left
+        self.lend: Lend | None = None  # puts pieces of these into memory that the peer can see
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
 
@@ -256,20 +258,32 @@ class Outbox:
             self._send_chunks()
 
     def _send_chunks(self) -> None:
+        sent = False
         for _ in range(_TURNS):
             if self.paused or self._transport is None or not self._parcels:
-                return
+                break
             parcel = self._parcels.popleft()
-            self._send_chunk(parcel)
+            if not self._send_chunk(parcel):
+                self._parcels.appendleft(parcel)  # it goes on when the peer has returned something
+                break
             if parcel.left:
                 self._parcels.append(parcel)
             else:
-                self._sent()
-        if self._parcels and not self.scheduled and not self.paused:
-            self.schedule()
+                sent = True
+        else:
+            if self._parcels and not self.scheduled and not self.paused:
+                self.schedule()
+        if sent:  # not earlier: what it lets in must be announced before its chunks leave
+            self._sent()
 
-    def _send_chunk(self, parcel: _Parcel) -> None:
+    def _send_chunk(self, parcel: _Parcel) -> bool:
+        """Send the next piece of a large message; False if that has to wait."""
+        place = self.lend and self.lend(parcel.segments[0][parcel.at : parcel.at + CHUNK_SIZE])
+        if place is not None:
+            return self._send_place(parcel, place)
         size = min(CHUNK_SIZE, parcel.left)
+        if self.lend is not None:  # what comes next may have a place
+            size = min(size, len(parcel.segments[0]) - parcel.at)
         write, keep = self._transport.write, self._session.keep
         head = header(CHUNK, 0, size, 0, 0.0, parcel.number)
         keep(head)
@@ -286,6 +300,24 @@ class Outbox:
             if parcel.at == len(segment):
                 parcel.segments.pop(0)
                 parcel.at = 0
+        return True
+
+    def _send_place(self, parcel: _Parcel, place: bytes) -> bool:
+        """The next piece lies in memory that the peer can see: say where."""
+        if not place:
+            return False
+        data = header(CHUNK, SHARED, len(place), 0, 0.0, parcel.number) + place
+        self._session.keep(data)
+        self._transport.write(data)
+        segment = parcel.segments[0]
+        size = min(CHUNK_SIZE, len(segment) - parcel.at)
+        parcel.left -= size
+        self.waiting -= size
+        parcel.at += size
+        if parcel.at == len(segment):
+            parcel.segments.pop(0)
+            parcel.at = 0
+        return True
 
     # ── what waits ──────────────────────────────────────────────────────────────────────────────
 

@@ -149,19 +149,21 @@ class FrameReader:
             if magic != MAGIC or kind not in KINDS:
                 raise ProtocolError(f"expected a frame, got {magic:#x} {kind:#x}")
             body = at + HEADER_SIZE
-            if kind == CHUNK:
+            if kind == CHUNK and not flags & SHARED:
                 at = body + self._begin_chunk(target, length, view[body:end], frames)
                 continue
             if length > SMALL:
                 raise ProtocolError(f"a frame of {length} bytes; large messages come in chunks")
-            if not length:
+            if not length and kind != CHUNK:
                 frames.append((kind, flags, id, budget, target, _EMPTY))
                 at = body
                 continue
             after = body + length
             if after > end:
                 break
-            if flags & LARGE:
+            if kind == CHUNK:
+                self._copy_chunk(target, view[body:after], frames)
+            elif flags & LARGE:
                 if flags & SHARED:
                     whole = self._shared(kind, view[body:after])
                     frames.append((kind, flags, id, budget, target, whole))
@@ -226,6 +228,13 @@ class FrameReader:
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)
+
+    def _copy_chunk(self, number: int, body: memoryview, frames: list[Frame]) -> None:
+        """A chunk that lies in shared memory: copied at once, so that its block can go back."""
+        segments = self._shared(CHUNK, body).segments
+        if len(segments) != 1:
+            raise ProtocolError(f"a chunk of {len(segments)} segments")
+        self._begin_chunk(number, len(segments[0]), segments[0].data, frames)
 
     def _begin_chunk(
         self, number: int, length: int, available: memoryview, frames: list[Frame]

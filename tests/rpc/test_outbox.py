@@ -229,3 +229,19 @@ async def test_a_row_made_while_a_batch_is_read_leaves_at_its_end(outbox, wire):
     assert wire.writes == []
     outbox.uncork()
     assert rows(wire) == [(REPLY, 1, ["a"])]
+
+
+async def test_a_large_message_that_waited_for_another_is_announced_before_its_chunks(wire):
+    waiting = [b"b" * 100, b"c" * 100]
+
+    def sent():
+        if waiting:
+            box.put_large(CALL, 0, 2, 1.0, 0, [waiting.pop(0)])
+
+    box = Outbox(asyncio.get_running_loop(), Session(), sent)
+    box.open(wire)
+    box.put_large(CALL, 0, 1, 1.0, 0, [b"a" * 100])
+    for _ in range(5):
+        await turn()
+    whole = [frame[5] for frame in wire.frames()][1::2]
+    assert [bytes(each.segments[0][:1]) for each in whole] == [b"a", b"b", b"c"]

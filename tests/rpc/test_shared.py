@@ -12,8 +12,9 @@ import pytest
 from aiograd.errors import ProtocolError
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.options import Options
-from aiograd.rpc.shared import _IDLE, LEAST, Shared
-from aiograd.wire.messages import BORROW
+from aiograd.rpc.shared import _CHUNKS, _IDLE, LEAST, Shared
+from aiograd.wire.frames import FrameReader, announce, header
+from aiograd.wire.messages import BORROW, CALL, CHUNK, LARGE, SHARED
 
 kept: list[np.ndarray] = []
 SIZE = 1 << 20
@@ -23,6 +24,11 @@ SIZE = 1 << 20
 def double(x):
     x *= 2  # what arrives is writable
     return x
+
+
+@inline
+def totals(*values):
+    return [(each.size, int(each.sum(dtype=int))) for each in values]
 
 
 @inline
@@ -170,6 +176,86 @@ async def test_many_calls_at_once_get_blocks_of_their_own(pair):
             assert (result == 2 * i).all()
 
 
+# ── messages too large for a block ──────────────────────────────────────────────────────────────
+
+HUGE = 40 << 20
+
+
+def crossed(*links):
+    """Bytes that went through sockets so far."""
+    return sum(link.session.sent for link in links)
+
+
+async def test_a_message_too_large_for_a_block_goes_through_several(pair):
+    async with pair() as (a, b):
+        await warmed(a)
+        await rpc_async("worker1", double, (pattern(),))
+        links = a.link("worker1"), b.link("worker0")
+        before = crossed(*links)
+        for _ in range(3):
+            result = await rpc_async("worker1", double, (pattern(HUGE),))
+            assert (result == pattern(HUGE) * 2).all()
+        assert crossed(*links) - before < HUGE // 100
+        await rpc_async("worker1", nothing)
+        for link in links:
+            assert link.shared._lent._chunks == set()
+
+
+async def test_several_arrays_of_a_huge_message_are_told_apart(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        await rpc_async("worker1", double, (pattern(),))
+        sizes = (HUGE, 33, 0, LEAST, LEAST - 1, (9 << 20) + 7)
+        arrays = [np.full(size, i, np.uint8) for i, size in enumerate(sizes)]
+        assert await rpc_async("worker1", totals, tuple(arrays)) == [
+            (each.size, int(each.sum(dtype=int))) for each in arrays
+        ]
+
+
+async def test_few_chunks_are_under_way_at_once_and_small_calls_go_on(pair):
+    async with pair() as (a, _):
+        shared = await warmed(a)
+        await rpc_async("worker1", double, (pattern(),))
+        huge, most = rpc_async("worker1", double, (pattern(HUGE),)), 0
+        while not huge.done():
+            await rpc_async("worker1", nothing)
+            most = max(most, len(shared._lent._chunks))
+        assert 0 < most <= _CHUNKS
+        assert (await huge == pattern(HUGE) * 2).all()
+
+
+async def test_huge_messages_at_once_do_not_mix(pair):
+    async with pair() as (a, _):
+        await warmed(a)
+        calls = [rpc_async("worker1", double, (np.full(HUGE, i, np.uint8),)) for i in range(4)]
+        for i, result in enumerate(await asyncio.gather(*calls)):
+            assert (result == 2 * i).all()
+
+
+async def test_without_a_free_block_chunks_take_the_socket(pair):
+    async with pair() as (a, _):
+        arena = (await warmed(a))._lent._arena
+        for _, size in list(arena._free):
+            assert arena.take(size) is not None
+        link = a.link("worker1")
+        before = crossed(link)
+        assert (await rpc_async("worker1", double, (pattern(HUGE),)) == pattern(HUGE) * 2).all()
+        assert crossed(link) - before > HUGE
+
+
+async def test_a_huge_message_goes_on_after_a_cut(pair):
+    async with pair() as (a, _):
+        shared = await warmed(a)
+        await rpc_async("worker1", double, (pattern(),))
+        link = a.link("worker1")
+        huge = rpc_async("worker1", double, (pattern(HUGE),))
+        while not shared._lent._chunks:
+            await asyncio.sleep(0)
+        link.connection.transport.abort()
+        assert (await huge == pattern(HUGE) * 2).all()
+        assert shared._lent._chunks == set()
+
+
 # ── peers that break the rules ──────────────────────────────────────────────────────────────────
 
 
@@ -233,3 +319,29 @@ def test_memory_of_somebody_else_is_refused():
 def test_a_descriptor_that_is_no_memory_is_refused(tmp_path):
     with open(tmp_path / "file", "wb") as file:
         assert refuses(struct.pack("<QQ16s", file.fileno(), 4096, bytes(16)))
+
+
+def test_a_chunk_in_memory_must_belong_to_a_message():
+    (ours, sent), (theirs, _) = lonely(), lonely()
+    ours.place([memoryview(bytes(LEAST))])
+    theirs.borrow(sent[0][2])
+    for body, number in (
+        (struct.pack("<QQ", 0, 100), 7),  # nobody has announced it
+        (struct.pack("<QQ", 0, 101), 1),  # more than is missing
+        (struct.pack("<QQ", 0, 0), 1),
+        (struct.pack("<QQQ", 0, 10, 10), 1),
+        (struct.pack("<QQ", 1 << 40, 10), 1),
+        (b"", 1),
+    ):
+        reader = FrameReader(shared=theirs.arrived)
+        announced = announce(1, 3, [100])
+        reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+        with pytest.raises(ProtocolError):
+            reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
+    reader = FrameReader(shared=theirs.arrived)
+    reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+    body = struct.pack("<QQ", 0, 100)
+    (frame,) = reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+    assert frame[5].complete
+    with pytest.raises(ProtocolError):
+        FrameReader().feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)

@@ -33,11 +33,6 @@ class Links:
 
     # ── finding ─────────────────────────────────────────────────────────────────────────────────
 
-    def route(self, to: Any) -> Link:
-        """`find`, remembered by name until the directory changes."""
-        link = self.routes.get(to) if type(to) is str else None
-        return self.find(to) if link is None else link
-
     def find(self, to: Any) -> Link:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         agent = self._agent

@@ -99,7 +99,9 @@ class RRefs:
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
         agent, protocol = self.agent, self.protocol
-        link = agent.links.route(to)
+        link = agent.links.routes.get(to) if type(to) is str else None
+        if link is None:
+            link = agent.link(to)
         owner = self.control.party(link.peer)
         # Our paths are nothing to a partner.
         place = b"" if frame is None or link.restricted else self._places.name(frame)
@@ -310,8 +312,9 @@ class RRefs:
             return None
         creation._until = agent.loop.time() + creation._seconds
         creation._answer = answer = Answer(loop=agent.loop)
-        prepare(answer, "rref.fetch")
-        answer._rref = rref
+        # All that it needs while it is no call of its own; references come by the thousand.
+        answer._rref, answer._function = rref, "rref.fetch"
+        answer._caller = answer._code = None
         return answer
 
     def ask_again(self, answer: Answer, deadline: float) -> None:

@@ -30,6 +30,7 @@ from aiograd.rref.owning import Owning
 from aiograd.rref.records import (
     BY_CONFIRMED,
     BY_OWNER,
+    CREATING,
     NOWHERE,
     ForkData,
     Held,
@@ -76,8 +77,10 @@ class Protocol:
 
     def create(self, owner: Party) -> Held:
         """A reference to what another worker makes; its fork is the next number: one travels."""
-        rank, stamp, number = self.me.rank, self._stamp, next(self._counter)
-        return self.using.create((rank, stamp, number), (rank, stamp, next(self._counter)), owner)
+        rank, stamp, count = self.me.rank, self._stamp, self._counter
+        ref_id, fork = (rank, stamp, next(count)), (rank, stamp, next(count))
+        held = self.using.held[fork] = Held(ref_id, fork, owner, CREATING)
+        return held
 
     def create_here(self, line: Place = NOWHERE) -> Owned:
         """A creation sent to oneself: owner at once, and kept by itself until it is answered."""

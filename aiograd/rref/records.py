@@ -76,7 +76,7 @@ class Use(IntEnum):
 
 
 # On the way of every reference: an attribute of an enum is looked up slowly.
-_CREATING: Final = Use.CREATING
+CREATING: Final = Use.CREATING
 _CONFIRMING: Final = Use.CONFIRMING
 _CONFIRMED: Final = Use.CONFIRMED
 
@@ -163,7 +163,7 @@ class Held:
         self.fork = fork
         self.owner = owner
         self.use = use
-        self.never_created = use is _CREATING  # no answer from the owner so far
+        self.never_created = use is CREATING  # no answer from the owner so far
         self.parent: Party | None = None  # who waits for our confirmation
         self.claim = BY_CREATOR  # what the parent knew when it shared
         self.children = 0  # forks made from this one whose holders have not been confirmed

@@ -21,7 +21,6 @@ from typing import Final
 from aiograd.rref.records import BY_OWNER, Held, Party, RefId, Use
 
 # On the way of every reference: an attribute of an enum is looked up slowly.
-_CREATING: Final = Use.CREATING
 _CONFIRMING: Final = Use.CONFIRMING
 _CONFIRMED: Final = Use.CONFIRMED
 _RELEASING: Final = Use.RELEASING
@@ -71,10 +70,6 @@ class Using:
         self._outbox: dict[bytes, Batch] = {}
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
-
-    def create(self, ref_id: RefId, fork: RefId, owner: Party) -> Held:
-        held = self.held[fork] = Held(ref_id, fork, owner, _CREATING)
-        return held
 
     def receive(self, ref_id: RefId, fork: RefId, owner: Party, parent: Party, known: int) -> Held:
         """A reference came in a message; unless its owner sent it, the owner must be told."""

@@ -94,12 +94,7 @@ class Callee(Running):
             lent: Sequence[Any] = ()
             if type(body) is Transfer:
                 body, *lent = body.segments
-            if flags & KEEP:
-                self._keep_at_once(flags, id, target, body, lent)
-            elif target.mode == INLINE:
-                self._run_at_once(flags, id, budget, target, body, lent)
-            else:
-                self._begin_at_once(flags, id, budget, target, body, lent)
+            self._go_at_once(flags, id, budget, target, body, lent)
         else:
             self.arrived(CALL, flags, id, budget, target, body)
 
@@ -206,16 +201,25 @@ class Callee(Running):
             context.run(self._agent.baggage.enter, arrival.held)
         return arrival, data
 
-    def _run_at_once(
+    def _go_at_once(
         self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
     ) -> None:
-        """The shortest way from bytes to bytes: plain arguments, a function that cannot wait."""
-        context = self._context.copy()
+        """The shortest way from bytes to a function: plain arguments, not in a thread."""
+        context, token = self._context.copy(), None
+        if flags & KEEP:
+            token, body = split_kept(body)
         try:
             held, (args, kwargs) = self._decode(flags, context, target, body, lent)
         except Exception as error:
+            if token is not None:
+                return self._fail(self._expected(flags, id, target, token), error)
             return self._fail(Incoming(self, id, target, CALL), error)
-        self._run_inline(id, budget, target, args, kwargs, context, held)
+        if token is not None:
+            self._run_and_keep(flags, id, target, token, args, kwargs, context, held)
+        elif target.mode == INLINE:
+            self._run_inline(id, budget, target, args, kwargs, context, held)
+        else:
+            self._begin_task(id, budget, target, args, kwargs, context, held)
 
     def _decode(
         self,
@@ -242,6 +246,7 @@ class Callee(Running):
         context: contextvars.Context | None = None,
         held: Any = None,
     ) -> None:
+        """Run a function that cannot wait, and answer."""
         if context is None:
             context = self._context.copy()
         if target.kind != "op":
@@ -259,18 +264,6 @@ class Callee(Running):
             incoming.context, incoming.held = context, held
             self._result(incoming, value)
 
-    def _keep_at_once(
-        self, flags: int, id: int, target: Target, body: Any, lent: Sequence[Any]
-    ) -> None:
-        """The same for an op whose result stays here: nobody else can see it begin."""
-        context = self._context.copy()
-        token, data = split_kept(body)
-        try:
-            held, (args, kwargs) = self._decode(flags, context, target, data, lent)
-        except Exception as error:
-            return self._fail(self._expected(flags, id, target, token), error)
-        self._run_and_keep(flags, id, target, token, args, kwargs, context, held)
-
     def _run_and_keep(
         self,
         flags: int,
@@ -282,6 +275,7 @@ class Callee(Running):
         context: contextvars.Context | None = None,
         held: Any = None,
     ) -> None:
+        """The same for an op whose result stays here: nobody else can see it begin."""
         keeper, link = self._agent.keeper, self._link
         assert keeper is not None
         if context is None:
@@ -334,17 +328,6 @@ class Callee(Running):
                 incoming.bucket[incoming] = None
             self._result(incoming, value)
 
-    def _begin_at_once(
-        self, flags: int, id: int, budget: float, target: Target, body: Any, lent: Sequence[Any]
-    ) -> None:
-        """The shortest way from bytes to a task: plain arguments, a coroutine function."""
-        context = self._context.copy()
-        try:
-            held, (args, kwargs) = self._decode(flags, context, target, body, lent)
-        except Exception as error:
-            return self._fail(Incoming(self, id, target, CALL), error)
-        self._begin_task(id, budget, target, args, kwargs, context, held)
-
     def _begin_task(
         self,
         id: int,
@@ -355,6 +338,7 @@ class Callee(Running):
         context: contextvars.Context | None = None,
         held: Any = None,
     ) -> None:
+        """Run a coroutine function as a task."""
         agent = self._agent
         incoming = self.running[id] = Incoming(self, id, target, CALL)
         incoming.args, incoming.kwargs, incoming.held = args, kwargs, held

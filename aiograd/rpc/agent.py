@@ -285,6 +285,7 @@ class Agent:
         held = self.baggage.current() if self.baggage is not None else None
         if future is None:
             future = Future(loop=self.loop)
+        # `prepare` written out, here and in `request`: every call comes this way.
         future._bucket = future._caller = future._trace = future._undo = future._stream = None
         future._frame, future._id = None, 0
         future._function, future._seconds = shipment.name, seconds

@@ -26,6 +26,7 @@ class Future(asyncio.Future[T]):
     """
 
     # Set by who makes it (`prepare`): an `__init__` of our own would cost as much as the future.
+    # One that user code makes has none of these.
     __slots__ = (
         "_bucket",
         "_caller",
@@ -55,7 +56,7 @@ class Future(asyncio.Future[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
-        caller = self._caller
+        caller = getattr(self, "_caller", None)
         if caller is not None and threading.get_ident() != caller.agent.thread:
             if self.done():
                 return False
@@ -80,7 +81,7 @@ class Future(asyncio.Future[T]):
         self.__class__ = _failed(self.__class__)
 
     def _place(self) -> str:
-        code = self._code
+        code = getattr(self, "_code", None)
         if code is None:
             return "from the library"
         line = code.co_firstlineno
@@ -111,7 +112,7 @@ def _tell(future: Future[Any]) -> None:
         future._log_traceback = False
         _log.error(
             "%s failed and nobody awaited it (called %s): %r",
-            future._function or "a call",
+            getattr(future, "_function", "") or "a call",
             future._place(),
             future.exception(),
         )

@@ -129,9 +129,9 @@ class RRefs:
         """The owner has answered, or never will."""
         if error is not None:
             error = self._creation_error(made, error)
-        if type(made) is Held:
+        if isinstance(made, Held):
             self.protocol.using.answered(made, error)
-        elif type(made) is Owned:
+        else:
             self.protocol.created_here(made, error)
         self.control.soon()
 

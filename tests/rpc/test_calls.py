@@ -29,6 +29,7 @@ from aiograd.rpc.calls import Group, inline, rpc_async, rpc_stream, rpc_sync, ru
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.functions import Target
+from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.options import Options
 from aiograd.wire.messages import CALL
@@ -385,7 +386,6 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
     async with agents(2) as (a, b):
         b.loop.call_soon(time.sleep, 0.1)
         from aiograd.rpc.functions import Shipment
-        from aiograd.rpc.future import Future, prepare
         from aiograd.wire.flat import encode_call
         from aiograd.wire.messages import CALL, FLAT
         from aiograd.wire.payload import Payload
@@ -545,6 +545,19 @@ async def test_a_failure_nobody_awaited_is_logged_with_its_line(agents, caplog):
         (record,) = [r for r in caplog.records if "nobody awaited" in r.getMessage()]
         assert "test_calls.py:" in record.getMessage()
         assert "boom" in record.getMessage()
+
+
+async def test_a_future_of_ones_own_can_be_cancelled_and_can_fail(caplog):
+    future: Future[int] = Future()
+    assert future.cancel()
+    assert future.cancelled()
+    future = Future()
+    future.set_exception(ValueError("mine"))
+    with caplog.at_level(logging.ERROR, "aiograd"):
+        del future
+        gc.collect()
+    (record,) = [r for r in caplog.records if "nobody awaited" in r.getMessage()]
+    assert "mine" in record.getMessage()
 
 
 async def test_waitall_exit_early(agents, events):

@@ -4,8 +4,9 @@ Most gradient messages are a few arrays. Flat, these are shape, dtype and bytes 
 their memory), and all else is numbers and names in tuples, so that nothing in a message needs care
 on the way.
 
-The gradient of a sum or an average is one number, spread over an array. A large one travels as that
-number, and is spread again where it arrives, as on a tape without workers: it cannot be written to.
+The gradient of a sum or an average is the same along the axes that were summed. A large one travels
+as what there is of it, a number or a row, and is shown again and again where it arrives, as on a
+tape without workers: it cannot be written to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.dist.passes import Answer
-from aiograd.wire.arrays import CODES, DTYPES
+from aiograd.wire.arrays import DTYPES
 from aiograd.wire.flat import LIMIT, flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
@@ -41,8 +42,8 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 plain = flat_array(gradient, lent)
-            elif gradient.nbytes > LIMIT and not any(gradient.strides):
-                plain = _spread(gradient)
+            elif gradient.nbytes > LIMIT and 0 in gradient.strides:
+                plain = _repeated(gradient, lent)
             else:
                 plain = flat_array(gradient.copy(), lent)
             if plain is None:
@@ -52,12 +53,14 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
     return flat
 
 
-def _spread(array: np.ndarray) -> tuple[Any, ...] | None:
-    """An array that shows one element again and again: all that `np.ndarray` needs to know."""
-    code = CODES.get(array.dtype)
-    if code is None:
+def _repeated(array: np.ndarray, lent: list[PickleBuffer]) -> tuple[Any, ...] | None:
+    """An array that shows some elements again and again: all that `np.ndarray` needs to know."""
+    once = array[tuple([slice(None) if stride else slice(1) for stride in array.strides])].copy()
+    plain = flat_array(once, lent)
+    if plain is None:
         return None
-    return array.shape, code, array.flat[0].tobytes(), 0, array.strides
+    strides = zip(once.strides, array.strides, strict=True)
+    return array.shape, *plain[1:], 0, tuple([now if stride else 0 for now, stride in strides])
 
 
 def unflatten(flat: Sequence[FlatAnswer]) -> list[Answer]:
@@ -69,7 +72,10 @@ def unflatten(flat: Sequence[FlatAnswer]) -> list[Answer]:
             gradients = []
             for plain in row:
                 if plain is not None:
+                    repeated = len(plain) > 3
                     plain = np.ndarray(plain[0], DTYPES[plain[1]], *plain[2:])
+                    if repeated:
+                        plain.flags.writeable = False
                 gradients.append(plain)
         answers.append((edge, gradients, loops))
     return answers

@@ -34,12 +34,9 @@ from aiograd.autograd.ops.neural import sigmoid as sigmoid
 from aiograd.autograd.ops.neural import silu as silu
 from aiograd.autograd.ops.neural import softmax as softmax
 from aiograd.autograd.ops.neural import softplus as softplus
-from aiograd.autograd.ops.table import as_tensor, dense
+from aiograd.autograd.ops.repeats import all_rows, product
+from aiograd.autograd.ops.table import as_tensor
 from aiograd.autograd.tensor import Tensor
-
-
-def _flat(a: Any) -> Any:
-    return a if a.ndim == 2 else a.reshape(-1, a.shape[-1])
 
 
 def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -53,11 +50,12 @@ def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _weight_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return dense(_flat(g)).T @ _flat(x)
+    x, g = all_rows(x, g)
+    return product(g.T, x)
 
 
 def _input_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return dense(g) @ weight
+    return product(g, weight)
 
 
 def _bias_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any) -> Any:

@@ -44,12 +44,33 @@ def test_a_number_that_is_spread_over_a_large_array_travels_alone():
     assert not lent
 
 
-def test_rows_that_are_spread_travel_whole():
+def test_a_row_that_is_shown_again_and_again_travels_once():
     large = np.broadcast_to(np.arange(400.0), (300, 400))
     lent = []
-    ((_, (array,), _),) = unflatten(flatten([(1, [large], None)], lent))
-    assert len(lent) == 1
+    flat = flatten([(1, [large], None)], lent)
+    assert not lent
+    assert len(encode_plain((flat,))) < 3500
+    ((_, (array,), _),) = unflatten(flat)
     assert np.array_equal(array, large)
+    assert array.strides == large.strides
+    assert not array.flags.writeable
+
+
+def test_columns_and_backward_rows_that_are_shown_again_and_again_come_back():
+    column = np.broadcast_to(np.arange(300.0)[::-1, None], (300, 400))
+    ((_, (array,), _),) = unflatten(flatten([(1, [column], None)], []))
+    assert np.array_equal(array, column)
+    assert array.strides == (8, 0)
+
+
+def test_a_large_row_that_is_shown_again_and_again_lends_its_memory_once():
+    large = np.broadcast_to(np.arange(100_000.0), (3, 100_000))
+    lent = []
+    flat = flatten([(1, [large], None)], lent)
+    assert [buffer.raw().nbytes for buffer in lent] == [800_000]
+    ((_, (array,), _),) = unflatten(flat)
+    assert np.array_equal(array, large)
+    assert not array.flags.writeable
 
 
 def test_large_gradients_lend_their_memory():

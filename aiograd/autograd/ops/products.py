@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.ops.repeats import all_rows, product
 from aiograd.autograd.ops.shape import moveaxis, ravel
-from aiograd.autograd.ops.table import alias, as_tensor, composite, conj, dense, new_op, numpy_op
+from aiograd.autograd.ops.table import alias, as_tensor, composite, conj, new_op, numpy_op
 
 # ── matmul ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -20,24 +21,24 @@ def _turned(a: Any) -> Any:
 
 def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
     if a.ndim == b.ndim == 2:
-        return np.matmul(dense(g), conj(b).T)
+        return product(g, conj(b).T)
     if b.ndim == 1:
         return g * conj(b) if a.ndim == 1 else g[..., None] * conj(b)
     if a.ndim == 1:
         return np.matmul(conj(b), g[..., None])[..., 0]
-    return np.matmul(dense(g), _turned(b))
+    return product(g, _turned(b))
 
 
 def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
     if a.ndim == b.ndim == 2:
-        return np.matmul(conj(a).T, dense(g))
+        return product(conj(a).T, g)
     if a.ndim == 1:
         return g * conj(a) if b.ndim == 1 else conj(a)[:, None] * g[..., None, :]
     if b.ndim == 1:
         return np.matmul(_turned(a), g[..., None])[..., 0]
     if b.ndim == 2 and a.ndim > 2:  # one product over all rows instead of a batch and its sum
-        a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
-    return np.matmul(_turned(a), dense(g))
+        a, g = all_rows(a, g)
+    return product(_turned(a), g)
 
 
 matmul = numpy_op(np.matmul, _matmul_left, _matmul_right)

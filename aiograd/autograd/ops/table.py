@@ -189,11 +189,6 @@ def spread(g: Any, shape: tuple[int, ...]) -> Any:
     return view
 
 
-def dense(g: Any) -> Any:
-    """Write out an array that shows some elements again and again: BLAS cannot read it."""
-    return g.copy() if g.__class__ is _ndarray and 0 in g.strides else g
-
-
 def zeros_for(g: Any) -> Any:
     """A gradient of zeros, for steps and rounding."""
     return np.zeros(g.shape, g.dtype)

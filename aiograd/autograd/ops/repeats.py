@@ -1,0 +1,57 @@
+"""Products of arrays that show some rows or columns again and again.
+
+The gradient of a sum or an average is the same along the axes that were summed: numpy shows it by
+strides of zero. BLAS cannot read that, and need not: equal rows times a matrix are equal rows, and
+a sum over equal terms is one term times their number. So behind an average over tokens, samples or
+everything, a product of matrices comes down to one of vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_ndarray = np.ndarray
+_FEW = 4096  # elements that are written out faster than thought about
+
+
+def dense(a: Any) -> Any:
+    """Write out an array that shows some elements again and again."""
+    return a.copy() if a.__class__ is _ndarray and 0 in a.strides else a
+
+
+def product(a: Any, b: Any) -> Any:
+    """`a @ b`, where `b` is a matrix or a stack; equal rows or columns are multiplied once."""
+    if a.__class__ is not _ndarray or b.__class__ is not _ndarray:
+        return np.matmul(a, b)
+    if 0 not in a.strides and 0 not in b.strides:
+        return np.matmul(a, b)
+    if a.ndim == 1 or (a.size <= _FEW and b.size <= _FEW):
+        return np.matmul(dense(a), dense(b))
+    (*_, rows, inner), columns = a.shape, b.shape[-1]
+    if rows > 1 and not a.strides[-2]:
+        return _along(product(a[..., :1, :], b), -2, rows)
+    if columns > 1 and not b.strides[-1]:
+        return _along(product(a, b[..., :1]), -1, columns)
+    if inner > 1 and a.dtype == b.dtype:  # else the sum could have another type than the product
+        if not a.strides[-1]:
+            return a[..., :1] * b.sum(-2, b.dtype, keepdims=True)
+        if not b.strides[-2]:
+            return a.sum(-1, a.dtype, keepdims=True) * b[..., :1, :]
+    return np.matmul(dense(a), dense(b))
+
+
+def all_rows(a: Any, g: Any) -> tuple[Any, Any]:
+    """Two stacks of matrices as one matrix each, for `a.T @ g`; equal rows of `g` become one."""
+    plain = g.ndim > 2 and g.__class__ is a.__class__ is _ndarray and a.dtype == g.dtype
+    if plain and g.shape[-2] > 1 and not g.strides[-2]:
+        a, g = a.sum(-2, a.dtype), g[..., 0, :]
+    return a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+
+
+def _along(one: Any, axis: int, count: int) -> Any:
+    """The same row or column so many times."""
+    shape = list(one.shape)
+    shape[axis] = count
+    return np.broadcast_to(one, shape)

@@ -126,7 +126,7 @@ class Control:
 
     def soon(self) -> None:
         """There may be something to tell; say it at the end of this tick."""
-        if not self._waking and self.protocol.using.talkative:
+        if self.protocol.using.outbox and not self._waking:
             self._waking = True
             self.agent.loop.call_soon(self.flush, context=self._context)
         if self._resting:

@@ -67,7 +67,7 @@ class Using:
         self.held: dict[RefId, Held] = {}  # by fork
         self.children: dict[RefId, Held] = {}  # fork of an unconfirmed child → its parent here
         self._numbers: dict[bytes, Numbers] = {}  # per incarnation of the owner
-        self._outbox: dict[bytes, Batch] = {}
+        self.outbox: dict[bytes, Batch] = {}  # what there is to tell, by incarnation
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
 
@@ -141,20 +141,15 @@ class Using:
     def _let_go(self, held: Held) -> None:
         if held.dropped and not held.children and _CONFIRMED <= held.use < _RELEASING:
             held.use = _RELEASING
-            batch = self._outbox.get(held.owner.incarnation) or self._batch(held.owner)
+            batch = self.outbox.get(held.owner.incarnation) or self._batch(held.owner)
             batch.releases.append(held)
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def talkative(self) -> bool:
-        """Whether there is something to tell."""
-        return bool(self._outbox)
-
     def take(self) -> list[Batch]:
         """Return what has collected, one batch per worker."""
-        batches = list(self._outbox.values())
-        self._outbox.clear()
+        batches = list(self.outbox.values())
+        self.outbox.clear()
         return batches
 
     def number(self, owner: Party) -> tuple[int, int]:
@@ -167,7 +162,7 @@ class Using:
         self._numbers[owner.incarnation].close(number)
 
     def _batch(self, to: Party) -> Batch:
-        batch = self._outbox.get(to.incarnation)
+        batch = self.outbox.get(to.incarnation)
         if batch is None:
-            batch = self._outbox[to.incarnation] = Batch(to)
+            batch = self.outbox[to.incarnation] = Batch(to)
         return batch

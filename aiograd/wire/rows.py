@@ -49,22 +49,18 @@ def _array_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
     boxed = None if boxes is None else boxes[0]
     items: list[Any] = []
     for value in args:
-        if items and type(value) is boxed and (index := _index(args, value)) < len(items):
-            items.append((index,))  # the same object again stays the same object
-            continue
+        if items and value.__class__ is boxed:
+            index = 0  # where it is met first; `tuple.index` would compare arrays
+            while args[index] is not value:
+                index += 1
+            if index < len(items):  # the same object again stays the same object
+                items.append((index,))
+                continue
         entry = value_entry(value, boxes)
         if entry is ALONE:
             return ALONE
         items.append(entry)
     return items
-
-
-def _index(args: tuple[Any, ...], value: Any) -> int:
-    """Where something is met first; `tuple.index` would compare arrays."""
-    index = 0
-    while args[index] is not value:
-        index += 1
-    return index
 
 
 def value_entry(value: Any, boxes: Boxes) -> Any:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from aiograd.rpc.tls import TLS
 
     options = Options(
-        secret_file=given.secret_file,
+        secret_file=_secret_files(parser, given.secret_file),
         allow_plaintext=given.allow_plaintext,
         transport=given.transport,
         tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
@@ -67,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         "--join", required=True, metavar="HOST:PORT", help="where rank 0 of the cluster listens"
     )
     worker.add_argument("--name", help="the worker's name (default: host name and process number)")
-    worker.add_argument("--secret-file", metavar="PATH", help="a file with the cluster's secret")
+    worker.add_argument(
+        "--secret-file",
+        action="append",
+        metavar="[PEER=]PATH",
+        help="a file with the cluster's secret; or, as often as there are peers, one for each",
+    )
     worker.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
     worker.add_argument("--key", metavar="PATH", help="its key (default: in the same file)")
     worker.add_argument("--ca", metavar="PATH", help="the authority that signed the others' ones")
@@ -78,6 +83,21 @@ def _parser() -> argparse.ArgumentParser:
         help="listen beyond this host without TLS; for networks that are yours alone",
     )
     return parser
+
+
+def _secret_files(
+    parser: argparse.ArgumentParser, given: list[str] | None
+) -> str | dict[str, str] | None:
+    """One file for all, or one for each peer."""
+    if given is None:
+        return None
+    pairs = [text.partition("=") for text in given]
+    if len(given) == 1 and (not pairs[0][1] or os.path.exists(given[0])):
+        return given[0]
+    files = {name: path for name, _, path in pairs if name and path}
+    if len(files) < len(given):
+        parser.error("--secret-file takes one PATH, or PEER=PATH once for each peer")
+    return files
 
 
 def _count(text: str) -> int:

@@ -150,6 +150,22 @@ async def test_worker_joins_a_running_cluster(tmp_path, ending):
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_joins_with_a_secret_for_each_peer(tmp_path):
+    for name in ("boss", "other"):
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_text(f"{name}0123456789abcdef")
+    place = f"127.0.0.1:{free_port()}"
+    options = Options(secret_file={"helper": tmp_path / "boss"}, grace=3.0)
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        files = [f"--secret-file={name}={tmp_path / name}" for name in ("boss", "other")]
+        process = command("worker", "--join", place, "--name", "helper", *files)
+        while len(boss.workers()) < 2:
+            await boss.members.changed.wait()
+        assert await rpc_async("helper", name_of_worker) == "helper"
+    assert (await outcome(process))[0] == 0
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_worker_says_why_it_cannot_join(tmp_path):
     code, _, errors = await outcome(command("worker", "--join", "nonsense"))
     assert code == 1
@@ -157,7 +173,16 @@ async def test_worker_says_why_it_cannot_join(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["run"], ["run", "-n", "0", "x.py"], ["run", "nowhere.py"], ["worker"]]
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["run", "-n", "0", "x.py"],
+        ["run", "nowhere.py"],
+        ["worker"],
+        ["worker", "--join", "a:1", "--secret-file", "one", "--secret-file", "two"],
+        ["worker", "--join", "a:1", "--secret-file", "boss=one", "--secret-file", "boss=two"],
+    ],
 )
 def test_wrong_commands_are_explained(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -8,6 +8,7 @@ everything, a product of matrices comes down to one of vectors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,15 @@ def all_rows(a: Any, g: Any) -> tuple[Any, Any]:
 
 def _along(one: Any, axis: int, count: int) -> Any:
     """The same row or column so many times."""
-    shape = list(one.shape)
-    shape[axis] = count
-    return np.broadcast_to(one, shape)
+    shape, strides = list(one.shape), list(one.strides)
+    shape[axis], strides[axis] = count, 0
+    if not one.flags.c_contiguous:
+        return np.broadcast_to(one, shape)
+    return shown(one, shape, strides)
+
+
+def shown(a: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """What `broadcast_to` comes to, which takes long to find that out; `a` is contiguous."""
+    view = np.ndarray(shape, a.dtype, a, 0, strides)
+    view.flags.writeable = False
+    return view

@@ -20,6 +20,7 @@ import numpy as np
 
 from aiograd.autograd.op import OPS, Op, gathered, op
 from aiograd.autograd.ops.operators import as_method, attach_operators
+from aiograd.autograd.ops.repeats import shown
 from aiograd.autograd.rules import Rule
 from aiograd.autograd.tensor import Tensor, wrap
 
@@ -183,10 +184,7 @@ def spread(g: Any, shape: tuple[int, ...]) -> Any:
         filled: Any = np.empty(shape, g.dtype)
         filled.fill(g)
         return filled
-    # What `broadcast_to` comes to, which takes long to find that out.
-    view = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
-    view.flags.writeable = False
-    return view
+    return shown(g, shape, (0,) * len(shape))
 
 
 def zeros_for(g: Any) -> Any:

@@ -32,7 +32,9 @@ from aiograd.rpc.functions import Target
 from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.options import Options
+from aiograd.rpc.streams import WINDOW
 from aiograd.wire.messages import CALL
+from tests.waiting import until
 
 NOTES: dict[str, Any] = {}  # where functions of these tests, all in one process, leave things
 
@@ -420,8 +422,7 @@ async def test_a_cancel_is_seen_at_depth_four(agents, events):
             await future
         await events["cancelled"].wait()
         assert time.monotonic() - start < 0.5
-        while any(any(a.counters().values()) for a in everyone):
-            await asyncio.sleep(0.005)
+        await until(lambda: not any(any(a.counters().values()) for a in everyone))
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
@@ -445,12 +446,10 @@ async def test_a_thread_that_was_given_up_counts_until_it_returns(agents):
         future = rpc_async("worker1", blocked)
         await asyncio.to_thread(NOTES["running"].wait)
         future.cancel()
-        while not b.counters()["abandoned_calls"]:
-            await asyncio.sleep(0.005)
+        await until(lambda: b.counters()["abandoned_calls"])
         assert b.counters()["running_calls"] == 0
         NOTES["go"].set()
-        while b.counters()["abandoned_calls"]:
-            await asyncio.sleep(0.005)
+        await until(lambda: not b.counters()["abandoned_calls"])
 
 
 def blocked():
@@ -721,8 +720,7 @@ def generator(request):
 
 
 async def closed():
-    while not NOTES["closed"].is_set():
-        await asyncio.sleep(0.002)
+    await until(NOTES["closed"].is_set)
 
 
 async def test_streams_give_all_items_in_order(agents, generator):
@@ -737,9 +735,10 @@ async def test_a_slow_reader_holds_the_generator_back(agents, generator):
     async with agents(2):
         stream = rpc_stream("worker1", generator, (1000,))
         assert await anext(stream) == 0
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert NOTES["made"] <= 20
+        await until(lambda: NOTES["made"] > WINDOW)  # one more is made, and waits
+        for _ in range(3):  # in the same loop and the same thread, so behind what it would make
+            assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert NOTES["made"] == WINDOW + 1
         await stream.aclose()
         await closed()
 
@@ -751,8 +750,7 @@ async def test_leaving_the_loop_closes_the_generator(agents, generator):
                 break
         await closed()
         assert NOTES["made"] < 100
-        while any(a.counters().values()) or any(b.counters().values()):
-            await asyncio.sleep(0.002)
+        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
 
 
 async def failing():
@@ -803,8 +801,7 @@ async def test_a_cancelled_read_closes_the_generator_and_later_reads_say_so(agen
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        while any(a.counters().values()) or any(b.counters().values()):
-            await asyncio.sleep(0.002)
+        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
         with pytest.raises(RpcError, match=r"slow_items\(\) was cancelled while it was read"):
             await anext(stream)
 
@@ -844,8 +841,7 @@ async def test_a_group_raises_the_first_error_and_cancels_the_rest(agents, event
     async with agents(3) as everyone:
         with pytest.raises(ValueError, match="boom"):
             await Group(["worker1", "worker2"]).map(boom_or_wait, [True, False])
-        while any(a.counters()["pending_calls"] for a in everyone):
-            await asyncio.sleep(0.005)
+        await until(lambda: not any(a.counters()["pending_calls"] for a in everyone))
 
 
 async def boom_or_wait(fail):

@@ -7,6 +7,7 @@ import time
 
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.lag import EVERY, measure_lag, metrics
+from tests.waiting import until
 
 
 @inline
@@ -46,9 +47,8 @@ async def test_who_holds_the_loop_is_seen(agents):
 
 async def test_it_can_be_switched_from_a_thread(agents):
     async with agents(2):
+        assert metrics() == {}
         await asyncio.to_thread(measure_lag)
-        while not metrics():
-            await asyncio.sleep(0)
+        await until(lambda: metrics().get("loop_lag_samples"))
         await asyncio.to_thread(measure_lag, False)
-        while metrics():
-            await asyncio.sleep(0)
+        await until(lambda: metrics() == {})

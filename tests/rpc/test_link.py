@@ -17,10 +17,12 @@ import pytest
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import inline, rpc_async
+from aiograd.rpc.link import Link
 from aiograd.rpc.options import Options
 from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.wire.frames import HEADER_SIZE, header
 from aiograd.wire.messages import CHUNK
+from tests.waiting import until
 
 
 def add(x, y=0):
@@ -32,11 +34,6 @@ async def forever():
 
 
 QUICK = Options(heartbeat=0.02, silence=0.1)
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 async def test_bytes_that_cannot_be_read_lose_the_peer_and_are_not_asked_for_again(agents, caplog):
@@ -207,6 +204,13 @@ async def test_nobody_at_the_address_is_a_lost_worker(agents, address):
         assert lost == ["worker1"]
 
 
+async def beats(agent, count):
+    """Wait until an agent has looked after its links so many more times."""
+    for _ in range(count):
+        heart = agent.links._heart
+        await until(lambda heart=heart: agent.links._heart is not heart)
+
+
 async def buried(agent, peer):
     """Wait until little is left of a lost peer."""
     await until(lambda: (peer.name, peer.incarnation) in agent.links.buried)
@@ -278,8 +282,9 @@ async def test_threads_of_a_lost_caller_are_counted_until_they_end(agents):
         await until(lambda: b.counters()["running_calls"])
         agents.die(a)
         await until(lambda: b.counters()["abandoned_calls"])
-        await asyncio.sleep(5 * QUICK.heartbeat)
+        await beats(b, 5)
         assert b.counters()["abandoned_calls"] == 1
+        assert (a.name, a.incarnation) not in b.links.buried
         gate.set()
         await buried(b, a)
         assert not any(b.counters().values())
@@ -298,6 +303,8 @@ async def test_work_for_a_lost_caller_is_cancelled(agents):
         await until(lambda: b.counters()["running_calls"])
         agents.die(a)
         await until(lambda: not b.counters()["running_calls"])
+        assert not any(b.counters().values())
+        assert b.link("worker0").error is not None
 
 
 async def test_a_call_never_handed_to_the_socket_did_not_run(agents):
@@ -379,12 +386,21 @@ async def test_a_silent_peer_is_not_waited_for_without_a_deadline(agents, monkey
         assert a.link("worker1").state == "open"  # suspect, not dead
 
 
-async def test_a_blocked_loop_suspects_nobody(agents):
+async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
+    beat, suspected = Link.beat, []
+
+    def beat_and_note(link):
+        beat(link)
+        suspected.append(link.suspect)
+
     async with agents(2, options=QUICK) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
+        monkeypatch.setattr(Link, "beat", beat_and_note)
         time.sleep(0.5)  # a cell that blocks  # noqa: ASYNC251
-        await asyncio.sleep(0.03)
-        assert a.links.suspects() == b.links.suspects() == []
+        await beats(a, 3)
+        await beats(b, 3)
+        assert len(suspected) >= 6
+        assert not any(suspected)
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
@@ -393,13 +409,13 @@ async def test_a_blocked_loop_suspects_nobody(agents):
 
 async def test_large_results_wait_for_a_slow_reader(agents, tmp_path):
     options = Options(outbound_buffer=1 << 20)
-    async with agents(2, options=options, address=f"unix:{tmp_path}/{{}}".format) as (a, _):
+    async with agents(2, options=options, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         a.link("worker1").connection.transport.pause_reading()
         calls = [rpc_async("worker1", make_large, (i,)) for i in range(3)]
         await until(lambda: len(MADE) == 3)
         calls += [rpc_async("worker1", make_large, (i,)) for i in range(3, 20)]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(MADE) + b.limits["outbound_buffer"] >= 20)  # all have come
         assert len(MADE) == 3  # the rest is held back while results wait
         a.link("worker1").connection.transport.resume_reading()
         for result in await asyncio.gather(*calls):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiograd.rpc.calls import rpc_async
+from tests.waiting import until
 
 
 def add(x, y):
@@ -13,12 +12,12 @@ def add(x, y):
 
 async def test_a_loop_polls_after_traffic_and_then_sleeps(agents):
     async with agents(2) as (a, b):
-        a.runtime.spin = 0.01  # shared by both
+        now = 5.0
+        a.runtime.time, a.runtime.spin = lambda: now, 0.01  # shared by both
         assert await rpc_async("worker1", add, (1, 2)) == 3
         assert a.polling.awake
-        async with asyncio.timeout(2):
-            while a.polling.awake or b.polling.awake:
-                await asyncio.sleep(0.002)
+        now += 0.011
+        await until(lambda: not a.polling.awake and not b.polling.awake)
 
 
 async def test_polling_in_vain_is_given_up_for_a_while(agents):
@@ -26,7 +25,7 @@ async def test_polling_in_vain_is_given_up_for_a_while(agents):
         a.runtime.spin = 1e-6
         for _ in range(50):
             assert await rpc_async("worker1", add, (1, 2)) == 3
-            await asyncio.sleep(0.001)
+            await until(lambda: not a.polling.awake and not b.polling.awake)
         assert a.polling.rest or b.polling.rest
 
 

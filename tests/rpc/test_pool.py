@@ -9,6 +9,7 @@ import pytest
 
 from aiograd.rpc.pool import Pool
 from aiograd.rpc.runtime import Runtime
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -37,9 +38,10 @@ async def test_results_and_errors_come_back(pool):
 async def test_work_that_blocks_gets_more_threads_up_to_the_limit(pool):
     go = threading.Event()
     running = [pool.run(go.wait) for _ in range(10)]
-    while pool.size < 4:
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.02)
+    await until(lambda: pool.size >= 4)
+    for _ in range(5):  # and it has looked again whether more would help
+        look = pool._watchdog
+        await until(lambda look=look: pool._watchdog is not look)
     assert pool.size == 4
     go.set()
     await asyncio.gather(*running)
@@ -66,16 +68,15 @@ async def test_a_closed_pool_has_no_threads():
     pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     pool.close()
-    while pool.size:
-        await asyncio.sleep(0.001)
+    await until(lambda: not pool.size)
+    assert "aiograd-test" not in [thread.name for thread in threading.enumerate()]
 
 
 async def test_idle_threads_end(monkeypatch):
     monkeypatch.setattr("aiograd.rpc.pool._IDLE", 0.01)
     pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
-    while pool.size:
-        await asyncio.sleep(0.001)
+    await until(lambda: not pool.size)
     assert await pool.run(abs, -1) == 1
     pool.close()
 
@@ -83,8 +84,7 @@ async def test_idle_threads_end(monkeypatch):
 async def test_a_job_is_not_forgotten_that_comes_as_the_last_idle_thread_ends(pool):
     await pool.run(abs, -1)
     pool._queue.put(None)
-    while pool.size:
-        await asyncio.sleep(0.001)
+    await until(lambda: not pool.size)
     pool._threads.add(0)  # it has made up its mind, and nobody knows yet
     assert await pool.run(abs, -1) == 1
     pool._threads.discard(0)

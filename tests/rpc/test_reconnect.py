@@ -22,6 +22,7 @@ from aiograd.testing.proxy import Proxy
 from aiograd.wire.frames import HEADER_SIZE
 from aiograd.wire.resume import NUDGE, RESUME, Offer
 from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
+from tests.waiting import until
 
 RUNS: Counter[int] = Counter()
 GATES: dict[int, asyncio.Event] = {}
@@ -46,11 +47,6 @@ async def count_at_the_gate(i, numbers):
         if number == numbers // 2:
             await GATES.setdefault(i, asyncio.Event()).wait()
         yield number
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -402,6 +398,9 @@ async def test_two_workers_without_addresses_of_each_other_are_patient_and_no_mo
         proxy.close()
         proxy.cut()
         await until(lambda: a.link("worker1").error and b.link("worker0").error)
+        for agent, other in ((a, "worker1"), (b, "worker0")):
+            with pytest.raises(WorkerLost, match=other):
+                await agent.call(other, add, (1, 2))
 
 
 # ── strangers ───────────────────────────────────────────────────────────────────────────────────

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from aiograd.cluster.worker import all_gather, barrier, get_worker_info
+from aiograd.cluster.worker import Worker, all_gather, barrier, get_worker_info
 from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.calls import rpc_async, run_sync
+from tests.waiting import until
 
 WORK: list[str] = []  # who has done something; the workers of a test share this process
 
@@ -93,10 +94,21 @@ async def test_barrier_of_one(meeting):
 async def test_barrier_many_times_at_once(meeting):
     workers = await meeting.static("a", "b", "c")
 
-    async def run():
-        await asyncio.gather(*(barrier() for _ in range(3)))
+    arrived: set[str] = set()
 
-    await meeting.everyone(workers, run)
+    async def run():
+        arrived.add(get_worker_info().name)
+        await asyncio.gather(*(barrier() for _ in range(3)))
+        return sorted(arrived)
+
+    assert await meeting.everyone(workers, run) == [["a", "b", "c"]] * 3
+    assert [brought_to(worker) for worker in workers] == [set()] * 3
+
+
+def brought_to(leader: Worker) -> set[str]:
+    """Whose values wait at a worker for those of others."""
+    led = leader.members.assembly._gatherings._led.values()
+    return {name for gathering in led for name in gathering.values}
 
 
 async def test_all_gather_timeout(meeting):
@@ -147,7 +159,7 @@ async def test_a_cancelled_barrier_tells_the_others(meeting):
 
     follower = asyncio.create_task(meeting.run_as(b, wait))
     leader = asyncio.create_task(meeting.run_as(a, wait))
-    await b.agent.call("a", _work)  # the follower's value came before this
+    await until(lambda: brought_to(a) == {"a", "b"})
     leader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leader
@@ -162,7 +174,7 @@ async def test_a_barrier_ends_when_one_of_its_workers_dies(meeting):
         await barrier(timeout=30)
 
     waiting = [asyncio.create_task(meeting.run_as(worker, wait)) for worker in (a, b)]
-    await asyncio.sleep(0)
+    await until(lambda: brought_to(a) == {"a", "b"})
     await c.close(graceful=False)
     for each in waiting:
         with pytest.raises(WorkerLost, match="c"):
@@ -176,7 +188,7 @@ async def test_a_barrier_ends_when_its_leader_dies(meeting):
         await barrier(timeout=30)
 
     waiting = asyncio.create_task(meeting.run_as(b, wait))
-    await asyncio.sleep(0)
+    await until(lambda: brought_to(a) == {"b"})
     await a.close(graceful=False)
     with pytest.raises(WorkerLost, match="a"):
         await waiting
@@ -184,17 +196,20 @@ async def test_a_barrier_ends_when_its_leader_dies(meeting):
 
 async def test_barriers_work_on_after_a_worker_was_restarted(meeting):
     a, b = await meeting.static("a", "b")
+    arrived: list[str] = []
 
     async def run():
+        arrived.append(get_worker_info().name)
         await barrier()
+        return sorted(arrived)
 
-    for _ in range(3):
-        await meeting.everyone([a, b], run)
+    for turn in (1, 2, 3):
+        assert await meeting.everyone([a, b], run) == [[*"a" * turn, *"b" * turn]] * 2
     await b.close(graceful=False)
     await a.members.wait_gone("b")
     b = meeting.worker("b", 1, world_size=2)
     await b.start()
-    await meeting.everyone([a, b], run)
+    assert await meeting.everyone([a, b], run) == [[*"aaaabbbb"]] * 2
 
 
 async def test_only_those_who_take_part_may_name_themselves(meeting):
@@ -230,7 +245,7 @@ async def test_closing_ends_a_barrier(meeting):
         await barrier()
 
     waiting = asyncio.create_task(meeting.run_as(a, wait))
-    await asyncio.sleep(0)
+    await until(lambda: brought_to(a) == {"a"})
     await a.close(graceful=False)
     with pytest.raises(WorkerClosed):
         await waiting

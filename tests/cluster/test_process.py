@@ -26,6 +26,7 @@ from aiograd.rpc.calls import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.link import Link
 from aiograd.rpc.options import Options
+from tests.waiting import until
 
 
 def pid() -> int:
@@ -259,8 +260,7 @@ async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
             links.append(weakref.ref(agent.link("worker1")))
             await c.kill("worker1")
             await c.restart("worker1")
-        while len(agent.links.buried) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(agent.links.buried) == 3)
         assert len(nursery._hosts) == 2
         gc.collect()
         assert [host() for host in killed if host() is not None] == []  # with all it has written
@@ -334,18 +334,21 @@ async def test_where_array_libraries_have_threads_workers_are_not_forked(cluster
             assert parent_of(c.pid(worker.name)) == os.getpid()
 
 
-async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog):
+async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog, tmp_path):
     async with cluster(1, processes=True, options=Options(grace=0.3)) as c:
         process = c.pid("worker0")
-        c["worker0"].call(block_the_loop).add_done_callback(lambda future: future.exception())
-        await c.driver.agent.drain(asyncio.get_running_loop().time() + 0.1)
+        blocked = tmp_path / "blocked"
+        call = c["worker0"].call(block_the_loop, blocked)
+        call.add_done_callback(lambda future: future.exception())
+        await until(blocked.exists)
         begin = time.monotonic()
     assert time.monotonic() - begin < 4 * (0.3 + 1.0)  # four times what is promised
     assert not alive(process)
     assert "killed" in caplog.text
 
 
-async def block_the_loop() -> None:
+async def block_the_loop(blocked: Path) -> None:
+    blocked.touch()  # noqa: ASYNC240
     time.sleep(60)  # noqa: ASYNC251 - that is what it is about
 
 
@@ -382,6 +385,7 @@ import asyncio, os, signal, sys, time
 from aiograd.cluster.local import LocalCluster
 
 async def block():
+    print("blocked", flush=True)
     time.sleep(60)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
@@ -389,10 +393,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the bac
 async def main():
     async with LocalCluster(2) as cluster:
         pids = [cluster.pid(worker.name) for worker in cluster]
+        print(*pids, flush=True)
         if "{how}" == "blocked":
             cluster["worker0"].call(block)
-            await asyncio.sleep(0.05)
-        print(*pids, flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -404,6 +407,8 @@ async def test_workers_end_when_their_driver_is_killed(how, monkeypatch, tmp_pat
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     driver = script(DRIVER.format(how=how))
     pids = [int(each) for each in (await line_of(driver)).split()]
+    if how == "blocked":
+        assert await line_of(driver) == "[worker0] blocked\n"
     start = time.monotonic()
     driver.kill()
     for each in pids:

@@ -395,6 +395,8 @@ async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
 
     async with agents(2, options=QUICK) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
+        await beats(a, 1)
+        await beats(b, 1)
         monkeypatch.setattr(Link, "beat", beat_and_note)
         time.sleep(0.5)  # a cell that blocks  # noqa: ASYNC251
         await beats(a, 3)

@@ -20,8 +20,8 @@ from tests.conformance.forms import (
 )
 
 
-def looks_like_a_callee(context_id: int) -> None:
-    """One send node → add → the one recv node, twice."""
+def looks_like_a_callee(context_id: int) -> bool:
+    """One send node → add → the one recv node, twice; asked for elsewhere, so it says so."""
     context = ag.get_context(context_id)
     (send,) = context.send_nodes.values()
     (recv,) = context.recv_nodes.values()
@@ -32,6 +32,7 @@ def looks_like_a_callee(context_id: int) -> None:
     assert [index for _, index in add.next_nodes] == [0, 1]
     assert recv.name == "Recv"
     assert recv.next_nodes == ()
+    return True
 
 
 def looks_like_a_caller(context: ag.Context, result: ag.Tensor, *leaves: ag.Tensor) -> None:
@@ -54,7 +55,7 @@ async def test_graph_first_call(workers, form, func, layout):
             result = await call(form, "worker1", func, t1, t2)
             same(result.detach(), (t1 + t2).detach())
             looks_like_a_caller(ctx, result, t1, t2)
-            await ag.rpc_async("worker1", looks_like_a_callee, args=(ctx.id,))
+            assert await ag.rpc_async("worker1", looks_like_a_callee, args=(ctx.id,))
         with pytest.raises(UnknownContext):
             ag.get_context(ctx.id)
         with pytest.raises(NoContext):
@@ -69,13 +70,14 @@ async def nested_plus(form: str, x: ag.Tensor, y: ag.Tensor, path: list[str]) ->
     return await call(form, path[0], nested_plus, form, x, y, path[1:])
 
 
-def looks_like_the_middle(context_id: int) -> None:
+def looks_like_the_middle(context_id: int) -> bool:
     """Sends: the onward call, then the answer; in the order in which they were made."""
     context = ag.get_context(context_id)
     onward, answer = context.send_nodes.values()
     asked, answered = context.recv_nodes.values()
     assert [(node is asked, index) for node, index in onward.next_nodes] == [(True, 0), (True, 1)]
     assert [(node is answered, index) for node, index in answer.next_nodes] == [(True, 0)]
+    return True
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,10 +86,11 @@ async def test_graph_nested_chain(workers, form, layout):
     t1, t2 = leaf(layout, 1), leaf(layout, 2)
     async with workers(3), ag.context() as ctx:
         result = await nested_plus(form, t1, t2, ["worker0", "worker1", "worker2"])
+        same(result.detach(), (t1 + t2).detach())
         looks_like_a_caller(ctx, result, t1, t2)
         for name in ("worker0", "worker1"):
-            await ag.rpc_async(name, looks_like_the_middle, args=(ctx.id,))
-        await ag.rpc_async("worker2", looks_like_a_callee, args=(ctx.id,))
+            assert await ag.rpc_async(name, looks_like_the_middle, args=(ctx.id,))
+        assert await ag.rpc_async("worker2", looks_like_a_callee, args=(ctx.id,))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -102,7 +105,7 @@ async def test_graph_nested_back_to_self(workers, form, layout):
         ((add, _),) = as_callee.next_nodes
         assert [node is asked for node, _ in add.next_nodes] == [True, True]
         assert result.grad_fn is answered
-        await ag.rpc_async("worker1", looks_like_the_middle, args=(ctx.id,))
+        assert await ag.rpc_async("worker1", looks_like_the_middle, args=(ctx.id,))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

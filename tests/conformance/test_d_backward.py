@@ -104,8 +104,8 @@ def gradient_of(rref: ag.RRef, context_id: int) -> ag.Tensor:
     return ag.get_gradients(context_id)[rref.local_value()]
 
 
-async def use_a_leaf_of(owner: str, callee: str, layout: str, func: Any) -> None:
-    """A leaf on `owner` plus one of ours, added by `callee`: both get their gradients."""
+async def use_a_leaf_of(owner: str, callee: str, layout: str, func: Any) -> str:
+    """A leaf on `owner` plus one of ours, added by `callee`: both get their gradients; whose."""
     t = leaf(layout, 3)
     rref = ag.remote(owner, make_leaf, args=(layout,))
     expected = await local_gradients(_sum_of_two, [leaf(layout, 7), fresh(t)])
@@ -115,6 +115,7 @@ async def use_a_leaf_of(owner: str, callee: str, layout: str, func: Any) -> None
         assert set(ctx.gradients) == {t}
         same(ctx.gradients[t], expected[1])
         same(await ag.rpc_async(owner, gradient_of, args=(rref, ctx.id)), expected[0])
+    return ag.get_worker_info().name
 
 
 async def _sum_of_two(run: Any, t1: ag.Tensor, t2: ag.Tensor) -> ag.Tensor:
@@ -125,7 +126,7 @@ async def _sum_of_two(run: Any, t1: ag.Tensor, t2: ag.Tensor) -> ag.Tensor:
 @pytest.mark.parametrize("func", [add_to_reference, add_to_reference_async])
 async def test_bwd_rref_owner_callee(workers, func, layout):
     async with workers(2):
-        await use_a_leaf_of("worker1", "worker1", layout, func)
+        assert await use_a_leaf_of("worker1", "worker1", layout, func) == "driver"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -133,14 +134,15 @@ async def test_bwd_rref_owner_callee_of_everybody_at_once(workers, layout):
     async with workers(3) as cluster:
         arguments = ("worker0", "worker0", layout, add_to_reference)
         others = [cluster[name].call(use_a_leaf_of, *arguments) for name in ("worker1", "worker2")]
-        await asyncio.gather(*others, use_a_leaf_of(*arguments))
+        done = await asyncio.gather(*others, use_a_leaf_of(*arguments))
+        assert done == ["worker1", "worker2", "driver"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("func", [add_to_reference, add_to_reference_async])
 async def test_bwd_rref_third_party(workers, func, layout):
     async with workers(2):
-        await use_a_leaf_of("worker1", "worker0", layout, func)
+        assert await use_a_leaf_of("worker1", "worker0", layout, func) == "driver"
 
 
 async def train_once(server: str, rref: ag.RRef, layout: str, func: Any) -> int:
@@ -158,8 +160,8 @@ async def leave(context_id: int) -> None:
     await ag.get_context(context_id).release()
 
 
-async def serve_trainers(layout: str, func: Any) -> None:
-    """Be the parameter server of everybody else; compare what each of them left here."""
+async def serve_trainers(layout: str, func: Any) -> set[str]:
+    """Be the parameter server of everybody else; compare what each of them left here. Who has."""
     me = ag.get_worker_info().name
     trainers = [info.name for info in ag.workers() if info.name != me]
     parameter = leaf(layout, 7)
@@ -175,6 +177,11 @@ async def serve_trainers(layout: str, func: Any) -> None:
     assert len({id(gradient) for gradient in found}) == 3
     for name, number in zip(trainers, ids, strict=True):
         await ag.rpc_async(name, leave, args=(number,))
+    return set(trainers)
+
+
+EVERYBODY = ("worker0", "worker1", "worker2", "driver")
+EVERYBODY_ELSE = [set(EVERYBODY) - {each} for each in EVERYBODY]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -183,13 +190,15 @@ async def test_bwd_trainer_ps(workers, layout):
         servers = [
             worker.call(serve_trainers, layout, add_to_reference_async) for worker in cluster
         ]
-        await asyncio.gather(*servers, serve_trainers(layout, add_to_reference_async))
+        served = await asyncio.gather(*servers, serve_trainers(layout, add_to_reference_async))
+        assert served == EVERYBODY_ELSE
 
 
 async def test_bwd_trainer_ps_registered_op(workers):
     async with workers(3) as cluster:
         servers = [worker.call(serve_trainers, "dense", add_to_reference) for worker in cluster]
-        await asyncio.gather(*servers, serve_trainers("dense", add_to_reference))
+        served = await asyncio.gather(*servers, serve_trainers("dense", add_to_reference))
+        assert served == EVERYBODY_ELSE
 
 
 # ── shapes, outputs, roots ──────────────────────────────────────────────────────────────────────

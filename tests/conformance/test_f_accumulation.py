@@ -229,7 +229,7 @@ async def test_buf_no_copy_sparse_accumulates_right_while_the_user_holds_views(w
 # ── load ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def train_against(server: str) -> None:
+async def train_against(server: str) -> int:
     t1, t2 = leaf(seed=1), leaf(seed=2)
     async with ag.context() as ctx:
         y = await ag.rpc_async(server, ag.add, args=(t1, t2))
@@ -240,10 +240,13 @@ async def train_against(server: str) -> None:
         np.testing.assert_allclose(
             ctx.gradients[t1].numpy(), 4 * t1.numpy() + 2 * t2.numpy(), rtol=1e-12
         )
+        np.testing.assert_allclose(ctx.gradients[t2].numpy(), 2 * t1.numpy() + 2.0, rtol=1e-12)
+        return ctx.id
 
 
-async def train_many(server: str, times: int) -> None:
-    await asyncio.gather(*[train_against(server) for _ in range(times)])
+async def train_many(server: str, times: int) -> list[int]:
+    """Train in many contexts at once; which ones."""
+    return await asyncio.gather(*[train_against(server) for _ in range(times)])
 
 
 async def test_load_many_ctx(workers):
@@ -251,7 +254,8 @@ async def test_load_many_ctx(workers):
         trainers = [
             cluster[name].call(train_many, "worker0", 20) for name in ("worker1", "worker2")
         ]
-        await asyncio.gather(*trainers, train_many("worker0", 20))
+        done = await asyncio.gather(*trainers, train_many("worker0", 20))
+        assert len({each for ids in done for each in ids}) == 3 * 20
 
 
 # ── what can be observed ────────────────────────────────────────────────────────────────────────

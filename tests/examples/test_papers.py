@@ -34,9 +34,18 @@ def test_the_first_minute_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
 def test_python_on_a_page_is_python(path: Path) -> None:
-    for block in blocks(path):
-        body = "".join(f"    {line}\n" for line in block.splitlines())
-        compile(f"async def page():\n{body}", path.name, "exec")
+    assert len(blocks(path)) == path.read_text().count("```python")
+    broken = [block for block in blocks(path) if not is_python(block)]
+    assert broken == []
+
+
+def is_python(block: str) -> bool:
+    body = "".join(f"    {line}\n" for line in block.splitlines())
+    try:
+        compile(f"async def page():\n{body}", "page", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)

@@ -10,6 +10,7 @@ import aiograd as ag
 from aiograd.errors import DeadlineExceeded
 from tests.failures.work import (
     echo,
+    give_the_word,
     kill,
     linger,
     linger_in_thread,
@@ -17,6 +18,7 @@ from tests.failures.work import (
     now,
     outcome,
     told,
+    until,
 )
 
 
@@ -40,14 +42,23 @@ async def test_f14_cancelling_reaches_every_depth_and_threads_are_counted(cluste
         call = ag.rpc_async(names[0], linger_through, (names[1:],))
         took = await cancel_and_see(call, names[-1])
         figure("F14", "… at depth 4", 0.5, took)
-        thread = ag.rpc_async("worker0", linger_in_thread, (0.3,))
-        await asyncio.sleep(0)
-        assert await ag.rpc_async("worker0", echo, (1,)) == 1
+        thread = ag.rpc_async("worker0", linger_in_thread)
+        await told("worker0", "in a thread")
+        assert await abandoned("worker0") == 0
         thread.cancel()
-        while (await ag.rpc_async("worker0", ag.debug_info))["abandoned_calls"] != 1:
-            await asyncio.sleep(0)
-        while (await ag.rpc_async("worker0", ag.debug_info))["abandoned_calls"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: abandoned("worker0"))
+        assert await abandoned("worker0") == 1
+        await ag.rpc_async("worker0", give_the_word)
+        await until(lambda: none_abandoned("worker0"))
+
+
+async def abandoned(name: str) -> int:
+    counters = await ag.rpc_async(name, ag.debug_info)
+    return counters["abandoned_calls"]
+
+
+async def none_abandoned(name: str) -> bool:
+    return not await abandoned(name)
 
 
 async def test_f15_no_hop_works_on_when_the_time_of_the_first_is_spent(cluster, figure):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import aiograd as ag
+from tests import waiting
 
 SEEN: dict[str, float] = {}  # moments, by the clock that all processes of a host share
+WORD = threading.Event()  # for which a thread waits
 
 
 def now() -> float:
@@ -34,8 +37,15 @@ async def linger() -> None:
         raise
 
 
-def linger_in_thread(seconds: float) -> None:
-    time.sleep(seconds)
+def linger_in_thread() -> None:
+    """Return when the word is given."""
+    SEEN["in a thread"] = now()
+    WORD.wait()
+
+
+@ag.inline
+def give_the_word() -> None:
+    WORD.set()
 
 
 async def linger_through(names: list[str]) -> None:
@@ -75,8 +85,7 @@ async def told(name: str, what: str) -> float:
 
 async def until(condition: Callable[[], bool]) -> float:
     """Wait until something holds here; when."""
-    while not condition():
-        await asyncio.sleep(0.002)
+    await waiting.until(condition)
     return now()
 
 

@@ -58,7 +58,9 @@ def outputs_of(result: Any) -> list[Any]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def compare(name: str, sample: Sample, arrays: list[np.ndarray], tolerance: float) -> None:
+def assert_equals_torchs(
+    name: str, sample: Sample, arrays: list[np.ndarray], tolerance: float
+) -> None:
     ours = [ag.tensor(a, requires_grad=True) for a in arrays]
     theirs = [torch.from_numpy(a.copy()).requires_grad_() for a in arrays]
     found = outputs_of(Sample(sample.args, sample.kwargs).function(ag.OPS[name])(*ours))
@@ -107,7 +109,7 @@ def _phaseless(name: str, found: list[Any], expected: list[Any]) -> tuple[list[A
 
 @pytest.mark.parametrize(("name", "sample"), CALLS)
 def test_values_and_gradients_equal_torchs(name: str, sample: Sample):
-    compare(name, sample, [array.value() for array in sample.arrays()], 1e-7)
+    assert_equals_torchs(name, sample, [array.value() for array in sample.arrays()], 1e-7)
 
 
 LOOSE = {"inv", "det", "pinv", "svd", "matrix_power", "float_power", "norm", "solve", "prod"}
@@ -126,7 +128,7 @@ def _has_single_precision(name: str, sample: Sample) -> bool:
 )
 def test_single_precision_equals_torchs(name: str, sample: Sample):
     arrays = [array.value().astype(np.float32) for array in sample.arrays()]
-    compare(name, sample, arrays, 2e-3 if name in LOOSE else 3e-4)
+    assert_equals_torchs(name, sample, arrays, 2e-3 if name in LOOSE else 3e-4)
 
 
 @pytest.mark.parametrize(("name", "sample"), CALLS)

@@ -146,15 +146,29 @@ def test_what_is_no_frame_is_a_protocol_error(data):
         FrameReader(max_message=1 << 30).feed(data + bytes(HEADER_SIZE))
 
 
+@st.composite
+def spoiled_frames(draw):
+    """Good frames, one byte of which is another one."""
+    pool = [*FRAMES[:3], frame(CALL, announce(1, 0, [5]), LARGE), frame(CHUNK, b"123", target=1)]
+    data = bytearray(b"".join(draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))))
+    data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=400), st.integers(1, 50))
-def test_any_bytes_give_frames_or_a_protocol_error(data, piece):
-    reader = FrameReader(max_message=1 << 20)
+@given(st.binary(max_size=400) | spoiled_frames(), st.integers(1, 50))
+def test_any_bytes_give_frames_or_a_protocol_error_however_they_are_cut(data, piece):
+    assert outcome_of(data, piece) == outcome_of(data, max(1, len(data)))
+
+
+def outcome_of(data, piece):
+    reader, found = FrameReader(max_message=1 << 20), []
     try:
         for i in range(0, len(data), piece):
-            reader.feed(data[i : i + piece])
-    except ProtocolError:
-        pass
+            found += reader.feed(data[i : i + piece])
+    except ProtocolError as error:
+        return str(error)
+    return plain(found), [body.complete for *_, body in found if isinstance(body, Transfer)]
 
 
 def test_the_memory_of_a_segment_is_numpys():

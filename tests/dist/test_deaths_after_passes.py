@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.rpc.current import current_agent
 from aiograd.testing import simulate
+from tests.waiting import until
 
 
-async def multiply(path: list[str], x: ag.Tensor) -> ag.Tensor:
+async def multiply(path: list[str], x: ag.Tensor, kept: bool = False) -> ag.Tensor:
+    """By three, at the end of the path; by a leaf of that worker, if it should have one."""
     if path:
-        return await ag.rpc_async(path[0], multiply, args=(path[1:], x))
-    return x * 3.0
+        return await ag.rpc_async(path[0], multiply, args=(path[1:], x, kept))
+    return x * (ag.tensor([3.0, 3.0], requires_grad=True) if kept else 3.0)
 
 
 @pytest.mark.parametrize("tick", range(0, 40, 2))
@@ -45,18 +47,29 @@ def test_numbers_stay_readable_when_a_participant_dies_after_a_good_pass():
     async def program(world) -> None:
         x = ag.tensor([1.0, 2.0], requires_grad=True)
         async with ag.context() as ctx:
-            y = await multiply(["worker0", "worker1"], x)
+            y = await multiply(["worker0", "worker1"], x, kept=True)
             await ctx.backward(y.sum())
             world.crash("worker0")
-            await asyncio.sleep(5)
-            assert await ag.rpc_async("worker1", readable, args=(ctx.id,))
+            await until(lambda: ag.rpc_async("worker1", knows_the_loss_of, args=("worker0",)))
+            await until(lambda: ag.rpc_async("worker1", is_sure, args=(ctx.id,)))
+            assert await ag.rpc_async("worker1", found, args=(ctx.id,)) == [[1.0, 2.0]]
             assert np.array_equal(ctx.gradients[x].numpy(), [3.0, 3.0])
 
     simulate(program, workers=2)
 
 
-async def readable(context_id: int) -> bool:
-    return ag.get_gradients(context_id) is not None
+async def found(context_id: int) -> list[list[float]]:
+    return [gradient.tolist() for gradient in ag.get_gradients(context_id).values()]
+
+
+async def is_sure(context_id: int) -> bool:
+    """Whether no failure of a pass is in the way of what it gave."""
+    return ag.get_context(context_id).failure is None
+
+
+async def knows_the_loss_of(name: str) -> bool:
+    agent = current_agent()
+    return name in {peer for peer, _ in agent.links.buried} or agent.link(name).error is not None
 
 
 class FallAsleep(ag.Function):
@@ -91,6 +104,6 @@ def test_a_worker_known_only_to_a_silent_one_shows_no_number_of_a_failed_pass():
             with pytest.raises(ag.errors.BackwardFailed):
                 await ctx.backward(y.sum(), timeout=3.0)
             with pytest.raises(ag.errors.BackwardFailed):
-                await ag.rpc_async("worker1", readable, args=(ctx.id,))
+                await ag.rpc_async("worker1", found, args=(ctx.id,))
 
     simulate(program, workers=3)

@@ -64,7 +64,8 @@ async def test_many_jobs_in_one_go(pool):
     assert await asyncio.gather(*(pool.run(abs, -i) for i in range(2000))) == list(range(2000))
 
 
-async def test_a_closed_pool_has_no_threads():
+async def test_a_closed_pool_has_no_threads(monkeypatch):
+    monkeypatch.setattr("aiograd.rpc.pool._IDLE", 3600)  # they do not end by themselves
     pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     pool.close()

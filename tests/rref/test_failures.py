@@ -152,8 +152,20 @@ async def test_a_creation_that_comes_late_but_in_time_is_waited_for(workers: Any
 async def test_a_reference_dropped_before_its_late_creation_leaves_nothing(workers: Any) -> None:
     async with workers(2) as w:
         w.agents[0].faults = Meddler("delay", "remote", seconds=0.1)
-        remote("worker1", add, args=(1,))
+        MADE.clear()
+        remote("worker1", make, args=(1,))
+        assert MADE == []
+        await w.until(lambda: MADE == [1])
         await w.at_rest()
+        assert w.counters() == [(0, 0), (0, 0)]
+
+
+MADE: list[int] = []  # by all workers of a test, which live in one process
+
+
+def make(number: int) -> int:
+    MADE.append(number)
+    return number
 
 
 async def test_fi_fetch_delayed(workers: Any) -> None:

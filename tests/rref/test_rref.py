@@ -603,12 +603,23 @@ async def test_a_local_value_that_is_not_there_yet_is_an_error_on_the_loop(
 async def test_references_dropped_in_threads_are_given_back(workers: Any) -> None:
     async with workers(2) as w:
 
-        def make_and_drop() -> None:
-            for _ in range(50):
-                remote("worker1", add, args=(1,))
+        def make_and_drop(first: int) -> None:
+            for number in range(first, first + 50):
+                remote("worker1", make, args=(number,))
 
-        await asyncio.gather(*[asyncio.to_thread(make_and_drop) for _ in range(4)])
+        MADE.clear()
+        await asyncio.gather(*[asyncio.to_thread(make_and_drop, i) for i in range(0, 200, 50)])
+        await w.until(lambda: len(MADE) == 200)
         await w.at_rest()
+        assert sorted(MADE) == list(range(200))
+
+
+MADE: list[int] = []  # by all workers of a test, which live in one process
+
+
+def make(number: int) -> int:
+    MADE.append(number)
+    return number
 
 
 # ── letting go ──────────────────────────────────────────────────────────────────────────────────
@@ -666,8 +677,10 @@ async def test_a_function_runs_although_nobody_keeps_its_reference(workers: Any,
         GATES[gate] = Gate()
         remote("worker1", through_gate, args=(gate, 1))
         await GATES[gate].entered.wait()
+        assert w.agents[1].counters()["running_calls"] == 1
         GATES[gate].open.set()
         await w.at_rest()
+        assert w.agents[1].counters()["running_calls"] == 0
 
 
 async def test_a_cancelled_call_that_returns_a_reference_leaks_nothing(workers: Any) -> None:
@@ -686,9 +699,11 @@ async def test_references_in_a_cycle_are_given_back_by_the_collector(workers: An
         cycle: list[Any] = [remote("worker1", add, args=(1,))]
         cycle.append(cycle)
         await cycle[0]
+        assert w.counters() == [(0, 1), (1, 0)]
         del cycle
         gc.collect()
         await w.at_rest()
+        assert w.counters() == [(0, 0), (0, 0)]
 
 
 async def test_a_thousand_dropped_references_are_one_message(workers: Any) -> None:

@@ -11,11 +11,13 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded, Overloaded
+from aiograd.rpc.agent import Agent
 from aiograd.rref.records import pack_fork
 from aiograd.wire.messages import CALL, REQUEST
 from tests.security import partner_functions as offer
 from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, service
+from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -40,7 +42,7 @@ async def flooded(workers, caplog):
             await asyncio.sleep(0)
 
 
-async def flood(rogue: Rogue, message: bytes, count: int) -> None:
+async def flood(agent: Agent, rogue: Rogue, message: bytes, count: int) -> None:
     """Send copies of a message with fresh numbers, until all are sent or the session has ended."""
     first = rogue.sent = rogue.sent + 1000
     for id in range(first, first + count):
@@ -48,14 +50,15 @@ async def flood(rogue: Rogue, message: bytes, count: int) -> None:
             return
         rogue.send(message[:8] + id.to_bytes(8, "little") + message[16:])
         if id % 20 == 0:
-            await asyncio.sleep(0.001)  # threads and the worker's loop get a turn
+            await asyncio.sleep(0)  # they arrive,
+            await until(lambda: not agent.pool.busy)  # and are answered, or held back
 
 
 async def test_answers_that_nobody_reads_are_bounded(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
     call = frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1)
-    await flood(rogue, call, 3000)  # 180 MB of answers, if it could
+    await flood(agent, rogue, call, 3000)  # 180 MB of answers, if it could
     assert agent.counters()["buffered_bytes"] <= 4 * MIB + 2 * MIB + 1024 * 61_000
     assert agent.limits["outbound_buffer"] > 0
     assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
@@ -65,7 +68,7 @@ async def test_held_calls_are_answered_when_the_peer_reads_again(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
     call = frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1)
-    await flood(rogue, call, 400)
+    await flood(agent, rogue, call, 400)
     assert agent.limits["outbound_buffer"] > 0
     rogue.transport.resume_reading()
     seen = {(await rogue.answers.get())[2] for _ in range(400)}
@@ -75,12 +78,11 @@ async def test_held_calls_are_answered_when_the_peer_reads_again(flooded):
 async def test_who_sends_on_and_on_and_never_reads_is_cut_off(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
-    await flood(rogue, frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1), 300)
+    await flood(agent, rogue, frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1), 300)
     assert agent.limits["outbound_buffer"] > 0
     missing = PLAIN.encode((pack_fork((1, 2, 3), (1, 2, 4), 1), "x" * 60_000), None).data
-    await flood(rogue, frame(REQUEST, missing, to=2), 1000)
-    while agent.limits["protocol"] == 0:
-        await asyncio.sleep(0)
+    await flood(agent, rogue, frame(REQUEST, missing, to=2), 1000)
+    await until(lambda: agent.limits["protocol"])
     assert agent.limits["inbound_budget"] >= 1
     assert agent._reserved <= 8 * MIB
     assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
@@ -93,9 +95,12 @@ async def test_a_stopped_peer_costs_its_caller_no_memory(workers):
         stopped.connection.transport._other.pause_reading()
         array = np.zeros(8 * MIB, np.uint8)
         before = memory()
-        calls = [ag.rpc_async("worker1", offer.add, (array,), timeout=0.4) for _ in range(128)]
-        tiny = [ag.rpc_async("worker1", offer.add, (i,), timeout=0.4) for i in range(2000)]
-        await asyncio.sleep(0.1)
+        first = ag.rpc_async("worker1", offer.add, (array,), timeout=0.2)
+        calls = [ag.rpc_async("worker1", offer.add, (array,), timeout=0.6) for _ in range(127)]
+        tiny = [ag.rpc_async("worker1", offer.add, (i,), timeout=0.6) for i in range(2000)]
+        with pytest.raises(DeadlineExceeded):
+            await first  # and the others have not given up yet
+        assert sum(not call.done() for call in calls) > 100
         assert memory() - before < 64 * MIB
         assert stopped.outbox.waiting <= 16 * MIB + 8 * MIB
         for outcome in await asyncio.gather(*calls, *tiny, return_exceptions=True):

@@ -118,7 +118,7 @@ def grad(
 
 
 def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
-    """The gradients that were found for `nodes`, as Tensors."""
+    """The gradients that were found for `nodes`, as Tensors whose memory nobody else holds."""
     values: list[Tensor | None] = []
     for position, node in enumerate(nodes):
         value = found.get(node)
@@ -128,6 +128,8 @@ def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -
                 "pass allow_unused=True to get None for it",
                 "unused",
             )
+        if value.__class__ is np.ndarray and not isinstance(node, Accumulate):
+            value = value.copy()  # on its way it was passed on to others, or shown as it was given
         values.append(value if value is None or isinstance(value, Tensor) else wrap(value))
     return values
 

@@ -94,6 +94,25 @@ def test_grad_returns_a_tuple_and_touches_no_grad():
     assert only.tolist() == [1, 1, 1]
 
 
+def test_derivatives_are_arrays_of_ones_own():
+    x = ag.tensor(np.arange(200.0), requires_grad=True)
+    h = x * 2.0
+    k = h + 0.0
+    given = ag.tensor(np.ones(200))
+    found = ag.grad(k, (k, h, x), grad_outputs=given)
+    for derivative in found:
+        derivative += 1.0
+    assert [float(derivative.numpy()[0]) for derivative in found] == [2.0, 2.0, 3.0]
+    assert given.numpy()[0] == 1.0
+
+
+def test_derivatives_behind_a_sum_can_be_written_to():
+    h = ag.tensor(np.ones((200, 200)), requires_grad=True) * 1.0
+    (derivative,) = ag.grad(h.sum(), [h])
+    derivative[0, 0] = 5.0
+    assert derivative.numpy().sum() == 200 * 200 + 4
+
+
 def test_grad_by_results_and_roots():
     x = leaf()
     h = x * 2

@@ -174,6 +174,26 @@ def test_strangers_do_not_get_past_the_first_message(junk):
         server.receive(junk.ljust(HELLO_SIZE, b"\0"))
 
 
+@pytest.mark.parametrize("name", [b"al\x1b[2Jice", b"al\nice", b"\xff\xfe"])
+def test_a_name_that_would_garble_a_log_is_refused_before_anything_is_proven(name):
+    client, server = pair()
+    hello = client.start().replace(
+        b"\5alice".ljust(20, b"\0"), bytes([len(name)]) + name.ljust(19, b"\0")
+    )
+    assert hello != client.start()
+    with pytest.raises(ProtocolError, match="readable name"):
+        server.receive(hello)
+
+
+def test_a_name_may_fill_its_room_and_no_more():
+    client, server = pair(client=Identity("n" * 127, 0, b"a" * 16))
+    run(client, server)
+    assert server.peer.name == "n" * 127
+    _, other = pair()
+    with pytest.raises(ProtocolError, match="does not speak"):
+        other.receive(client.start().replace(b"\x7fn", b"\x80n"))
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.binary(min_size=HELLO_SIZE, max_size=HELLO_SIZE),

@@ -149,7 +149,7 @@ class Worker:
 
     def debug_info(self) -> dict[str, int]:
         """Give the worker's counters; all of them are 0 at rest, except `workers`."""
-        found = {"workers": len(self.members.peers), **self.agent.counters()}
+        found = {"workers": len(self.members.peers), **self.agent.links.counters()}
         for part in self._parts:
             counters = getattr(part, "counters", None)
             if counters is not None:
@@ -283,8 +283,8 @@ class Worker:
                 except RRefError as error:
                     trouble.append(error)  # what we leaked ourselves; the rest is peers' doing
         while True:
-            await agent.drain(deadline)
-            if not together or await members.report(agent.outstanding(), agent.started):
+            await agent.links.drain(deadline)
+            if not together or await members.report(agent.links.outstanding(), agent.started):
                 break
         await members.leave()
         if members.leads:

@@ -59,6 +59,22 @@ def worth_another(error: BaseException | None, worker: str) -> bool:
     return type(error) in (WorkerLost, Overloaded) and getattr(error, "worker", "") == worker
 
 
+def persist(
+    agent: Agent,
+    to: Any,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    timeout: float | None,
+    frame: FrameType,
+    future: Future[Any] | None,
+) -> Future[Any]:
+    """Call a function that may be called again; raises what is known before sending."""
+    future = prepare(future if future is not None else Future(loop=agent.loop))
+    Persistence(agent, to, func, args, kwargs, timeout, frame, future).start()
+    return future
+
+
 class Persistence:
     """All attempts at one call; `future` gets the outcome of the last."""
 

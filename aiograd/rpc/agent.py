@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import math
 import os
 import sys
@@ -19,49 +18,39 @@ from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import (
-    NotAllowed,
-    SerializationError,
-    WorkerClosed,
-)
+from aiograd.errors import NotAllowed, WorkerClosed
 from aiograd.rpc import current
-from aiograd.rpc.again import Persistence
-from aiograd.rpc.baggage import keep_in_front, labelled, pack
-from aiograd.rpc.connection import Connection
+from aiograd.rpc.again import persist
+from aiograd.rpc.baggage import check_size, labelled, pack
+from aiograd.rpc.budget import Budget
+from aiograd.rpc.connection import LAST_WORDS, hang_up
 from aiograd.rpc.copying import Copier
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
-from aiograd.rpc.functions import SERVICE, Shipment, Shipper, Target
-from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.functions import ServiceShipments, Shipper, Target
+from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
 from aiograd.rpc.limits import Limits
 from aiograd.rpc.link import Link
 from aiograd.rpc.links import Links
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
 from aiograd.rpc.place import check_place, settle
 from aiograd.rpc.polling import Polling
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.spans import SCOPE, Profile
-from aiograd.rpc.streams import Stream
 from aiograd.rpc.tracing import Trace, trace
-from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers, run_undo
+from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call, encode_plain
-from aiograd.wire.frames import MAX_SEGMENTS, SMALL
 from aiograd.wire.memory import Memory
-from aiograd.wire.messages import CALL, FLAT, KEEP, LEISURE, OP, REQUEST, STREAM
+from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
 from aiograd.wire.payload import Codec, Payload
-from aiograd.wire.secret import OTHERS
 from aiograd.wire.session import Identity
-
-_log = logging.getLogger("aiograd")
-_CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
-_NAME = 1024  # bytes of a function's name; thousands of them are kept
-_LAST_WORDS = 0.25  # seconds for what was written before closing to leave
 
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
 
@@ -120,12 +109,12 @@ class Agent:
         self.context = contextvars.Context()  # in which called functions run
         self.context.run(current.use, self)
         self.context.run(DEADLINE.set, math.inf)
-        self._service_shipments: dict[str, Shipment] = {}
+        self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.memory = Memory()  # in which large messages arrive
         self.copier = Copier()
-        self._reserved = 0  # bytes of messages arriving now
         self.limits = Limits()  # which of them others have reached
+        self.budget = Budget(self.options.inbound_budget, self.limits)
         self.polling = Polling(self.loop, self.runtime, self.pool)
         self._doors = Doors(self, secret, cluster)
         self.links = Links(self, self._doors)
@@ -148,14 +137,14 @@ class Agent:
     @property
     def info(self) -> PeerInfo:
         """This worker as others should know it."""
-        mode, addresses = self.options.mode, self._doors.addresses
-        if isinstance(mode, str):
-            rule: tuple[Any, ...] = (mode == "restricted",)
-        else:
-            rest = mode[OTHERS] == "restricted"
-            others = [name for name in mode if (mode[name] == "restricted") != rest]
-            rule = (rest, tuple(sorted(others)))
-        return PeerInfo(self.name, self.rank, self.incarnation, addresses, *rule)
+        rule = self.options.restriction
+        return PeerInfo(self.name, self.rank, self.incarnation, self._doors.addresses, *rule)
+
+    @property
+    def identity(self) -> Identity:
+        """This worker as it presents itself in a handshake."""
+        me = (self.name, self.rank, self.incarnation, self._doors.cluster)
+        return Identity(*me, self.options.max_message, self.options.max_inflight)
 
     def trusts(self, peer: PeerInfo) -> bool:
         """Whether a peer may call anything here: then its calls are not a guest's."""
@@ -172,32 +161,9 @@ class Agent:
     def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
         return self.data_codec if self.restricts(peer) else self.codec
 
-    @property
-    def identity(self) -> Identity:
-        options = self.options
-        return Identity(
-            self.name,
-            self.rank,
-            self.incarnation,
-            self._doors.cluster,
-            options.max_message,
-            options.max_inflight,
-        )
-
     async def connect(self, address: str) -> PeerInfo:
         """Dial an address of which only the address is known (a rendezvous); who answered."""
         return await self._doors.meet(address)
-
-    async def drain(self, deadline: float) -> bool:
-        """Wait until no call of ours is under way and none is running here; False if time is up.
-
-        `deadline` is loop time."""
-        while self.outstanding() or self.counters()["running_calls"]:
-            left = deadline - self.loop.time()
-            if left <= 0:
-                return False
-            await asyncio.sleep(min(0.005, left))
-        return True
 
     async def close(self) -> None:
         """Abort: local waiters get WorkerClosed, peers see the connection end."""
@@ -220,19 +186,8 @@ class Agent:
             task.cancel()
         if tasks:
             # Those who wanted to wait for them have done so; some ignore that they are cancelled.
-            await asyncio.wait(tasks, timeout=_LAST_WORDS)
-        await self._hang_up([link.connection for link in links if link.connection is not None])
-
-    async def _hang_up(self, connections: list[Connection]) -> None:
-        """Let the last words leave, but wait for nobody who does not read them."""
-        ends = [connection.ended for connection in connections]
-        if ends:
-            await asyncio.wait(ends, timeout=_LAST_WORDS)
-        for connection in connections:
-            if not connection.ended.done():
-                connection.transport.abort()
-        if ends:
-            await asyncio.wait(ends, timeout=_LAST_WORDS)
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
+        await hang_up([link.connection for link in links if link.connection is not None])
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None
@@ -269,14 +224,14 @@ class Agent:
         if link is None:
             link = self.link(to)
         if type(args) is not tuple:
-            args = _as_tuple(args)
+            args = as_tuple(args)
         if kwargs is not None and type(kwargs) is not dict:
-            kwargs = _as_dict(kwargs)
+            kwargs = as_dict(kwargs)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
         if shipment.again and keep is None and not once:
             where = frame if frame is not None else sys._getframe(1)
-            return self._persist(to, func, args, kwargs, timeout, where, future)
+            return persist(self, to, func, args, kwargs, timeout, where, future)
         if timeout is None and DEADLINE.get() == math.inf:  # what `deadline` gives, nearly always
             seconds = self.options.timeout
             deadline = self.loop.time() + seconds
@@ -305,136 +260,12 @@ class Agent:
                 begun = begin(future, flags, seconds, deadline, shipment, args, keep)
             else:
                 begun = False
-            if begun or self._begin_quickly(
-                link, future, flags, seconds, deadline, shipment, args, kwargs, held, keep
+            if begun or begin_quickly(
+                self, link, future, flags, seconds, deadline, shipment, args, kwargs, held, keep
             ):
                 return future
-        self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
+        begin_call(self, link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
         return future
-
-    def _begin_quickly(
-        self,
-        link: Link,
-        future: Future[Any],
-        flags: int,
-        seconds: float,
-        deadline: float,
-        shipment: Shipment,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        held: Any,
-        keep: Any,
-    ) -> bool:
-        """A call with plain arguments, arrays and tensors alone; False if there is more to it."""
-        departure = None if held is None else Departure(link.peer, future._kind, held)
-        lent: list[PickleBuffer] = []
-        data = encode_call(args, kwargs, self.travellers.boxes, departure, lent)
-        if data is None or (lent and keep is not None):
-            return False
-        if departure is not None:
-            more, data = labelled(self, data, departure)
-            flags |= more
-            future._undo = departure.undo
-        if lent:
-            payload = Payload(data, lent)
-            self._begin_checked(link, future, flags, deadline, shipment, payload, False)
-            return True
-        if keep is not None:
-            data = keep_in_front(keep, data)
-            flags |= KEEP
-        begin = link.caller.begin_small
-        if threading.get_ident() == self.thread:
-            begin(future, CALL, flags, seconds, deadline, shipment, data)
-        else:
-            self.from_thread(begin, future, CALL, flags, seconds, deadline, shipment, data)
-        return True
-
-    def _persist(
-        self,
-        to: Any,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        timeout: float | None,
-        frame: FrameType,
-        future: Future[Any] | None,
-    ) -> Future[Any]:
-        """Call a function that may be called again."""
-        future = prepare(future if future is not None else Future(loop=self.loop))
-        Persistence(self, to, func, args, kwargs, timeout, frame, future).start()
-        return future
-
-    def _begin_call(
-        self,
-        link: Link,
-        future: Future[Any],
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        deadline: float,
-        shipment: Shipment,
-        held: Any,
-        keep: Any,
-        flags: int,
-    ) -> None:
-        """Any call: travellers, baggage, a function that goes inside, a result that stays."""
-        embedded = shipment.data is None
-        departure = Departure(link.peer, future._kind, held)
-        value = (func, args, kwargs) if embedded else (args, kwargs)
-        extra = None if keep is None else {"keep": keep}
-        if future._trace is not None:
-            extra = future._trace.ask(extra)
-        more, payload = pack(self, value, departure, "call", extra)
-        future._undo = departure.undo
-        flags |= more | (shipment.flags & OP)
-        self._begin_checked(link, future, flags, deadline, shipment, payload, embedded)
-
-    def _begin_checked(
-        self,
-        link: Link,
-        future: Future[Any],
-        flags: int,
-        deadline: float,
-        shipment: Shipment,
-        payload: Payload,
-        embedded: bool,
-    ) -> None:
-        """Begin a call, unless it is too large."""
-        try:
-            self.check_size(payload, "call", link.max_message)
-        except SerializationError:
-            run_undo(future._undo)
-            raise
-        self._begin(link, future, CALL, flags, deadline, shipment, payload, embedded)
-
-    def stream(
-        self,
-        to: Any,
-        func: Any,
-        args: Any = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Stream:
-        """Call a generator function; iterate over what comes. On the loop only.
-
-        `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
-        self.here()
-        link = self.link(to)
-        ship = self.shipper.named if link.restricted else self.shipper.of
-        shipment = ship(func, link.peer)
-        patience = None
-        if timeout is None and DEADLINE.get() == math.inf:
-            patience, timeout = self.options.timeout, math.inf
-        seconds, deadline = self.deadline(timeout)
-        held = self.baggage.current() if self.baggage is not None else None
-        future = prepare(Future(loop=self.loop), shipment.name)
-        future._seconds = seconds
-        future._trace = trace(self, link.peer, "stream")
-        stream = Stream(future, link, None if patience == math.inf else patience)
-        args = _as_tuple(args)
-        self._begin_call(link, future, func, args, kwargs, deadline, shipment, held, None, STREAM)
-        return stream
 
     def request(
         self,
@@ -469,7 +300,7 @@ class Agent:
             held = self.baggage.current() if self.baggage is not None else None
             if SCOPE.get() is not None:
                 future._trace = trace(self, link.peer, service.rpartition(".")[2])
-        shipment = self._service_shipments.get(service) or self._service(service)
+        shipment = self._service_shipments[service]
         if not link.restricted and (data := encode_call(args, None)) is not None:
             flags = FLAT | LEISURE if leisure else FLAT
             if held is not None:
@@ -486,7 +317,7 @@ class Agent:
         departure = Departure(link.peer, service, held)
         flags, payload = pack(self, args, departure, f"{service} arguments")
         future._undo = departure.undo
-        self._begin(link, future, REQUEST, flags, deadline, shipment, payload, False)
+        hand_over(self, link, future, REQUEST, flags, deadline, shipment, payload, False)
         return future
 
     def post(self, to: Any, service: str, *args: Any, held: Any = None) -> None:
@@ -495,7 +326,7 @@ class Agent:
         `held` is the baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
-        shipment = self._service(service)
+        shipment = self._service_shipments[service]
         undo: list[Callable[[], None]] = []
         if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
             flags, payload = FLAT, Payload(data)
@@ -525,16 +356,10 @@ class Agent:
         if link.restricted:
             return False
         payload = Payload(encode_plain(args, lent), lent)
-        self.check_size(payload, service, link.max_message)
-        shipment = self._service_shipments.get(service) or self._service(service)
+        check_size(payload, service, link.max_message)
+        shipment = self._service_shipments[service]
         link.post(shipment, FLAT, payload, None)
         return True
-
-    def _begin(self, link: Link, future: Future[Any], *rest: Any) -> None:
-        if threading.get_ident() == self.thread:
-            link.caller.begin(future, *rest)
-        else:
-            self.from_thread(link.caller.begin, future, *rest)
 
     def from_thread(self, func: Callable[..., Any], *args: Any) -> None:
         """Let the loop do something; WorkerClosed if it runs no more."""
@@ -542,21 +367,6 @@ class Agent:
             self.loop.call_soon_threadsafe(func, *args)
         except RuntimeError:
             raise WorkerClosed(f"the loop of {self.name} has ended", self.name) from None
-
-    def check_size(self, payload: Payload, path: str, most: int) -> None:
-        if payload.buffers or len(payload.data) > SMALL:
-            size = payload.size()
-            if size > most or len(payload.buffers) >= MAX_SEGMENTS:
-                limit = f"max_message is {most}"
-                raise SerializationError(
-                    path, f"{size} bytes are too many for one message; {limit}"
-                )
-
-    def _service(self, name: str) -> Shipment:
-        shipment = self._service_shipments.get(name)
-        if shipment is None:
-            shipment = self._service_shipments[name] = Shipment(name, name.encode(), SERVICE, name)
-        return shipment
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
         """Seconds a call made now may take, and the loop time when they are over."""
@@ -573,68 +383,5 @@ class Agent:
         """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         return self.links.find(to)
 
-    # ── what links ask for ──────────────────────────────────────────────────────────────────────
-
-    def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
-        if self.closed or peer.incarnation == self.incarnation:
-            return
-        for callback in list(self.lost):
-            try:
-                callback(peer, error)
-            except Exception:
-                _log.exception("%s: a callback for the loss of %s failed", self.name, peer.name)
-
-    def reserve(self, size: int) -> bool:
-        """Memory for a message of `size` bytes that is about to arrive."""
-        if self._reserved + size > self.options.inbound_budget:
-            self.limits.reached("inbound_budget")
-            return False
-        self._reserved += size
-        return True
-
-    def release(self, size: int) -> None:
-        self._reserved -= size
-
-    # ── looking ─────────────────────────────────────────────────────────────────────────────────
-
-    def outstanding(self) -> int:
-        """Calls made here that have not ended."""
-        return sum(
-            future._kind in _CALLS
-            for link in self.links.all()
-            for future in (
-                *link.caller.pending.values(),
-                *link.caller.waiting,
-            )
-        )
-
-    def counters(self) -> dict[str, int]:
-        """For `debug_info`; all 0 at rest."""
-        links = self.links.all()
-        return {
-            "pending_calls": sum(
-                len(link.caller.pending) + len(link.caller.waiting) for link in links
-            ),
-            "running_calls": sum(
-                incoming.kind == CALL and not incoming.target.quiet
-                for link in links
-                for incoming in link.callee.running.values()
-            ),
-            "abandoned_calls": sum(link.callee.abandoned for link in links),
-            "buffered_bytes": sum(link.outbox.size for link in links),
-        }
-
     def __repr__(self) -> str:
         return f"<Agent {self.name} rank {self.rank}{' closed' if self.closed else ''}>"
-
-
-def _as_tuple(args: Any) -> tuple[Any, ...]:
-    if not isinstance(args, list | tuple):
-        raise TypeError(f"args is a tuple, not {type(args).__name__}")
-    return tuple(args)
-
-
-def _as_dict(kwargs: Any) -> dict[str, Any]:
-    if not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs is a dict, not {type(kwargs).__name__}")
-    return dict(kwargs)

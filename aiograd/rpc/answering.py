@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, SerializationError
 from aiograd.rpc import faults
-from aiograd.rpc.baggage import FITS, in_front, labelled, pack
+from aiograd.rpc.baggage import FITS, check_size, in_front, labelled, pack
 from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.travel import Departure
 from aiograd.wire.flat import encode_value
@@ -83,7 +83,7 @@ class Answering:
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
             flags, payload = pack(self._agent, value, departure, "result")
-            self._agent.check_size(payload, "result", self._link.max_message)
+            check_size(payload, "result", self._link.max_message)
         except Exception:  # who asks for it once more is told why
             flags, payload = EMPTY | KEEP, NOTHING
             departure.cancel()
@@ -101,7 +101,7 @@ class Answering:
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
             flags, payload = pack(self._agent, value, departure, "result", extra)
-            self._agent.check_size(payload, "result", self._link.max_message)
+            check_size(payload, "result", self._link.max_message)
         except Exception as error:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._agent.name)

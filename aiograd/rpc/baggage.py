@@ -13,10 +13,10 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.errors import ProtocolError
+from aiograd.errors import ProtocolError, SerializationError
 from aiograd.rpc.travel import Arrival, Departure
 from aiograd.wire.flat import decode_call, decode_value, encode_call, encode_value
-from aiograd.wire.frames import SMALL, Transfer
+from aiograd.wire.frames import MAX_SEGMENTS, SMALL, Transfer
 from aiograd.wire.messages import CARRIED, EXTRA, FLAT, KEEP, TRAVELLED
 from aiograd.wire.payload import Payload, encode_named
 from aiograd.wire.rows import call_alone as entry_alone
@@ -61,6 +61,15 @@ def pack(
         departure.cancel()
         raise
     return flags, payload
+
+
+def check_size(payload: Payload, path: str, most: int) -> None:
+    """SerializationError if a payload has more bytes, or pieces, than one message may have."""
+    if payload.buffers or len(payload.data) > SMALL:
+        size = payload.size()
+        if size > most or len(payload.buffers) >= MAX_SEGMENTS:
+            limit = f"max_message is {most}"
+            raise SerializationError(path, f"{size} bytes are too many for one message; {limit}")
 
 
 def _quick(

@@ -172,7 +172,7 @@ class Callee(Running):
         """Let it wait for a peer that does not read, within the memory for what comes in."""
         size = _HELD + (body.size if isinstance(body, Transfer) else len(body))
         self._agent.limits.reached("outbound_buffer")
-        if not self._agent.reserve(size):
+        if not self._agent.budget.reserve(size):
             raise ProtocolError(f"{self._link.peer.name} calls on and on, and reads no answers")
         copy = body if isinstance(body, Transfer) else bytes(body)
         self._held.append((size, (kind, flags, id, budget, target, copy)))
@@ -181,7 +181,7 @@ class Callee(Running):
         """The peer has read something: go on with what was held back."""
         while self._held and not self._outbox.over(self._limit):
             size, message = self._held.popleft()
-            self._agent.release(size)
+            self._agent.budget.release(size)
             self.arrived(*message)
 
     def _crowded(self, kind: int, flags: int) -> bool:
@@ -468,7 +468,7 @@ class Callee(Running):
     def close(self) -> None:
         """The peer is gone: nobody waits for anything that still runs."""
         while self._held:
-            self._agent.release(self._held.popleft()[0])
+            self._agent.budget.release(self._held.popleft()[0])
         for incoming in list(self.running.values()):
             self._abandon(incoming)
 

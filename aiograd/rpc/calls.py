@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.future import Future
+from aiograd.rpc.outgoing import open_stream
 from aiograd.rpc.streams import Stream
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def rpc_stream(
     agent = current_agent()
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
-    return agent.stream(to, func, args, kwargs, timeout=timeout)
+    return open_stream(agent, to, func, args, kwargs, timeout=timeout)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:

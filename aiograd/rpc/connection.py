@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.wire.frames import Frame, FrameReader
 from aiograd.wire.resume import Session
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
+
+LAST_WORDS: Final = 0.25  # seconds for what was written before closing to leave
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -71,3 +74,15 @@ class _Nowhere(FrameReader):
 
     def advance(self, count: int) -> list[Frame]:
         return []
+
+
+async def hang_up(connections: Sequence[Connection]) -> None:
+    """Let the last words leave, but wait for nobody who does not read them."""
+    ends = [connection.ended for connection in connections]
+    if ends:
+        await asyncio.wait(ends, timeout=LAST_WORDS)
+    for connection in connections:
+        if not connection.ended.done():
+            connection.transport.abort()
+    if ends:
+        await asyncio.wait(ends, timeout=LAST_WORDS)

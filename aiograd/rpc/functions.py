@@ -54,6 +54,14 @@ class Shipment:
         self.again = is_idempotent(func)  # may be called again when a worker is lost
 
 
+class ServiceShipments(dict[str, Shipment]):
+    """Services go by name; how, is noted when one is asked for the first time."""
+
+    def __missing__(self, name: str) -> Shipment:
+        shipment = self[name] = Shipment(name, name.encode(), SERVICE, name)
+        return shipment
+
+
 class Shipper:
     """Knows, for one worker, how each function is sent."""
 

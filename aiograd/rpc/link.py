@@ -137,7 +137,7 @@ class Link:
             self._share(transport)
         agent = self.agent
         shared = self.shared.arrived if self.shared is not None else None
-        return FrameReader(agent.options.max_message, agent.reserve, agent.memory, shared)
+        return FrameReader(agent.options.max_message, agent.budget.reserve, agent.memory, shared)
 
     def offer(self) -> Offer:
         """What to say to the peer in a handshake that we began."""
@@ -215,7 +215,7 @@ class Link:
         if self.error is None:
             self.state = "lost"
             self._end(error)
-            self.agent.peer_lost(self.peer, error)
+            self.agent.links.lost(self.peer, error)
 
     @property
     def settled(self) -> bool:
@@ -242,12 +242,12 @@ class Link:
         self.session.kept.clear()
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.abandon(self.agent.release)
+            reader.abandon(self.agent.budget.release)
         if self.connection is not None:
             self.connection.mute()
         self.caller.lose(error, unsent)
         self.callee.close()
-        self.agent.release(self._behind)
+        self.agent.budget.release(self._behind)
         self._behind = 0
         if self.shared is not None:
             self.shared.close()
@@ -421,20 +421,20 @@ class Link:
         """Give back what was reserved for a large message that is all here."""
         if isinstance(body, Transfer) and body.complete and body.reserved:
             body.reserved = False
-            self.agent.release(body.size)
+            self.agent.budget.release(body.size)
 
     def _put_behind(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes
     ) -> None:
         """Let a small message wait for a large one, within the memory for what comes in."""
         size = len(body) + _BEHIND
-        if not self.agent.reserve(size):
+        if not self.agent.budget.reserve(size):
             raise ProtocolError(f"{self.peer.name} sends too much behind a large message")
         self._behind += size
 
         def go() -> None:
             self._behind -= size
-            self.agent.release(size)
+            self.agent.budget.release(size)
             self._take(kind, flags, id, budget, target, body)
 
         self._inbox.put(kind, id, go)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,14 @@ from aiograd.errors import WorkerClosed, WorkerLost
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.link import Link
 from aiograd.rpc.reconnect import come_back
+from aiograd.wire.messages import CALL
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
     from aiograd.rpc.doors import Doors
+
+_log = logging.getLogger("aiograd")
+_CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
 
 
 class Links:
@@ -80,6 +85,43 @@ class Links:
         """Names of peers that are silent, or whose connection is being made again."""
         return [link.peer.name for link in self.table.values() if link.suspect]
 
+    # ── what is under way over them ─────────────────────────────────────────────────────────────
+
+    def outstanding(self) -> int:
+        """Calls made here that have not ended."""
+        return sum(
+            future._kind in _CALLS
+            for link in self.all()
+            for future in (*link.caller.pending.values(), *link.caller.waiting)
+        )
+
+    def counters(self) -> dict[str, int]:
+        """For `debug_info`; all 0 at rest."""
+        links = self.all()
+        return {
+            "pending_calls": sum(
+                len(link.caller.pending) + len(link.caller.waiting) for link in links
+            ),
+            "running_calls": sum(
+                incoming.kind == CALL and not incoming.target.quiet
+                for link in links
+                for incoming in link.callee.running.values()
+            ),
+            "abandoned_calls": sum(link.callee.abandoned for link in links),
+            "buffered_bytes": sum(link.outbox.size for link in links),
+        }
+
+    async def drain(self, deadline: float) -> bool:
+        """Wait until no call of ours is under way and none is running here; False if time is up.
+
+        `deadline` is loop time."""
+        while self.outstanding() or self.counters()["running_calls"]:
+            left = deadline - self._agent.loop.time()
+            if left <= 0:
+                return False
+            await asyncio.sleep(min(0.005, left))
+        return True
+
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
     def dial(self, link: Link) -> None:
@@ -114,6 +156,17 @@ class Links:
         if link.connection is not None:
             link.connection.transport.abort()
         link.lose(WorkerLost(peer.name, why=why))
+
+    def lost(self, peer: PeerInfo, error: Exception) -> None:
+        """A link has lost its peer: tell whoever wants to know."""
+        agent = self._agent
+        if agent.closed or peer.incarnation == agent.incarnation:
+            return
+        for callback in list(agent.lost):
+            try:
+                callback(peer, error)
+            except Exception:
+                _log.exception("%s: a callback for the loss of %s failed", agent.name, peer.name)
 
     def forget(self, peer: PeerInfo) -> None:
         """Drop the link of a peer, as if there had been none."""

@@ -139,6 +139,15 @@ class Options:
             return self.mode
         return self.mode.get(name, self.mode[OTHERS])
 
+    @property
+    def restriction(self) -> tuple[bool, tuple[str, ...]]:
+        """Whether others exchange plain data only, and for whom it is the other way round."""
+        if isinstance(self.mode, str):
+            return self.mode == "restricted", ()
+        rest = self.mode[OTHERS] == "restricted"
+        others = [name for name in self.mode if (self.mode[name] == "restricted") != rest]
+        return rest, tuple(sorted(others))
+
     def __reduce__(self) -> Any:
         # The secret stays here: whoever may know it got it another way.
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "secret"}

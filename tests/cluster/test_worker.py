@@ -392,7 +392,7 @@ async def _name_of_current() -> str:
 
 async def test_dbg_keys(meeting):
     a, b = await meeting.static("a", "b")
-    parts = [b.agent.counters(), *(part.counters() for part in b._parts)]
+    parts = [b.agent.links.counters(), *(part.counters() for part in b._parts)]
     found = await a.agent.call("b", debug_info)
     assert found.keys() == {"workers", *(key for part in parts for key in part)}
     assert len(found) == 1 + sum(map(len, parts))  # no two layers use the same key

@@ -108,7 +108,7 @@ async def test_cancelling_reaches_the_other_side(agents):
         await started.wait()
         future.cancel()
         await ended.wait()
-        assert a.counters() == b.counters() == dict.fromkeys(a.counters(), 0)
+        assert a.links.counters() == b.links.counters() == dict.fromkeys(a.links.counters(), 0)
 
 
 async def test_services_requests_and_posts(agents):

@@ -422,7 +422,7 @@ async def test_a_cancel_is_seen_at_depth_four(agents, events):
             await future
         await events["cancelled"].wait()
         assert time.monotonic() - start < 0.5
-        await until(lambda: not any(any(a.counters().values()) for a in everyone))
+        await until(lambda: not any(any(a.links.counters().values()) for a in everyone))
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
@@ -446,10 +446,10 @@ async def test_a_thread_that_was_given_up_counts_until_it_returns(agents):
         future = rpc_async("worker1", blocked)
         await asyncio.to_thread(NOTES["running"].wait)
         future.cancel()
-        await until(lambda: b.counters()["abandoned_calls"])
-        assert b.counters()["running_calls"] == 0
+        await until(lambda: b.links.counters()["abandoned_calls"])
+        assert b.links.counters()["running_calls"] == 0
         NOTES["go"].set()
-        await until(lambda: not b.counters()["abandoned_calls"])
+        await until(lambda: not b.links.counters()["abandoned_calls"])
 
 
 def blocked():
@@ -647,8 +647,8 @@ async def test_calls_beyond_the_limit_wait_their_turn(agents):
         calls = [rpc_async("worker1", count_running) for _ in range(10)]
         while NOTES["now"] < 3:
             await asyncio.sleep(0)
-        assert b.counters()["running_calls"] == 3
-        assert a.counters()["pending_calls"] == 10
+        assert b.links.counters()["running_calls"] == 3
+        assert a.links.counters()["pending_calls"] == 10
         NOTES["go"].set()
         await asyncio.gather(*calls)
         assert NOTES["most"] == 3
@@ -681,15 +681,15 @@ async def test_a_message_over_the_limit_is_refused_here(agents):
 
 async def test_a_message_over_the_memory_budget_is_overloaded(agents):
     async with agents(2) as (a, b):
-        b.reserve(b.options.inbound_budget - 1000)
+        b.budget.reserve(b.options.inbound_budget - 1000)
         with pytest.raises(Overloaded):
             await rpc_async("worker1", add, (np.zeros(1 << 18), 1))
-        b.release(b.options.inbound_budget - 1000)
+        b.budget.release(b.options.inbound_budget - 1000)
         assert (await rpc_async("worker1", add, (np.zeros(1 << 18), 1))).sum() == 1 << 18
-        a.reserve(a.options.inbound_budget - 1000)
+        a.budget.reserve(a.options.inbound_budget - 1000)
         with pytest.raises(Overloaded):
             await rpc_async("worker1", np.zeros, (1 << 18,))
-        a.release(a.options.inbound_budget - 1000)
+        a.budget.release(a.options.inbound_budget - 1000)
 
 
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────
@@ -727,8 +727,8 @@ async def test_streams_give_all_items_in_order(agents, generator):
     async with agents(2) as (a, b):
         assert [i async for i in rpc_stream("worker1", generator, (100,))] == list(range(100))
         await closed()
-        assert not any(a.counters().values())
-        assert not any(b.counters().values())
+        assert not any(a.links.counters().values())
+        assert not any(b.links.counters().values())
 
 
 async def test_a_slow_reader_holds_the_generator_back(agents, generator):
@@ -750,7 +750,9 @@ async def test_leaving_the_loop_closes_the_generator(agents, generator):
                 break
         await closed()
         assert NOTES["made"] < 100
-        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
+        await until(
+            lambda: not any(a.links.counters().values()) and not any(b.links.counters().values())
+        )
 
 
 async def failing():
@@ -801,7 +803,9 @@ async def test_a_cancelled_read_closes_the_generator_and_later_reads_say_so(agen
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
+        await until(
+            lambda: not any(a.links.counters().values()) and not any(b.links.counters().values())
+        )
         with pytest.raises(RpcError, match=r"slow_items\(\) was cancelled while it was read"):
             await anext(stream)
 
@@ -841,7 +845,7 @@ async def test_a_group_raises_the_first_error_and_cancels_the_rest(agents, event
     async with agents(3) as everyone:
         with pytest.raises(ValueError, match="boom"):
             await Group(["worker1", "worker2"]).map(boom_or_wait, [True, False])
-        await until(lambda: not any(a.counters()["pending_calls"] for a in everyone))
+        await until(lambda: not any(a.links.counters()["pending_calls"] for a in everyone))
 
 
 async def boom_or_wait(fail):

@@ -19,6 +19,7 @@ import trustme
 from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
+from aiograd.rpc.outgoing import open_stream
 from aiograd.testing.proxy import Proxy
 
 SECRET = b"a secret for tests, 32 bytes lo."
@@ -65,7 +66,7 @@ class Traffic:
         assert np.array_equal(await self.agent.call(self.to, once, (id, array, 0.0)), array)
 
     async def stream(self, id: int) -> None:
-        got = [number async for number in self.agent.stream(self.to, several, (id, 30))]
+        got = [number async for number in open_stream(self.agent, self.to, several, (id, 30))]
         assert got == list(range(30))
 
 
@@ -116,5 +117,5 @@ async def test_calls_run_exactly_once_however_often_connections_are_cut(kind, tm
         assert lost == []
         assert proxy.cuts >= CUTS
         for agent in agents:
-            assert not any(agent.counters().values())
-            assert agent._reserved == 0
+            assert not any(agent.links.counters().values())
+            assert agent.budget.used == 0

@@ -33,7 +33,7 @@ async def test_the_lag_is_measured_only_when_asked_for(agents):
         assert metrics() == {}  # the other workers go on as before
         await rpc_async("worker1", measure_lag, (False,))
         assert await rpc_async("worker1", metrics) == {}
-        assert all(other.counters()[each] == 0 for each in other.counters())
+        assert all(other.links.counters()[each] == 0 for each in other.links.counters())
 
 
 async def test_who_holds_the_loop_is_seen(agents):

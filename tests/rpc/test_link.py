@@ -117,10 +117,10 @@ async def test_a_call_cancelled_while_its_pieces_arrive_never_runs(agents, funct
         call.cancel()
         await until(lambda: not link._inbox.entries)
         assert await rpc_async("worker1", add, (1, 2)) == 3
-        await until(lambda: not any(b.counters().values()))
+        await until(lambda: not any(b.links.counters().values()))
         assert RAN == []
         assert not link._unwanted
-        assert a._reserved == b._reserved == 0
+        assert a.budget.used == b.budget.used == 0
 
 
 async def test_a_small_call_cancelled_while_it_waits_for_a_large_message_never_runs(agents):
@@ -164,8 +164,10 @@ async def test_many_large_calls_share_the_link(agents, tmp_path):
         results = await asyncio.gather(*(rpc_async("worker1", add, (x, 1)) for x in arrays))
         for i, result in enumerate(results):
             assert (result == i + 1).all()
-        await until(lambda: not any(a.counters().values()) and not any(b.counters().values()))
-        assert a._reserved == b._reserved == 0
+        await until(
+            lambda: not any(a.links.counters().values()) and not any(b.links.counters().values())
+        )
+        assert a.budget.used == b.budget.used == 0
 
 
 # ── loss ────────────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +182,7 @@ async def test_exc_dead_peer(agents, address):
     async with agents(2, address=address) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         future = rpc_async("worker1", forever)
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         start = time.monotonic()
         agents.die(b)
         with pytest.raises(WorkerLost) as caught:
@@ -190,7 +192,7 @@ async def test_exc_dead_peer(agents, address):
         with pytest.raises(WorkerLost) as caught:
             await rpc_async("worker1", add, (1, 2))
         assert caught.value.executed == "no"
-        assert not any(a.counters().values())
+        assert not any(a.links.counters().values())
 
 
 async def test_nobody_at_the_address_is_a_lost_worker(agents, address):
@@ -248,7 +250,7 @@ async def test_who_is_lost_stays_lost_when_little_is_left_of_it(agents):
         with pytest.raises(WorkerLost):  # nor may it come back
             await b.call("worker0", add, (1, 2))
         assert b.info.incarnation not in a.links.table
-        assert not any(a.counters().values())
+        assert not any(a.links.counters().values())
 
 
 async def test_who_came_under_the_incarnation_of_another_does_not_lock_it_out(agents):
@@ -279,15 +281,15 @@ async def test_threads_of_a_lost_caller_are_counted_until_they_end(agents):
     async with agents(2, options=QUICK) as (a, b):
         WAITING[0] = gate
         rpc_async("worker1", wait_in_a_thread).add_done_callback(lambda f: f.exception())
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         agents.die(a)
-        await until(lambda: b.counters()["abandoned_calls"])
+        await until(lambda: b.links.counters()["abandoned_calls"])
         await beats(b, 5)
-        assert b.counters()["abandoned_calls"] == 1
+        assert b.links.counters()["abandoned_calls"] == 1
         assert (a.name, a.incarnation) not in b.links.buried
         gate.set()
         await buried(b, a)
-        assert not any(b.counters().values())
+        assert not any(b.links.counters().values())
 
 
 WAITING: dict[int, threading.Event] = {}
@@ -300,10 +302,10 @@ def wait_in_a_thread():
 async def test_work_for_a_lost_caller_is_cancelled(agents):
     async with agents(2) as (a, b):
         rpc_async("worker1", forever).add_done_callback(lambda f: f.exception())
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         agents.die(a)
-        await until(lambda: not b.counters()["running_calls"])
-        assert not any(b.counters().values())
+        await until(lambda: not b.links.counters()["running_calls"])
+        assert not any(b.links.counters().values())
         assert b.link("worker0").error is not None
 
 
@@ -506,7 +508,7 @@ async def test_requests_can_insist(agents):
         await b.close()
         with pytest.raises(WorkerLost):
             await a.request("worker1", "echo", 5, retry=True)
-        assert not any(a.counters().values())
+        assert not any(a.links.counters().values())
 
 
 async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agents):

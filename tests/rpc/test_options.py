@@ -70,3 +70,21 @@ def test_options_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.timeout = 1.0
     assert dataclasses.replace(options, timeout=1.0).timeout == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "restriction"),
+    [
+        ("trusted", (False, ())),
+        ("registered", (False, ())),
+        ("restricted", (True, ())),
+        ({"bank": "restricted", "*": "trusted"}, (False, ("bank",))),
+        (
+            {"b": "trusted", "a": "registered", "c": "restricted", "*": "restricted"},
+            (True, ("a", "b")),
+        ),
+        ({"bank": "registered", "*": "trusted"}, (False, ())),
+    ],
+)
+def test_others_are_told_with_whom_only_plain_data_is_exchanged(mode, restriction):
+    assert Options(mode=mode).restriction == restriction

@@ -21,7 +21,7 @@ async def test_a_call_cancelled_before_its_first_step_is_forgotten(agents):
         future = first.call("worker1", never, ([],))
         future.cancel()  # leaves in the same write as the call
         await first.call("worker1", max, (1, 2))
-        assert second.counters()["running_calls"] == 0
+        assert second.links.counters()["running_calls"] == 0
 
 
 def identity(value):
@@ -68,4 +68,4 @@ async def test_a_result_that_waits_for_somebody_still_has_its_deadline(agents):
         with pytest.raises(DeadlineExceeded) as caught:
             await first.call("worker1", Slow, timeout=0.1)
         assert caught.value.worker == "worker1"
-        assert not first.counters()["pending_calls"]
+        assert not first.links.counters()["pending_calls"]

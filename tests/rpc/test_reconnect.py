@@ -140,7 +140,7 @@ async def test_large_messages_of_both_directions_survive_cuts(agents, tmp_path, 
             proxy.cut()
         for array, result in zip(arrays, await calls, strict=True):
             assert np.array_equal(result, array + 1)
-        assert a._reserved == b._reserved == 0
+        assert a.budget.used == b.budget.used == 0
 
 
 async def test_a_stream_goes_on(agents, address):
@@ -182,7 +182,7 @@ async def test_a_cancel_during_a_cut_arrives_after_it(agents, address):
         await until(lambda: RUNS[1])
         a.link("worker1").cut("on purpose")
         call.cancel()
-        await until(lambda: not b.counters()["running_calls"])
+        await until(lambda: not b.links.counters()["running_calls"])
         assert a.link("worker1").state == "open"
 
 
@@ -198,7 +198,7 @@ async def test_a_deadline_during_a_cut_is_kept(agents, tmp_path):
         proxy.silent = False
         proxy.cut()
         await until(lambda: b.link("worker0").state == "open")
-        await until(lambda: not b.counters()["running_calls"])
+        await until(lambda: not b.links.counters()["running_calls"])
         assert RUNS[1] <= 1
 
 
@@ -286,7 +286,7 @@ async def test_a_worker_that_ended_is_lost_at_once(agents, address, who):
             call, left, ended = a.call("worker1", forever), a, b
         else:
             call, left, ended = b.call("worker0", forever), b, a
-        await until(lambda: ended.counters()["running_calls"])
+        await until(lambda: ended.links.counters()["running_calls"])
         start = time.monotonic()
         agents.die(ended)
         with pytest.raises(WorkerLost) as caught:
@@ -299,7 +299,7 @@ async def test_a_worker_that_ended_is_lost_at_once(agents, address, who):
 async def test_a_worker_that_says_goodbye_is_not_waited_for(agents, address):
     async with agents(2, address=address) as (a, b):
         call = a.call("worker1", forever)
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         await b.close()
         with pytest.raises(WorkerLost, match="shut down"):
             await call
@@ -321,7 +321,7 @@ async def test_a_network_that_stays_away_is_a_lost_worker_on_both_sides(agents, 
             with pytest.raises(WorkerLost) as caught:
                 await future
             assert (caught.value.worker, caught.value.executed) == ("worker1", executed)
-        await until(lambda: not b.counters()["running_calls"])
+        await until(lambda: not b.links.counters()["running_calls"])
         assert b.link("worker0").state == "lost"
         assert time.monotonic() - start < 4 * 1.1
 
@@ -351,7 +351,7 @@ async def test_somebody_else_at_the_same_address_is_not_the_one_who_was_there(ag
         other = Agent("worker1", 1, secret=agents.secret, runtime=b.runtime)
         await other.start(f"unix:{tmp_path}/other")
         call = rpc_async("worker1", forever)
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         proxy.target = other.info.addresses[0]
         start = time.monotonic()
         proxy.cut()
@@ -364,7 +364,7 @@ async def test_somebody_else_at_the_same_address_is_not_the_one_who_was_there(ag
 async def test_a_worker_that_was_given_up_is_told_so(agents, address):
     async with agents(2, address=address) as (a, b):
         call = a.call("worker1", forever)
-        await until(lambda: b.counters()["running_calls"])
+        await until(lambda: b.links.counters()["running_calls"])
         start = time.monotonic()
         b.links.declare_lost(a.info, "on purpose")
         with pytest.raises(WorkerLost, match="took this worker for lost"):
@@ -378,12 +378,12 @@ async def test_what_was_reserved_for_a_message_that_never_comes_is_given_back(ag
         proxy.budget = lambda: 3 << 20
         proxy.cut()
         call = rpc_async("worker1", len, (np.zeros(64 << 20, np.uint8),))
-        await until(lambda: b._reserved)
+        await until(lambda: b.budget.used)
         proxy.silent = True
         with pytest.raises(WorkerLost) as caught:
             await call
         assert caught.value.executed == "no"  # it never got all of it
-        await until(lambda: not b._reserved)
+        await until(lambda: not b.budget.used)
 
 
 async def test_two_workers_without_addresses_of_each_other_are_patient_and_no_more(

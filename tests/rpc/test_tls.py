@@ -96,7 +96,7 @@ async def test_a_certificate_for_another_name_is_refused(papers):
     async with pair(papers("impostor"), papers("worker1")) as (a, b):
         with pytest.raises((AuthError, WorkerLost)):
             await a.call("worker1", triple, (1,))
-        assert not b.counters()["running_calls"]
+        assert not b.links.counters()["running_calls"]
 
 
 async def test_certificates_of_another_authority_are_refused(papers):

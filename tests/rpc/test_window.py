@@ -135,7 +135,7 @@ async def start_and_forget():
 async def test_nothing_is_left_of_calls_that_waited(agents):
     async with agents(2, options=ONE) as (a, b):
         assert await rpc_async("worker1", start_and_forget) == 5
-        while any(each.counters()["pending_calls"] for each in (a, b)):
+        while any(each.links.counters()["pending_calls"] for each in (a, b)):
             await asyncio.sleep(0.001)
         for agent in (a, b):
             for link in agent.links.table.values():
@@ -146,7 +146,7 @@ async def test_nothing_is_left_of_calls_that_waited(agents):
 async def test_calls_that_wait_are_lost_with_the_peer(agents):
     async with agents(2, options=ONE) as (_, b):
         calls = [rpc_async("worker1", stuck) for _ in range(3)]
-        while not b.counters()["running_calls"]:
+        while not b.links.counters()["running_calls"]:
             await asyncio.sleep(0)
         await b.close()
         ends = await asyncio.gather(*calls, return_exceptions=True)

@@ -38,7 +38,7 @@ async def flooded(workers, caplog):
         yield worker.agent, rogue
         rogue.transport.resume_reading()
         await rogue.close()
-        while worker.agent._reserved:
+        while worker.agent.budget.used:
             await asyncio.sleep(0)
 
 
@@ -59,7 +59,7 @@ async def test_answers_that_nobody_reads_are_bounded(flooded):
     rogue.transport.pause_reading()
     call = frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1)
     await flood(agent, rogue, call, 3000)  # 180 MB of answers, if it could
-    assert agent.counters()["buffered_bytes"] <= 4 * MIB + 2 * MIB + 1024 * 61_000
+    assert agent.links.counters()["buffered_bytes"] <= 4 * MIB + 2 * MIB + 1024 * 61_000
     assert agent.limits["outbound_buffer"] > 0
     assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
 
@@ -84,7 +84,7 @@ async def test_who_sends_on_and_on_and_never_reads_is_cut_off(flooded):
     await flood(agent, rogue, frame(REQUEST, missing, to=2), 1000)
     await until(lambda: agent.limits["protocol"])
     assert agent.limits["inbound_budget"] >= 1
-    assert agent._reserved <= 8 * MIB
+    assert agent.budget.used <= 8 * MIB
     assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
 
 

@@ -34,7 +34,7 @@ async def test_a_frame_over_its_limit_ends_the_connection(target):
     rogue.send(header(CALL, 0, SMALL + 1, 1, 5.0, 1))
     await rogue.ended
     assert agent.limits["protocol"] == 1
-    assert agent._reserved == 0
+    assert agent.budget.used == 0
 
 
 async def test_a_message_over_its_limit_ends_the_connection_before_memory_is_taken(target):

@@ -24,7 +24,7 @@ async def test_one_worker_serves_both_kinds(workers, lookups, mode):
     async with workers(OPEN, mode, OPEN) as (_, middle, partner):
         assert await ag.rpc_async("worker1", lambda x: {x, "any"}, (1,)) == {1, "any"}
         assert await ag.rpc_async("worker2", lambda x: {x, "any"}, (1,)) == {1, "any"}
-        await asyncio.gather(*[each.agent.drain(1e9) for each in (middle, partner)])
+        await asyncio.gather(*[each.agent.links.drain(1e9) for each in (middle, partner)])
         lookups.clear()
         partner.make_current()
         assert await ag.rpc_async("worker1", offer.add, (1,)) == 2

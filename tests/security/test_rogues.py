@@ -190,10 +190,10 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
             np.testing.assert_allclose(ctx.gradients[x].numpy(), np.ones((1, 3)))
             assert await kept == "kept"
         assert worker.debug_info()["workers"] == 2
-        while agent.counters()["running_calls"] or agent._reserved:
+        while agent.links.counters()["running_calls"] or agent.budget.used:
             await asyncio.sleep(0.01)
         assert agent.limits["protocol"] > 10
-        assert agent.counters()["buffered_bytes"] == 0
+        assert agent.links.counters()["buffered_bytes"] == 0
 
 
 @pytest.mark.deadline(PATIENCE)
@@ -215,7 +215,7 @@ async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog)
             while link.error is None:
                 await asyncio.sleep(0)
         assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
-        while agent.counters()["running_calls"] or agent._reserved:
+        while agent.links.counters()["running_calls"] or agent.budget.used:
             await asyncio.sleep(0.01)
 
 
@@ -252,7 +252,7 @@ async def test_more_calls_than_agreed_on_are_refused(target):
     kinds = [(await rogue.answers.get())[0] for _ in range(3)]
     assert kinds == [FAULT] * 3
     assert agent.limits["max_inflight"] == 3
-    assert agent.counters()["running_calls"] == 8
+    assert agent.links.counters()["running_calls"] == 8
 
 
 async def test_calls_that_claim_to_be_nested_are_bounded_too(target):
@@ -263,7 +263,7 @@ async def test_calls_that_claim_to_be_nested_are_bounded_too(target):
     kinds = [(await rogue.answers.get())[0] for _ in range(3)]
     assert kinds == [FAULT] * 3
     assert agent.limits["max_inflight"] == 3
-    assert agent.counters()["running_calls"] == most
+    assert agent.links.counters()["running_calls"] == most
 
 
 async def test_a_function_is_not_named_before_it_is_defined(target):
@@ -283,7 +283,7 @@ async def test_a_large_message_without_memory_is_refused_and_thrown_away(target)
     assert (kind, id) == (FAULT, 1)
     assert b"Overloaded" in fault
     assert agent.limits["inbound_budget"] == 1
-    assert agent._reserved == 0
+    assert agent.budget.used == 0
 
 
 async def test_small_messages_behind_a_large_one_are_bounded(target):
@@ -295,7 +295,7 @@ async def test_small_messages_behind_a_large_one_are_bounded(target):
         await asyncio.sleep(0)
     await rogue.ended
     assert agent.limits["inbound_budget"] >= 1
-    while agent._reserved:
+    while agent.budget.used:
         await asyncio.sleep(0)
 
 

@@ -125,7 +125,7 @@ class Node:
         return self.world.loop.create_task(work, context=self.agent.context.copy())
 
     def counters(self) -> dict[str, int]:
-        found = dict(self.agent.counters())
+        found = dict(self.agent.links.counters())
         for part in self.parts:
             found.update(part.counters())
         return found

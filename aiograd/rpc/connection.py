@@ -19,7 +19,7 @@ class Connection(asyncio.BufferedProtocol):
     """The protocol of an established connection: bytes to frames."""
 
     def __init__(self, link: Link, transport: Any, reader: FrameReader, session: Session) -> None:
-        self._link = link
+        self._link, self._receive = link, link.receiving.receive
         self.transport = transport
         self._reader, self._session = reader, session
         self.ended = link.agent.loop.create_future()
@@ -40,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
             self._link.broken(error)
             return
         if frames:
-            self._link.receive(frames)
+            self._receive(frames)
         elif (shared := self._link.shared) is not None and shared.awaited and shared.back:
             shared.give_back()
         if session.received >= session.overdue and session is self._session:

@@ -5,7 +5,7 @@ made again within `Options.resume` seconds, and nobody notices; else the peer is
 call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its process may be
 stopped or its loop blocked, and it resumes unharmed when it wakes.
 
-What is called over it is the `Caller`'s and `Callee`'s business.
+What comes over it is sorted by `Receiving`; calls are the `Caller`'s and `Callee`'s business.
 """
 
 from __future__ import annotations
@@ -18,52 +18,26 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
-from aiograd.rpc.baggage import call_alone
-from aiograd.rpc.callee import NO_TIME, Callee
+from aiograd.errors import WorkerClosed, WorkerLost
+from aiograd.rpc.callee import Callee
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.connection import Connection
-from aiograd.rpc.definitions import resolve
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.functions import TABLE, Shipment, Target
+from aiograd.rpc.functions import TABLE, Shipment
 from aiograd.rpc.future import Future
-from aiograd.rpc.inbox import Inbox, Once
 from aiograd.rpc.outbox import Outbox
+from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.shared import Shared, shared_memory
 from aiograd.rpc.travel import run_undo
-from aiograd.wire.frames import SMALL, Frame, FrameReader, Transfer
-from aiograd.wire.messages import (
-    ANSWERS,
-    BORROW,
-    CALL,
-    CANCEL,
-    CREDIT,
-    DEFINE,
-    FAULT,
-    FLAT,
-    FORGET,
-    GOODBYE,
-    ITEM,
-    LARGE,
-    LEND,
-    NUMBERED,
-    PING,
-    POST,
-    REPLY,
-    REQUEST,
-    RETURN,
-    ROW,
-    SHARED,
-)
+from aiograd.wire.frames import SMALL, FrameReader
+from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, POST, RETURN, SHARED
 from aiograd.wire.payload import Payload
 from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
-from aiograd.wire.rows import decode_row, value_alone
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 _log = logging.getLogger("aiograd")
-Handler = Callable[..., None]  # of one kind of message: flags, id, budget, target, body
 
 
 class Link:
@@ -87,34 +61,11 @@ class Link:
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
         self.restricted = agent.restricts(peer)  # plain data only, functions by name only
-        inside = agent.inside if agent.trusts(peer) else agent.refused
-        self._targets: dict[int, Target] = {0: inside}  # functions the peer may name
-        self._once = Once()
-        self._inbox = Inbox()
-        self._unwanted: set[int] = set()  # calls in it that were cancelled
+        self.receiving = Receiving(self)
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
-        self._goodbye = False
-        self._behind = 0  # bytes of small messages that wait for large ones
         self.max_message = agent.options.max_message  # the smaller one of both sides
         self.shared: Shared | None = None  # memory that the peer can see, too
-        self._handlers: dict[int, Handler] = {
-            CALL: self._on_call,
-            REQUEST: functools.partial(self._on_numbered, REQUEST),
-            POST: functools.partial(self._on_numbered, POST),
-            REPLY: self.caller.reply,
-            FAULT: self.caller.fault,
-            ITEM: self.caller.item,
-            CANCEL: lambda flags, id, budget, target, body: self.callee.cancel(id),
-            CREDIT: lambda flags, id, budget, target, body: self.callee.credit(id, target),
-            DEFINE: self._on_define,
-            FORGET: self._on_forget,
-            PING: lambda flags, id, budget, target, body: self.session.acknowledged(id),
-            GOODBYE: self._on_goodbye,
-        }
-        if self.restricted:
-            for kind in (*NUMBERED, *ANSWERS):
-                self._handlers[kind] = functools.partial(self._plain, self._handlers[kind])
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
@@ -165,11 +116,7 @@ class Link:
             self.outbox.lend = shared.place_chunk
             self.caller.leave_room(room)  # what is lent waits for the peer, too
             self.callee.leave_room(room)
-            self._handlers |= {
-                LEND: lambda flags, id, budget, target, body: shared.borrow(body),
-                BORROW: lambda flags, id, budget, target, body: shared.answered(target),
-                RETURN: lambda flags, id, budget, target, body: shared.returned(body),
-            }
+            self.receiving.share(shared)
 
     def broken(self, error: Exception) -> None:
         """The peer broke the protocol: end the connection."""
@@ -182,10 +129,10 @@ class Link:
     def disconnected(self, connection: Connection, exc: Exception | None) -> None:
         if connection is not self.connection or self.state != "open":
             return
-        why = "it was shut down" if self._goodbye else str(exc or "connection closed")
+        why = "it was shut down" if self.receiving.goodbye else str(exc or "connection closed")
         # A kernel that acknowledged nothing for seconds was given its time already.
         late = isinstance(exc, OSError) and exc.errno in _GIVEN_UP
-        if self._goodbye or late or not self.agent.options.resume:
+        if self.receiving.goodbye or late or not self.agent.options.resume:
             self.lose(WorkerLost(self.peer.name, why=why))
         else:
             self.cut(why)
@@ -247,8 +194,7 @@ class Link:
             self.connection.mute()
         self.caller.lose(error, unsent)
         self.callee.close()
-        self.agent.budget.release(self._behind)
-        self._behind = 0
+        self.receiving.close()
         if self.shared is not None:
             self.shared.close()
 
@@ -362,144 +308,7 @@ class Link:
         if self.suspect:
             self.caller.silent(silence)
 
-    # ── receiving ───────────────────────────────────────────────────────────────────────────────
-
-    def receive(self, frames: list[Frame]) -> None:
-        outbox, handlers, waiting = self.outbox, self._handlers, self._inbox.entries
-        outbox.corked = True
-        try:
-            for kind, flags, id, budget, target, body in frames:
-                if waiting or (type(body) is Transfer and not flags & SHARED):
-                    self._receive_between(kind, flags, id, budget, target, body)
-                else:
-                    handlers[kind](flags, id, budget, target, body)
-        except Exception as error:
-            if not isinstance(error, ProtocolError):  # of a message no honest peer would send
-                error = ProtocolError(f"{type(error).__name__}: {error}", self.peer.name)
-            self.broken(error)
-            for frame in frames:
-                self._release(frame[5])
-        finally:
-            if self.shared is not None and self.shared.back:
-                self.shared.give_back()
-            outbox.uncork()
-            if self.agent.runtime.spin:
-                self.agent.polling.stay_awake()
-
-    def _receive_between(
-        self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
-    ) -> None:
-        """A large message, or any message while one is under way."""
-        if isinstance(body, Transfer) and body in self._inbox:
-            self._release(body)
-            self.session.due = 0  # the sender waits to have its memory for itself
-            self._inbox.complete(body)
-            return
-        found: Any = self._target(target) if kind in NUMBERED else target
-        if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
-            raise ProtocolError(f"{self.peer.name} sent a large message of kind {kind}")
-        if isinstance(body, Transfer) and flags & SHARED:
-            self._inbox.put(kind, id, lambda: self._take(kind, flags, id, budget, found, body))
-        elif isinstance(body, Transfer):  # for the first time, even if all of it is here already
-            self._inbox.announce(
-                body, kind, id, lambda: self._take(kind, flags, id, budget, found, body)
-            )
-        elif flags & ROW and kind in (CALL, REPLY):
-            if self.restricted:
-                raise self._pickled()
-            for number, entry in enumerate(decode_row(body), id):
-                data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
-                self._put_behind(kind, flags & ~ROW, number, budget, found, data)
-        elif kind in NUMBERED or kind in ANSWERS:
-            self._put_behind(kind, flags, id, budget, found, bytes(body))
-        elif kind == CANCEL and self._inbox.has_call(id):
-            self._unwanted.add(id)
-        else:
-            self._handlers[kind](flags, id, budget, target, body)
-
-    def _release(self, body: Any) -> None:
-        """Give back what was reserved for a large message that is all here."""
-        if isinstance(body, Transfer) and body.complete and body.reserved:
-            body.reserved = False
-            self.agent.budget.release(body.size)
-
-    def _put_behind(
-        self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes
-    ) -> None:
-        """Let a small message wait for a large one, within the memory for what comes in."""
-        size = len(body) + _BEHIND
-        if not self.agent.budget.reserve(size):
-            raise ProtocolError(f"{self.peer.name} sends too much behind a large message")
-        self._behind += size
-
-        def go() -> None:
-            self._behind -= size
-            self.agent.budget.release(size)
-            self._take(kind, flags, id, budget, target, body)
-
-        self._inbox.put(kind, id, go)
-
-    def _take(self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
-        """The turn of a message that has waited; a call that was cancelled meanwhile is refused."""
-        if kind in NUMBERED and id in self._unwanted:
-            self._unwanted.discard(id)
-            budget = NO_TIME
-        self._handlers[kind](flags, id, budget, target, body)
-
-    def _target(self, number: Any) -> Target:
-        if type(number) is Target:  # found when the message was announced
-            return number
-        target = self._targets.get(number)
-        if target is None:
-            raise ProtocolError(f"{self.peer.name} named function {number} before defining it")
-        return target
-
-    def _on_call(self, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
-        if flags & ROW:
-            self._on_row(flags & ~ROW, id, budget, self._target(target), decode_row(body))
-        elif self._once.fresh(id):
-            found = self._targets.get(target) or self._target(target)
-            self.callee.call(flags, id, budget, found, body)
-
-    def _on_row(
-        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
-    ) -> None:
-        if self._once.fresh_row(first, len(entries)):
-            self.callee.calls(flags, first, budget, target, entries)
-        else:
-            for id, entry in enumerate(entries, first):
-                if self._once.fresh(id):
-                    self.callee.calls(flags, id, budget, target, [entry])
-
-    def _on_numbered(
-        self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
-    ) -> None:
-        if self._once.fresh(id):
-            self.callee.service(kind, flags, id, budget, self._target(target), body)
-
-    def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
-        """Over a restricted link: pass a message on if it is not a pickle."""
-        if flags & (FLAT | ROW):
-            raise self._pickled()
-        handler(flags, *rest)
-
-    def _pickled(self) -> ProtocolError:
-        return ProtocolError(f"{self.peer.name} sent a pickle where only plain data may travel")
-
-    def _on_define(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if not target or len(self._targets) > TABLE + 1:
-            raise ProtocolError(f"{self.peer.name} defined too many functions, or number 0")
-        self._targets[target] = resolve(self.agent, flags, bytes(body), self.peer)
-
-    def _on_forget(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if target:
-            self._targets.pop(target, None)
-
-    def _on_goodbye(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        self._goodbye = True
-
 
 # How TCP says that its time is up: with the last reason it heard of, if there was one.
 _GIVEN_UP = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-_BEHIND = 512  # bytes that a waiting message takes besides its body
 _NEVER = float("inf")  # a post has no deadline

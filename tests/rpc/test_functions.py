@@ -189,6 +189,7 @@ async def test_closures_over_arrays_are_up_to_date(agents):
 
 async def test_both_tables_stay_bounded(agents, monkeypatch):
     monkeypatch.setattr("aiograd.rpc.link.TABLE", 10)
+    monkeypatch.setattr("aiograd.rpc.receiving.TABLE", 10)
     async with agents(2) as (a, b):
         for i in range(40):
             code = f"@mark\ndef f(x):\n    return x + {i}"
@@ -197,7 +198,7 @@ async def test_both_tables_stay_bounded(agents, monkeypatch):
             exec(code, cell.__dict__)
             assert await rpc_async("worker1", cell.f, (1,)) == i + 1
         assert len(a.link("worker1").numbers) <= 10
-        assert len(b.link("worker0")._targets) <= 12
+        assert len(b.link("worker0").receiving._targets) <= 12
         assert TABLE > 10
 
 

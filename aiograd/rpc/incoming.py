@@ -13,8 +13,8 @@ from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.tracing import Visit
 
 if TYPE_CHECKING:
-    from aiograd.rpc.callee import Callee
     from aiograd.rpc.deadlines import Bucket
+    from aiograd.rpc.running import Running
 
 
 class Incoming:
@@ -39,7 +39,7 @@ class Incoming:
     record: bool | None = None  # the caller wants to know what it does; True: in detail
     visit: Visit | None = None  # while that is recorded
 
-    def __init__(self, callee: Callee, id: int, target: Target, kind: int) -> None:
+    def __init__(self, callee: Running, id: int, target: Target, kind: int) -> None:
         self.callee, self.id, self.target, self.kind = callee, id, target, kind
         self.func: Any = target.func
 

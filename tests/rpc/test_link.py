@@ -1,4 +1,4 @@
-"""Links: loss, silence, flow control, and messages that go astray on purpose."""
+"""Links: loss, silence, and messages that go astray on purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -288,34 +287,6 @@ async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
-# ── flow control ────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_large_results_wait_for_a_slow_reader(agents, tmp_path):
-    options = Options(outbound_buffer=1 << 20)
-    async with agents(2, options=options, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
-        assert await rpc_async("worker1", add, (1, 2)) == 3
-        a.link("worker1").connection.transport.pause_reading()
-        calls = [rpc_async("worker1", make_large, (i,)) for i in range(3)]
-        await until(lambda: len(MADE) == 3)
-        calls += [rpc_async("worker1", make_large, (i,)) for i in range(3, 20)]
-        await until(lambda: len(MADE) + b.limits["outbound_buffer"] >= 20)  # all have come
-        assert len(MADE) == 3  # the rest is held back while results wait
-        a.link("worker1").connection.transport.resume_reading()
-        for result in await asyncio.gather(*calls):
-            assert result.size == 1 << 20
-        assert len(MADE) == 20
-        MADE.clear()
-
-
-MADE: list[int] = []
-
-
-async def make_large(i):
-    MADE.append(i)
-    return np.zeros(1 << 20)
-
-
 # ── faults on purpose ───────────────────────────────────────────────────────────────────────────
 
 
@@ -430,37 +401,3 @@ async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agen
 
 def iter_forever():
     yield
-
-
-async def test_functions_wait_for_what_their_arguments_wait_for(agents):
-    class Later:
-        pass
-
-    class Traveller:
-        tag = "later"
-
-        def depart(self, value, departure):
-            return None
-
-        def arrive(self, data, arrival):
-            gate = asyncio.get_running_loop().create_future()
-            arrival.waits.append(gate)
-            gates.append(gate)
-            return "arrived"
-
-    gates: list[Any] = []
-    async with agents(2) as (a, b):
-        for agent in (a, b):
-            agent.travellers.add(Later, Traveller())
-        RUNS.clear()
-        call = rpc_async("worker1", run_once, (Later(),))
-        await until(lambda: gates)
-        assert RUNS == []
-        gates[0].set_result(None)
-        assert await call == "arrived"
-        call = rpc_async("worker1", run_once, (Later(),))
-        await until(lambda: len(gates) == 2)
-        gates[1].set_exception(ValueError("lost on the way"))
-        with pytest.raises(ValueError, match="lost on the way"):
-            await call
-        assert len(RUNS) == 1

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from aiograd.rpc.calls import inline, rpc_async
-from aiograd.rpc.options import Options
 from tests.waiting import until
 
 
@@ -100,26 +99,6 @@ async def test_a_small_call_cancelled_while_it_waits_for_a_large_message_never_r
         await other
         assert RAN == ["note", "task"]
         assert not link.receiving._unwanted
-
-
-async def test_a_call_cancelled_while_the_caller_reads_no_answers_never_runs(agents):
-    RAN.clear()
-    async with agents(2, options=Options(outbound_buffer=1 << 20)) as (_, b):
-        assert await rpc_async("worker1", add, (1, 2)) == 3
-        link = b.link("worker0")
-        link.outbox.pause()
-        answers = [rpc_async("worker1", bytes, (400_000,)) for _ in range(6)]
-        await until(lambda: link.outbox.over(1 << 20))
-        held = link.callee._held
-        before = len(held)
-        call, other = (rpc_async("worker1", run_as_a_task, (i,)) for i in range(2))
-        await until(lambda: len(held) == before + 2)
-        call.cancel()
-        last = rpc_async("worker1", add, (1, 2))
-        await until(lambda: len(held) == before + 3)
-        link.outbox.resume()
-        await asyncio.gather(*answers, other, last)
-        assert RAN == ["task"]
 
 
 async def test_many_large_calls_share_the_link(agents, tmp_path):

@@ -1,4 +1,4 @@
-"""The caller's side of a link: calls under way, and what becomes of their answers.
+"""The caller's side of a link: how calls begin, and how they end (by an answer: see `replies`).
 
 Calls beyond `max_inflight`, or while `outbound_buffer` bytes wait already, stay here until others
 have ended (see `waiting`). Every call ends exactly once: by reply, fault, deadline, cancellation,
@@ -10,45 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import (
     DeadlineExceeded,
     Overloaded,
-    ProtocolError,
-    WorkerClosed,
     WorkerLost,
     WorkerUnresponsive,
 )
-from aiograd.rpc import faults
-from aiograd.rpc.baggage import unlabelled, unpack
-from aiograd.rpc.copies import STAYED, Copies
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.functions import Shipment
 from aiograd.rpc.future import Future, fail
 from aiograd.rpc.outbox import EARLY
-from aiograd.rpc.travel import Arrival, run_undo
+from aiograd.rpc.replies import Replies
+from aiograd.rpc.travel import run_undo
 from aiograd.rpc.waiting import Waiting
-from aiograd.wire.flat import decode_value
-from aiograd.wire.frames import HEADER, MAGIC, SMALL, Transfer
-from aiograd.wire.messages import (
-    ALONG,
-    CALL,
-    CANCEL,
-    CARRIED,
-    EMPTY,
-    EXTRA,
-    FLAT,
-    KEEP,
-    LEISURE,
-    NESTED,
-    OP,
-    ROW,
-    TRAVELLED,
-)
+from aiograd.wire.frames import HEADER, MAGIC, SMALL
+from aiograd.wire.messages import ALONG, CALL, CANCEL, KEEP, LEISURE, NESTED, OP
 from aiograd.wire.payload import Payload
-from aiograd.wire.rows import ALONE, call_entry, decode_row, value_alone, value_of
+from aiograd.wire.rows import ALONE, call_entry
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link
@@ -57,20 +37,16 @@ _log = logging.getLogger("aiograd")
 UNRESPONSIVE = 30.0  # seconds of silence after which calls without a deadline end
 
 
-class Caller:
+class Caller(Replies):
     """All calls and requests to one peer that have not ended."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self.agent = link.agent
+        super().__init__(link)
         self._limit = link.agent.options.max_inflight
         self._bytes_limit = link.agent.options.outbound_buffer
         self._outbox = link.outbox
         self._deadlines = link.agent.deadlines
-        self.pending: dict[int, Future[Any]] = {}
-        self.waiting = Waiting()
         self.last_id = 0
-        self.copies = Copies(link.outbox)  # of results that stay
 
     def agree(self, most: int) -> None:
         """The peer takes only so many calls at once."""
@@ -314,160 +290,9 @@ class Caller:
                 run_undo(future._undo)
             self._end(future, lost(error, "no" if never else "unknown"))
 
-    # ── answers ─────────────────────────────────────────────────────────────────────────────────
-
-    def reply(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if flags & ROW:
-            return self._replies(id, body)
-        future = self.pending.pop(id, None)
-        if future is None:
-            return self._drop(flags, body)
-        future._caller = None
-        bucket, future._bucket = future._bucket, None
-        if future._trace is not None:
-            future._trace.answered(future, flags, body)
-        if self.waiting:
-            self.proceed()
-        try:
-            if flags & EMPTY:
-                value = None
-                if flags & KEEP:
-                    value, self.copies.eager = STAYED, False
-            elif future._kind == "remote" and self.copies.unasked(future):
-                value = None
-            elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
-                value = decode_value(body, self.agent.travellers.boxes)
-            elif flags & (FLAT | EXTRA) == FLAT and not (type(body) is Transfer and body.refused):
-                lent: Sequence[Any] = ()
-                if type(body) is Transfer:
-                    body, *lent = body.segments
-                arrival = None
-                if flags & CARRIED:
-                    arrival = Arrival(self._link.peer, "reply")
-                    body = unlabelled(self.agent, body, arrival)
-                value = decode_value(body, self.agent.travellers.boxes, arrival, lent)
-            else:
-                arrival = Arrival(self._link.peer, "reply")
-                value = self._unpack(flags, body, arrival)
-                if arrival.waits:
-                    task = self.agent.spawn(_settle(future, value, arrival.waits))
-                    if bucket is not None:
-                        bucket[late := _Late(self, future, task)] = None
-                        task.add_done_callback(lambda _: bucket.pop(late, None))
-                    return
-        except Exception as error:
-            fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
-            return
-        finally:
-            if bucket is not None:  # not earlier: an empty bucket may be dropped
-                bucket.pop(future, None)
-        if future._stream is not None:
-            future._stream.ended(None)
-        if not future.done():
-            future.set_result(value)
-
-    def _replies(self, first: int, body: Any) -> None:
-        """The answers to several calls, in a row."""
-        pending, boxes = self.pending, self.agent.travellers.boxes
-        for id, entry in enumerate(decode_row(body), first):
-            future = pending.pop(id, None)
-            if future is None:
-                continue
-            if future._trace is not None or future._stream is not None:
-                pending[id] = future
-                self.reply(FLAT, id, 0.0, 0, value_alone(entry))
-                continue
-            future._caller = None
-            bucket = future._bucket
-            if bucket is not None:
-                future._bucket = None
-                bucket.pop(future, None)
-            if self.waiting:
-                self.proceed()
-            try:
-                value = value_of(entry, boxes) if entry.__class__ is tuple else entry
-            except Exception as error:
-                fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
-                continue
-            if future._kind == "remote" and self.copies.unasked(future):
-                value = None
-            if not future.done():
-                future.set_result(value)
-
-    def fault(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        future = self.pending.get(id)
-        if future is None:
-            return
-        error: Exception
-        if future._trace is not None and flags & EXTRA:
-            future._trace.answered(future, flags, body)
-        try:
-            arrival = Arrival(self._link.peer, "reply")
-            fault, function, text = self._unpack(flags & EXTRA, body, arrival)
-            codec = self.agent.codec_for(self._link.peer)
-            error = faults.rebuild(codec, fault, self._link.peer.name)
-            error = faults.annotate(error, function, self._link.peer.name, text)
-        except Exception as trouble:
-            error = ProtocolError(f"a fault that cannot be read: {trouble!r}", self._link.peer.name)
-        self._end(future, error)
-        self.proceed()
-
-    def item(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        """The next value of a stream."""
-        future = self.pending.get(id)
-        if future is None or future._stream is None:
-            return self._drop(flags, body)
-        arrival = Arrival(self._link.peer, "reply")
-        try:
-            value = self._unpack(flags, body, arrival)
-        except Exception as error:
-            future._stream.item(None, arrival.waits, error)
-        else:
-            future._stream.item(value, arrival.waits, None)
-
-    def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
-        if isinstance(body, Transfer) and body.refused:
-            raise Overloaded(self.agent.name, "no memory here for the result")
-        return unpack(self.agent, flags, body, arrival)[0]
-
-    def _drop(self, flags: int, body: Any) -> None:
-        """Nobody waits for it, but its travellers must still arrive to be let go properly."""
-        if flags & (TRAVELLED | CARRIED | EXTRA) and not flags & EMPTY:
-            try:
-                self._unpack(flags, body, Arrival(self._link.peer, "reply"))
-            except Exception as error:
-                _log.debug("a late reply from %s: %r", self._link.peer.name, error)
-
 
 def lost(error: Exception, executed: str) -> Exception:
     """The error of a lost link, as it concerns one call."""
     if isinstance(error, WorkerLost):
         return WorkerLost(error.worker, executed, error.why)
     return error
-
-
-class _Late:
-    """The deadline of a call whose result has come, but waits for somebody else."""
-
-    def __init__(self, caller: Caller, future: Future[Any], task: asyncio.Task[None]) -> None:
-        self._caller, self._future, self._task = caller, future, task
-
-    def expire(self) -> None:
-        name, seconds = self._future._function, self._future._seconds
-        fail(self._future, DeadlineExceeded(self._caller._link.peer.name, name, seconds))
-        self._task.cancel()
-
-
-async def _settle(future: Future[Any], value: Any, waits: list[asyncio.Future[Any]]) -> None:
-    """End a reply when everything it brought may be used."""
-    try:
-        while waits:
-            await waits.pop(0)
-    except asyncio.CancelledError:
-        fail(future, WorkerClosed("closed while a result was arriving"))
-        raise
-    except Exception as error:
-        fail(future, error)
-    else:
-        if not future.done():
-            future.set_result(value)

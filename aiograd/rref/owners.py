@@ -1,8 +1,8 @@
 """References as a part of the agent: `attach(agent)` plugs them in.
 
-`RRefs` makes references, sends them along with calls (as a traveller), keeps the results of
-`remote` (as the agent's keeper) and asks owners. Who still uses what is decided in `protocol` and
-told to others by `control`; owners answer in `serving`.
+`RRefs` makes references, sends them along with calls (as a traveller) and asks owners. Who still
+uses what is decided in `protocol` and told to others by `control`; owners keep results in
+`keeping`, and answer in `serving`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,
-    NotAllowed,
-    Overloaded,
     OwnerLost,
-    RemoteError,
     RRefError,
     RRefLeak,
     RRefReleased,
@@ -36,20 +33,17 @@ from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.spans import SCOPE
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
+from aiograd.rref.keeping import Keeping
 from aiograd.rref.places import Places
 from aiograd.rref.records import (
-    ID_SIZE,
     Held,
     Owned,
     Party,
-    Place,
-    RefId,
     Use,
     again,
     join,
     pack_creation,
     pack_fork,
-    unpack_id,
 )
 from aiograd.rref.serving import BackwardHook, Serving
 
@@ -59,7 +53,6 @@ if TYPE_CHECKING:
     from aiograd.rref.rref import RRef
 
 _log = logging.getLogger("aiograd")
-VALUES = 65_536  # kept at once by a worker before it takes no more from partners
 
 
 class RRefs:
@@ -73,7 +66,7 @@ class RRefs:
         self.closed = False
         self._wrap = wrap
         self._places = Places()
-        agent.keeper = self
+        agent.keeper = Keeping(agent, self.control, self._places)
 
     @property
     def backward_hook(self) -> BackwardHook | None:
@@ -150,49 +143,6 @@ class RRefs:
             failed.__cause__ = owner_lost(error)
             return failed
         return error
-
-    # As the agent's keeper: the owner's side of `remote`.
-
-    def expect(self, sender: PeerInfo, token: Any) -> None:
-        self.protocol.owning.expect(sender.incarnation, *self._announced(sender, token))
-
-    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self.protocol.owning.settle(unpack_id(token), value)
-        self.control.changed()
-
-    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
-        self.protocol.owning.settle(unpack_id(token), None, self._outcome(error))
-        self.control.changed()
-
-    def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self.protocol.owning.made(sender.incarnation, *self._announced(sender, token), value)
-
-    def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, Place]:
-        """What somebody creates here: the id, the creator's fork, and the line."""
-        rank, stamp, number = unpack_id(token)
-        ref_id = (rank, stamp, number)
-        creator = self.control.heard(sender)
-        if stamp != creator.stamp:
-            raise NotAllowed("a value is created under an id of its creator", self.agent.name)
-        if len(self.protocol.owning.owners) >= VALUES and self.agent.restricts(sender):
-            self.agent.limits.reached("values")
-            raise Overloaded(self.agent.name, f"{VALUES} values are kept for others already")
-        # The creator's own fork: see `Protocol.create`, `create_here`.
-        fork = ref_id if creator is self.protocol.me else (rank, stamp, number + 1)
-        return ref_id, fork, self._places.read(token[ID_SIZE:])
-
-    def _outcome(self, error: BaseException) -> Exception:
-        """What users of a value get that could not be made."""
-        name = self.agent.name
-        abandoned = isinstance(error, DeadlineExceeded) and (error.worker, error.seconds) == (
-            name,
-            0,
-        )
-        if abandoned:
-            return RRefError(f"RRef creation on {name} timed out, or was cancelled", name)
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
-            return error
-        return RemoteError(type(error).__name__, str(error), worker=name)
 
     # ── travelling ──────────────────────────────────────────────────────────────────────────
 

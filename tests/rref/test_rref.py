@@ -677,10 +677,10 @@ async def test_a_function_runs_although_nobody_keeps_its_reference(workers: Any,
         GATES[gate] = Gate()
         remote("worker1", through_gate, args=(gate, 1))
         await GATES[gate].entered.wait()
-        assert w.agents[1].counters()["running_calls"] == 1
+        assert w.agents[1].links.counters()["running_calls"] == 1
         GATES[gate].open.set()
         await w.at_rest()
-        assert w.agents[1].counters()["running_calls"] == 0
+        assert w.agents[1].links.counters()["running_calls"] == 0
 
 
 async def test_a_cancelled_call_that_returns_a_reference_leaks_nothing(workers: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.rref.owners import RRefs
 from aiograd.rref.records import pack_creation, pack_fork
 from aiograd.wire.frames import HEADER, HEADER_SIZE, header
 from aiograd.wire.messages import (
@@ -341,7 +342,7 @@ async def test_a_name_as_long_as_a_book_is_refused(target):
 
 async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     agent, rogue = target
-    monkeypatch.setattr("aiograd.rref.owners.VALUES", 5)
+    monkeypatch.setattr("aiograd.rref.keeping.VALUES", 5)
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):
@@ -352,4 +353,4 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
     assert agent.limits["values"] == 3
-    assert len(agent.keeper.protocol.owning.owners) == 5
+    assert len(agent.parts[RRefs].protocol.owning.owners) == 5

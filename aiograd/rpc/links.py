@@ -65,11 +65,12 @@ class Links:
             if (error := self.buried.get((peer.name, peer.incarnation))) is not None:
                 link.state, link.error = "lost", error
                 return link
-            self.table[peer.incarnation] = link
-            if peer.incarnation == agent.incarnation:
-                self._doors.open_self(link)
+            link = self.table.setdefault(peer.incarnation, link)  # two threads may want the first
             if self._heart is None:
-                self._heart = agent.loop.call_later(agent.options.heartbeat, self._beat)
+                if agent.here():
+                    self._begin_to_beat()
+                else:
+                    agent.from_thread(self._begin_to_beat)
         elif link.peer.addresses != peer.addresses:
             was = link.peer
             link.peer = replace(peer, restricted=was.restricted, exceptions=was.exceptions)
@@ -126,6 +127,9 @@ class Links:
 
     def dial(self, link: Link) -> None:
         """Connect a link that has something to send."""
+        if link.peer.incarnation == self._agent.incarnation:
+            self._doors.open_self(link)
+            return
         link.state = "dialling"
         self._agent.spawn(self._doors.dial(link))
 
@@ -139,6 +143,11 @@ class Links:
         return self._agent.spawn(come_back(self._doors, link, silent, why))
 
     # ── living and ending ───────────────────────────────────────────────────────────────────────
+
+    def _begin_to_beat(self) -> None:
+        if self._heart is None and not self._agent.closed:
+            heartbeat = self._agent.options.heartbeat
+            self._heart = self._agent.loop.call_later(heartbeat, self._beat)
 
     def _beat(self) -> None:
         agent = self._agent

@@ -629,6 +629,14 @@ async def test_run_sync_runs_in_the_callers_context(agents):
         assert await asyncio.to_thread(work) == "in thread"
 
 
+@pytest.mark.parametrize("to", ["worker0", "worker1"])
+async def test_the_first_call_of_all_may_come_from_a_thread(agents, to):
+    async with agents(2):
+        asyncio.get_running_loop().set_debug(True)  # complains of timers made in other threads
+        calls = [asyncio.to_thread(rpc_sync, to, abs, (-i,)) for i in range(8)]
+        assert await asyncio.gather(*calls) == list(range(8))
+
+
 async def test_a_thread_that_waits_is_told_of_the_end(agents, events):
     async with agents(2) as (a, _):
         waiting = asyncio.create_task(asyncio.to_thread(rpc_sync, "worker1", wait_forever))

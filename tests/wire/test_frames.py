@@ -11,6 +11,7 @@ from aiograd.errors import ProtocolError
 from aiograd.wire.frames import (
     CHUNK_SIZE,
     HEADER_SIZE,
+    MAX_SEGMENTS,
     SMALL,
     FrameReader,
     Transfer,
@@ -127,23 +128,92 @@ def test_what_was_reserved_is_given_back_when_the_connection_ends():
     assert len(reader._buffer) == 0
 
 
+OPEN = frame(CALL, announce(1, 0, [5]), LARGE)  # an announcement whose bytes are still to come
+
+
 @pytest.mark.parametrize(
-    "data",
+    ("data", "why"),
     [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        frame(99),
-        header(CALL, 0, SMALL + 1, 0, 0.0, 0),
-        frame(CHUNK, b"x", target=9),
-        frame(CALL, announce(1, 0, [2 << 30]), LARGE),
-        frame(CALL, announce(1, 0, [0]), LARGE),
-        frame(CALL, b"1234567", LARGE),
-        frame(CALL, announce(1, 0, [5]), LARGE) + frame(CHUNK, b"123456", target=1),
-        frame(CALL, announce(1, 0, [5]), LARGE) + frame(CALL, announce(1, 0, [5]), LARGE),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "expected a frame"),
+        (frame(99), "expected a frame, got 0xa9 0x63"),
+        (frame(PING).replace(b"\xa9", b"\xaa", 1), "expected a frame, got 0xaa"),
+        (header(CALL, 0, SMALL + 1, 0, 0.0, 0), "a frame of 65537 bytes"),
+        (frame(CHUNK, b"x", target=9), "a chunk of 1 bytes for transfer 9"),
+        (OPEN + frame(CHUNK, b"", target=1), "a chunk of 0 bytes"),
+        (OPEN + frame(CHUNK, b"123456", target=1), "a chunk of 6 bytes"),
+        (frame(CALL, announce(1, 0, [CHUNK_SIZE + 1]), LARGE)
+         + header(CHUNK, 0, CHUNK_SIZE + 1, 0, 0.0, 1), f"a chunk of {CHUNK_SIZE + 1} bytes"),
+        (frame(CALL, announce(1, 0, [2 << 30]), LARGE), "over the limit"),
+        (frame(CALL, announce(1, 0, [0]), LARGE), "transfer 1 announced wrongly"),
+        (OPEN + OPEN, "transfer 1 announced wrongly"),
+        (frame(CALL, b"1234567", LARGE), "an announcement of 7 bytes"),
+        (frame(CALL, announce(1, 0, []), LARGE), "an announcement of 16 bytes"),
+        (frame(CALL, announce(1, 0, [1] * (MAX_SEGMENTS + 1)), LARGE), "an announcement of 64024"),
     ],
-)
-def test_what_is_no_frame_is_a_protocol_error(data):
-    with pytest.raises(ProtocolError):
-        FrameReader(max_message=1 << 30).feed(data + bytes(HEADER_SIZE))
+)  # fmt: skip
+def test_what_is_no_frame_is_a_protocol_error(data, why):
+    with pytest.raises(ProtocolError, match=why):
+        FrameReader(max_message=1 << 30).feed(data)
+
+
+def test_a_message_may_have_as_many_segments_as_an_announcement_can_list():
+    head, chunks = large(1, [b"1"] * MAX_SEGMENTS)
+    reserved = []
+    reader = FrameReader(reserve=lambda size: not reserved.append(size))
+    *_, (*_, whole) = reader.feed(head + b"".join(chunks))
+    assert len(whole.segments) == MAX_SEGMENTS
+    assert reserved == [whole.size] == [MAX_SEGMENTS + 160 * (MAX_SEGMENTS - 1)]
+
+
+def test_large_messages_under_way_at_once_are_bounded(monkeypatch):
+    monkeypatch.setattr("aiograd.wire.frames.TRANSFERS", 2)
+    reader = FrameReader()
+    reader.feed(large(1, [b"x"])[0] + large(2, [b"x"])[0])
+    with pytest.raises(ProtocolError, match="2 large messages are under way already"):
+        reader.feed(large(3, [b"x"])[0])
+
+
+def test_the_number_of_a_message_can_be_used_again_when_it_is_complete():
+    reader = FrameReader()
+    for _ in range(2):
+        head, chunks = large(1, [b"abc", b"", b"de"], kind=REPLY)
+        announced, done = reader.feed(head + b"".join(chunks))
+        assert announced[5] is done[5]
+        assert done[5].kind == REPLY
+        assert done[5].reserved
+        assert [bytes(segment) for segment in done[5].segments] == [b"abc", b"", b"de"]
+
+
+def test_a_message_is_not_complete_before_its_last_byte():
+    reader = FrameReader()
+    head, chunks = large(1, [b"abc"])
+    (announced,) = reader.feed(head)
+    assert not announced[5].complete
+    assert reader.feed(chunks[0][:-1]) == []
+    assert not announced[5].complete
+    assert reader.feed(chunks[0][-1:]) == [announced]
+    assert announced[5].complete
+
+
+def test_while_a_large_message_comes_little_else_is_read_at_once():
+    reader = FrameReader()
+    assert len(reader.get_buffer()) == 4 * SMALL
+    reader.feed(large(1, [b"abc"])[0])
+    assert len(reader.get_buffer()) == 2048
+    reader.feed(large(1, [b"abc"])[1][0])
+    assert len(reader.get_buffer()) == 4 * SMALL
+
+
+def test_only_what_was_reserved_is_given_back():
+    room = iter([True, False, True])
+    reader = FrameReader(reserve=lambda size: next(room))
+    for number, size in enumerate((1000, 2000, 3000)):
+        reader.feed(large(number, [bytes(size)])[0])
+    given_back = []
+    reader.abandon(given_back.append)
+    assert given_back == [1000, 3000]
+    reader.abandon(given_back.append)
+    assert given_back == [1000, 3000]
 
 
 @st.composite
@@ -187,6 +257,34 @@ def test_a_message_over_the_limit_is_refused_before_there_is_memory_for_it():
     with pytest.raises(ProtocolError, match="101 bytes is over the limit"):
         reader.feed(large(2, [bytes(60), bytes(41)])[0])
     assert asked == []
+
+
+def test_chunks_in_shared_memory_are_copied_to_their_place():
+    lent = {b"1": [b"abcd"], b"2": [b"ef"], b"3": [b"g", b"h"]}
+
+    def find(kind, body):
+        assert kind == CHUNK
+        return Transfer.whole(kind, [np.frombuffer(part, np.uint8) for part in lent[bytes(body)]])
+
+    def chunk(place):
+        return frame(CHUNK, place, SHARED, target=1)
+
+    reader = FrameReader(shared=find)
+    (announced,) = reader.feed(large(1, [b"12345", b"6"])[0])
+    assert reader.feed(chunk(b"1")) == []
+    assert reader.feed(chunk(b"2")) == [announced]
+    assert [bytes(segment) for segment in announced[5].segments] == [b"abcde", b"f"]
+    assert bytes(lent[b"1"][0]) == b"abcd"
+    reader.feed(large(1, [b"12"])[0])
+    with pytest.raises(ProtocolError, match="a chunk of 2 segments"):
+        reader.feed(chunk(b"3"))
+
+
+def test_a_message_in_memory_of_its_sender_reserves_none_here():
+    whole = Transfer.whole(CALL, [np.zeros(3, np.uint8), np.zeros(4, np.uint8)])
+    assert (whole.kind, whole.size, whole.complete) == (CALL, 7, True)
+    assert not whole.refused
+    assert not whole.reserved
 
 
 def test_a_message_in_shared_memory_is_found_by_who_shares_it():

@@ -28,9 +28,7 @@ from aiograd.autograd import (
 )
 from aiograd.autograd.checkpoint import checkpoint
 from aiograd.autograd.function import Function, once_differentiable
-from aiograd.cluster.local import LocalCluster
-from aiograd.cluster.worker import (
-    Worker,
+from aiograd.cluster.current import (
     all_gather,
     barrier,
     current_worker,
@@ -40,6 +38,8 @@ from aiograd.cluster.worker import (
     shutdown,
     workers,
 )
+from aiograd.cluster.local import LocalCluster
+from aiograd.cluster.worker import Worker
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import context, current_context, get_context, get_gradients
 from aiograd.dist.derivatives import backward, grad

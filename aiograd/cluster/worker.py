@@ -2,7 +2,7 @@
 
 The one place that plugs the layers together: an `Agent` that calls, the parts that other layers
 attach to it, and the membership. Where the pieces come from is planned in `plan.py`; who is there
-is `members.py`'s business. The module's functions do the same for the current worker.
+is `members.py`'s business. For the current worker there are functions in `current.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextvars import Token
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,24 +26,11 @@ from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.calls import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.verdict import Faults
 from aiograd.rpc.watchdog import Watchdog
 from aiograd.rref import attach as attach_references
-
-__all__ = [
-    "Worker",
-    "all_gather",
-    "barrier",
-    "current_worker",
-    "debug_info",
-    "get_worker_info",
-    "init_rpc",
-    "shutdown",
-    "workers",
-]
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
@@ -328,85 +315,3 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-# ── for the current worker ──────────────────────────────────────────────────────────────────────
-
-
-async def init_rpc(
-    name: str | None = None,
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    rendezvous: str | None = None,
-    options: Options | None = None,
-) -> Worker:
-    """Join a cluster from this process and make the worker current; `shutdown` leaves it.
-
-    What is not given comes from the environment. Runs on the current loop; installs no signal
-    handlers and no loop policy.
-
-        worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
-    """
-    agent = current.AGENT.get()
-    if agent is not None and not agent.closed:
-        raise RpcError(f"this context is worker {agent.name!r} already; shut it down first")
-    worker = Worker(name, rank=rank, world_size=world_size, rendezvous=rendezvous, options=options)
-    await worker.start()
-    worker.make_current()
-    return worker
-
-
-async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
-    """Leave the cluster with the current worker; see `Worker.close`."""
-    await current_worker().close(graceful, timeout)
-
-
-def current_worker() -> Worker:
-    """The worker of this context, else the last one started in this process and still open."""
-    worker = current.current_agent().parts.get(Worker)
-    if not isinstance(worker, Worker):
-        raise WorkerClosed()
-    return worker
-
-
-def get_worker_info(name_or_rank: str | int | None = None) -> WorkerInfo:
-    """Look a member up by name or rank; without an argument, the current worker."""
-    return current_worker().get_worker_info(name_or_rank)
-
-
-def workers() -> list[WorkerInfo]:
-    """List the members of the cluster, in order of rank; `suspect` ones say nothing just now."""
-    return current_worker().workers()
-
-
-async def barrier(names: Iterable[str] | None = None, timeout: float | None = None) -> None:
-    """Wait until all members, or all of `names`, have come to this barrier.
-
-    Concurrent ones of the same workers pair up in the order of their calls.
-    """
-    await _gather(None, names, timeout, "barrier")
-
-
-async def all_gather(
-    value: Any, names: Iterable[str] | None = None, timeout: float | None = None
-) -> dict[str, Any]:
-    """Give a value, and get everyone's, by name: of all members, or of all of `names`."""
-    return await _gather(value, names, timeout, "all_gather")
-
-
-async def _gather(
-    value: Any, names: Iterable[str] | None, timeout: float | None, what: str
-) -> dict[str, Any]:
-    worker = current_worker()
-    seconds, _ = worker.agent.deadline(timeout)  # no longer than the call that this is in
-    return await worker.members.assembly.gather(value, names, seconds, what)
-
-
-@inline
-def debug_info() -> dict[str, int]:
-    """Give the counters of the current worker; all of them are 0 at rest, except `workers`."""
-    return current_worker().debug_info()
-
-
-debug_info.__aiograd_quiet__ = True  # type: ignore[attr-defined]  # looking changes nothing

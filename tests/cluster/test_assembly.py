@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from aiograd.cluster.worker import Worker, all_gather, barrier, get_worker_info
+from aiograd.cluster.current import all_gather, barrier, get_worker_info
+from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.calls import rpc_async, run_sync
 from tests.waiting import until

@@ -13,8 +13,9 @@ import textwrap
 import pytest
 
 from aiograd.__main__ import main
+from aiograd.cluster.current import get_worker_info
 from aiograd.cluster.launch import rank_environments
-from aiograd.cluster.worker import Worker, get_worker_info
+from aiograd.cluster.worker import Worker
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options
 

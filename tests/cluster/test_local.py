@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from aiograd.cluster.current import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.cluster.local import LocalCluster
-from aiograd.cluster.worker import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.directory import WorkerInfo

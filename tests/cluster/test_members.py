@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiograd.cluster.worker import all_gather, current_worker
+from aiograd.cluster.current import all_gather, current_worker
 from aiograd.errors import UnknownWorker, WorkerLost
 from aiograd.testing.faults import Faults
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiograd.cluster.worker import get_worker_info
+from aiograd.cluster.current import get_worker_info
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.calls import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo

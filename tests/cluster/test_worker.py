@@ -13,10 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from aiograd.cluster.plan import Plan, plan_worker
-from aiograd.cluster.rendezvous import Place
-from aiograd.cluster.worker import (
-    Worker,
+from aiograd.cluster.current import (
     current_worker,
     debug_info,
     get_worker_info,
@@ -24,6 +21,9 @@ from aiograd.cluster.worker import (
     shutdown,
     workers,
 )
+from aiograd.cluster.plan import Plan, plan_worker
+from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.worker import Worker
 from aiograd.errors import (
     AuthError,
     InsecureTransport,
@@ -214,28 +214,6 @@ async def test_init_duplicate_name_in_an_open_cluster_leaves_the_first_one_unhar
     assert await b.agent.call("a", who) == WorkerInfo("a", 0)
 
 
-async def test_init_twice_forbidden():
-    await init_rpc("me")
-    with pytest.raises(RpcError, match="already"):
-        await init_rpc("me too")
-    with pytest.raises(RpcError, match="already"):
-        await init_rpc("again")
-    await shutdown()
-
-
-async def test_init_after_shutdown(tmp_path):
-    for round_number in range(2):
-        place = f"unix:{tmp_path}/{round_number}"
-
-        async def run(rank: int, place: str = place) -> WorkerInfo:
-            await init_rpc(f"w{rank}", rank=rank, world_size=2, rendezvous=place, options=QUICK)
-            answer = await rpc_async(1 - rank, who)
-            await shutdown()
-            return answer
-
-        assert await asyncio.gather(run(0), run(1)) == [WorkerInfo("w1", 1), WorkerInfo("w0", 0)]
-
-
 async def test_init_wrong_types():
     with pytest.raises(TypeError, match="options"):
         await init_rpc("a", options={})
@@ -349,15 +327,6 @@ async def test_a_worker_without_a_rank_is_given_one(meeting):
         await late.close()
 
 
-def test_use_before_init():
-    with pytest.raises(WorkerClosed):
-        current_worker()
-    with pytest.raises(WorkerClosed):
-        rpc_async("a", _double, (1,))
-    with pytest.raises(WorkerClosed):
-        debug_info()
-
-
 async def test_a_cancelled_start_leaves_nothing_behind(meeting):
     worker = meeting.worker("a", 0, world_size=2)
     start = asyncio.create_task(worker.start())
@@ -369,25 +338,6 @@ async def test_a_cancelled_start_leaves_nothing_behind(meeting):
         await start
     again = await meeting.static("a")  # its name and its address are free again
     await again[0].close()
-
-
-# ── the current worker ──────────────────────────────────────────────────────────────────────────
-
-
-async def test_the_current_worker_is_the_context_s_else_the_last_one_started():
-    async with Worker("a") as a:
-        assert current_worker() is a
-        async with Worker("b") as b:
-            assert current_worker() is b
-            assert await asyncio.create_task(_name_of_current()) == "b"
-        assert current_worker() is a
-        assert await rpc_async("a", _name_of_current) == "a"
-    with pytest.raises(WorkerClosed):
-        current_worker()
-
-
-async def _name_of_current() -> str:
-    return current_worker().name
 
 
 async def test_dbg_keys(meeting):

@@ -11,8 +11,8 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
+from aiograd.cluster.current import debug_info
 from aiograd.cluster.local import LocalCluster
-from aiograd.cluster.worker import debug_info
 from aiograd.errors import AiogradError
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options

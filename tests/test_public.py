@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -62,3 +63,62 @@ def test_importing_aiograd_does_not_import_what_is_asked_for_later():
     code = "import aiograd, sys; print([m for m in ('pytest', 'hypothesis') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# As the contract writes them, so that every argument may be given by its name, and by its place
+# where no star stands before it. More arguments may follow those.
+SIGNATURES = {
+    "init_rpc": "name, *, rank, world_size, rendezvous, options",
+    "shutdown": "graceful, timeout",
+    "LocalCluster": "n_workers, *, processes, names, options",
+    "LocalCluster.scale": "n",
+    "LocalCluster.restart": "name",
+    "LocalCluster.kill": "name",
+    "LocalCluster.logs": "name",
+    "get_worker_info": "name_or_rank",
+    "WorkerInfo": "name, rank",
+    "barrier": "names, timeout",
+    "all_gather": "value, names, timeout",
+    "rpc_async": "to, func, args, kwargs, *, timeout",
+    "remote": "to, func, args, kwargs, *, timeout",
+    "rpc_sync": "to, func, args, kwargs, *, timeout",
+    "rpc_stream": "to, async_gen_func, args, kwargs, *, timeout",
+    "run_sync": "awaitable",
+    "Group": "names",
+    "Group.map": "func, iterable",
+    "RRef": "value",
+    "RRef.to_here": "timeout",
+    "RRef.rpc_async": "timeout",
+    "RRef.remote": "timeout",
+    "RRef.rpc_sync": "timeout",
+    "RRef.backward": "ctx_or_id, retain_graph",
+    "backward": "ctx_or_id, roots, *, retain_graph, create_graph, timeout",
+    "get_gradients": "ctx_or_id",
+    "get_context": "id",
+    "grad": "outputs, inputs, grad_outputs, *, retain_graph, create_graph, allow_unused",
+    "autograd.grad": "outputs, inputs, grad_outputs, retain_graph, create_graph, allow_unused",
+    "tensor": "data, requires_grad, dtype",
+    "Tensor.backward": "gradient, retain_graph, create_graph",
+    "sparse.coo_tensor": "indices, values, shape, requires_grad, dtype",
+    "testing.gradcheck": "func, inputs",
+    "testing.gradgradcheck": "func, inputs",
+    "nn.EmbeddingBag.forward": "input, offsets, per_sample_weights",
+    "nn.RemoteModule": "to, cls, args, kwargs",
+    "nn.Pipeline": "stages, schedule, microbatches",
+    "optim.Optimizer": "params, defaults",
+    "optim.DistributedOptimizer": "cls, param_rrefs",
+    "optim.DistributedOptimizer.step": "ctx_or_id",
+    "optim.DistributedOptimizer.clip_grad_norm": "ctx, max_norm",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_arguments_have_the_names_and_places_of_the_contract(name):
+    thing = functools.reduce(getattr, name.split("."), ag)
+    found = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
+    keywords = {p.name for p in found if p.kind is not p.POSITIONAL_ONLY}
+    places = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional, _, named = SIGNATURES[name].partition("*, ")
+    wanted = positional.strip(", ").split(", ")
+    assert places[: len(wanted)] == wanted
+    assert {*wanted, *filter(None, named.split(", "))} <= keywords

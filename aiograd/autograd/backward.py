@@ -93,7 +93,6 @@ def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
     grad_outputs: Any = None,
-    *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     allow_unused: bool = False,

@@ -233,26 +233,26 @@ def current_context() -> Context:
     return current
 
 
-def get_context(context_id: int) -> Context:
+def get_context(id: int) -> Context:
     """Return this worker's part of a context; UnknownContext if it has none."""
-    if not isinstance(context_id, int):
-        raise TypeError(f"a context id is an int, not {type(context_id).__name__}")
-    return contexts().get(context_id)
+    if not isinstance(id, int):
+        raise TypeError(f"a context id is an int, not {type(id).__name__}")
+    return contexts().get(id)
 
 
-def resolve(context_or_id: Context | int) -> Context:
+def resolve(ctx_or_id: Context | int) -> Context:
     """This worker's part of the context that is meant."""
-    if isinstance(context_or_id, Context):
+    if isinstance(ctx_or_id, Context):
         home = contexts()
-        if context_or_id.home is home:
-            context_or_id.check()
-            return context_or_id
-        return home.get(context_or_id.id)
-    if isinstance(context_or_id, bool) or not isinstance(context_or_id, int):
-        raise TypeError(f"a context or its id is needed, not {type(context_or_id).__name__}")
-    return contexts().get(context_or_id)
+        if ctx_or_id.home is home:
+            ctx_or_id.check()
+            return ctx_or_id
+        return home.get(ctx_or_id.id)
+    if isinstance(ctx_or_id, bool) or not isinstance(ctx_or_id, int):
+        raise TypeError(f"a context or its id is needed, not {type(ctx_or_id).__name__}")
+    return contexts().get(ctx_or_id)
 
 
-def get_gradients(context_or_id: Context | int) -> dict[Tensor, Tensor]:
+def get_gradients(ctx_or_id: Context | int) -> dict[Tensor, Tensor]:
     """Return the gradients of this worker's leaves in a context."""
-    return resolve(context_or_id).gradients
+    return resolve(ctx_or_id).gradients

@@ -15,7 +15,7 @@ from aiograd.dist.nodes import RecvNode
 
 
 async def backward(
-    context_or_id: Context | int,
+    ctx_or_id: Context | int,
     roots: Sequence[Tensor] | Tensor,
     *,
     retain_graph: bool = False,
@@ -25,7 +25,7 @@ async def backward(
     """Play `roots` backwards in a context; the same as `await ctx.backward(*roots, …)`."""
     if not isinstance(roots, Tensor | list | tuple):
         raise TypeError(f"the roots of backward are a list of Tensors, not {type(roots).__name__}")
-    context = resolve(context_or_id)
+    context = resolve(ctx_or_id)
     await context.backward(
         *([roots] if isinstance(roots, Tensor) else roots),
         retain_graph=retain_graph,

@@ -41,11 +41,11 @@ class RemoteModule:
     def __init__(
         self,
         to: Any,
-        module_class: Any,
+        cls: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.module_rref: RRef = remote(to, create_module, args=(module_class, args, kwargs or {}))
+        self.module_rref: RRef = remote(to, create_module, args=(cls, args, kwargs or {}))
         self.on = self.module_rref.owner_name()
 
     @classmethod

@@ -41,8 +41,8 @@ class DistributedOptimizer:
 
     def __init__(
         self,
-        optimizer_class: type[Optimizer],
-        params: Iterable[RRef],
+        cls: type[Optimizer],
+        param_rrefs: Iterable[RRef],
         *args: Any,
         staleness: int | None = None,
         **kwargs: Any,
@@ -50,7 +50,7 @@ class DistributedOptimizer:
         if staleness is not None and not (type(staleness) is int and staleness >= 0):
             raise ValueError(f"staleness is None or a number of steps, not {staleness!r}")
         owners: dict[str, list[RRef]] = {}
-        for param in params:
+        for param in param_rrefs:
             if not isinstance(param, RRef):
                 raise TypeError(
                     "a DistributedOptimizer takes RRefs of parameters, "
@@ -61,7 +61,7 @@ class DistributedOptimizer:
             raise ValueError("the optimizer got an empty list of parameters")
         self.staleness = staleness
         self._making = {
-            owner: rpc_async(owner, owned.make, args=(optimizer_class, rrefs, args, kwargs))
+            owner: rpc_async(owner, owned.make, args=(cls, rrefs, args, kwargs))
             for owner, rrefs in owners.items()
         }
         self._locals: dict[str, RRef] | None = None  # owner → its local optimiser, once made
@@ -106,14 +106,14 @@ class DistributedOptimizer:
             {owner: rpc_async(owner, function, args=(rref, *args)) for owner, rref in found.items()}
         )
 
-    async def step(self, context: Context | int) -> None:
+    async def step(self, ctx_or_id: Context | int) -> None:
         """Update every parameter that has a gradient in the context, on all owners at once.
 
         `StaleGradients` if there is a bound on their age and one owner finds them older; then no
         parameter has changed anywhere. Any other failure, of an owner or of this worker on its way,
         may leave a step that some owners have taken and others have not.
         """
-        context_id, found = resolve(context).id, await self._made()
+        context_id, found = resolve(ctx_or_id).id, await self._made()
         settings = self._settings()
         async with AsyncExitStack() as turns:
             if self.staleness is not None:
@@ -125,12 +125,12 @@ class DistributedOptimizer:
                         raise StaleGradients(owner, behind, self.staleness)
             await self._everywhere(owned.step, context_id, settings)
 
-    async def clip_grad_norm(self, context: Context | int, max_norm: float) -> float:
+    async def clip_grad_norm(self, ctx: Context | int, max_norm: float) -> float:
         """Scale the gradients of a context so that their norm over all owners is at most this.
 
         Returns the norm before. Call it between `backward` and `step`.
         """
-        context_id = resolve(context).id
+        context_id = resolve(ctx).id
         squares = await self._everywhere(owned.squared_norm, context_id)
         norm = math.sqrt(sum(squares.values()))
         if norm > max_norm:

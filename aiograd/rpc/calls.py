@@ -57,7 +57,7 @@ def rpc_sync(
 
 def rpc_stream(
     to: Any,
-    func: Callable[..., Any],
+    async_gen_func: Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
@@ -71,7 +71,7 @@ def rpc_stream(
     agent = current_agent()
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
-    return open_stream(agent, to, func, args, kwargs, timeout=timeout)
+    return open_stream(agent, to, async_gen_func, args, kwargs, timeout=timeout)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:

@@ -11,6 +11,7 @@ Complex numbers count as pairs of real ones.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 
 from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.errors import GradError
+from aiograd.errors import GradError, NoContext, WorkerClosed
 
 Function = Callable[..., Any]
 Steps = Generator["_Call | _Grad", Any, Any]
@@ -64,7 +65,8 @@ def gradcheck(
     """Check the gradient of `func` by every input that requires grad.
 
     Inputs should be double precision, and not lie on a kink. Gives True, or raises `GradError`
-    (gives False with `raise_exception=False`). If `func` is awaitable, so is the result.
+    (gives False with `raise_exception=False`). If `func` is awaitable, so is the result; its calls
+    are made in the context that is open, else in one of their own.
     `derivative` stands in for `ag.autograd.grad`, or for `ag.grad` if `func` is awaitable.
     """
     given = _inputs(inputs)
@@ -110,7 +112,8 @@ def _run(
     assert isinstance(request, _Call)
     first = func(*request.inputs)
     if inspect.isawaitable(first):
-        return _run_async(steps, first, func, raise_exception, derivative or _distributed_grad())
+        derivative = derivative or _distributed_grad()
+        return _run_async(steps, request, first, func, raise_exception, derivative)
     answer = first
     try:
         while True:
@@ -129,9 +132,25 @@ def _run(
 
 
 async def _run_async(
-    steps: Steps, first: Any, func: Function, raise_exception: bool, derivative: Function
+    steps: Steps,
+    request: _Call,
+    first: Any,
+    func: Function,
+    raise_exception: bool,
+    derivative: Function,
 ) -> bool:
     answer = await first
+    context = _missing_context()
+    if context is None:
+        return await _go_on(steps, answer, func, raise_exception, derivative)
+    async with context:  # the first evaluation again: it has crossed in no context
+        answer = await func(*request.inputs)
+        return await _go_on(steps, answer, func, raise_exception, derivative)
+
+
+async def _go_on(
+    steps: Steps, answer: Any, func: Function, raise_exception: bool, derivative: Function
+) -> bool:
     try:
         while True:
             request = steps.send(answer)
@@ -146,6 +165,18 @@ async def _run_async(
         if error.reason != "gradcheck" or raise_exception:
             raise
         return False
+
+
+def _missing_context() -> Any:
+    """A context to make the calls in, where there is a worker to make them and none is open."""
+    from aiograd.dist.contexts import context, current_context
+
+    try:
+        current_context()
+    except NoContext:
+        with contextlib.suppress(WorkerClosed):
+            return context()
+    return None
 
 
 def _distributed_grad() -> Function:

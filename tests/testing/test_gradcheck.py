@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import aiograd
 import aiograd.autograd as ag
 from aiograd.errors import GradError
 from aiograd.testing import gradcheck, gradgradcheck
@@ -103,3 +104,17 @@ async def test_without_workers_the_distributed_derivative_is_the_local_one():
         return right(x)
 
     assert await gradcheck(func, (leaf(),))
+
+
+async def test_calls_to_workers_are_checked_also_where_no_context_is_open(cluster):
+    async with cluster(1):
+
+        def call(x: ag.Tensor) -> aiograd.Future[ag.Tensor]:
+            return aiograd.rpc_async("worker0", ag.tanh, (x,))
+
+        assert await gradcheck(call, (leaf(),))
+        assert await gradgradcheck(call, (leaf(),))
+        assert aiograd.debug_info()["contexts"] == 0
+        async with aiograd.context() as context:
+            assert await gradcheck(call, (leaf(),))
+            assert context.known_workers == {"worker0"}

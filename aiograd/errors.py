@@ -170,6 +170,10 @@ class UnknownWorker(RpcError, LookupError):
         return f"there is no worker {self.worker!r} here" + (f"; known: {shown}" if shown else "")
 
 
+class MalformedName(UnknownWorker, ValueError):
+    """No worker can have this name."""
+
+
 class WorkerClosed(RpcError):
     """This worker was shut down, or none was started."""
 

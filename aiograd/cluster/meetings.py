@@ -58,6 +58,7 @@ class Gatherings:
         gathering.values[name] = value
         if not gathering.missing():
             del self._led[group, turn]
+            gathering.values = {member: gathering.values[member] for member, _ in group}
         return gathering
 
     def end(self, gathering: Gathering) -> None:

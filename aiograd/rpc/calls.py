@@ -143,6 +143,8 @@ class Group:
     """
 
     def __init__(self, names: Any) -> None:
+        if isinstance(names, str):
+            raise TypeError(f"names should be several names, not the string {names!r}")
         self.names = list(names)
 
     def call(

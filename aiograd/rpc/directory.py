@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiograd.card import BLUE, card, code, quiet
-from aiograd.errors import UnknownWorker
+from aiograd.errors import MalformedName, UnknownWorker
 
 LOST_PEERS: Final = 1000  # remembered as such, by whoever has to; older ones are unknown
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
@@ -25,9 +26,10 @@ def check_name(name: Any) -> str:
     return name
 
 
+@functools.total_ordering
 @dataclass(frozen=True, slots=True, repr=False)
 class WorkerInfo:
-    """A worker's name and rank.
+    """A worker's name and rank, in the order of ranks.
 
     `suspect`: in `ag.workers()`, whether it is silent, or its connection being made again."""
 
@@ -37,6 +39,11 @@ class WorkerInfo:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+
+    def __lt__(self, other: Any) -> bool:
+        if not isinstance(other, WorkerInfo):
+            return NotImplemented
+        return (self.rank, self.name) < (other.rank, other.name)
 
     def __repr__(self) -> str:
         mark = ", suspect=True" if self.suspect else ""
@@ -114,7 +121,9 @@ class Directory:
                 f"a worker is meant by its name, rank or WorkerInfo, not by {type(to).__name__}"
             )
         if peer is None:
-            raise UnknownWorker(str(getattr(to, "name", to)), tuple(self.members))
+            malformed = isinstance(to, str) and not _NAME.fullmatch(to)
+            unknown = MalformedName if malformed else UnknownWorker
+            raise unknown(str(getattr(to, "name", to)), tuple(self.members))
         return peer
 
     @property

@@ -188,7 +188,9 @@ class RRef:
 
         At the owner the context may be left out: an ordinary backward pass into `.grad`.
         """
-        context_id = None if ctx_or_id is None else int(getattr(ctx_or_id, "id", ctx_or_id))
+        context_id = getattr(ctx_or_id, "id", ctx_or_id)
+        if context_id is not None and type(context_id) is not int:
+            raise TypeError(f"a context or its id is needed, not {type(ctx_or_id).__name__}")
         if isinstance(self._ref, Owned):
             value = await self._refs.wait(self, None, "RRef.backward")
             await self._refs.serving.backward(value, context_id, retain_graph)

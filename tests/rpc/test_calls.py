@@ -870,6 +870,8 @@ async def test_a_group_can_return_errors(agents):
         assert isinstance(two, ValueError)
         with pytest.raises(UnknownWorker):
             Group([1, "nobody"]).call(add, 1)
+        with pytest.raises(TypeError, match="several names"):
+            Group("worker1")
 
 
 class Argument:

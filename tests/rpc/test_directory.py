@@ -34,6 +34,15 @@ def test_worker_infos_are_values():
     assert pickle.loads(pickle.dumps(info)) == info
 
 
+def test_worker_infos_are_sorted_by_rank():
+    first, second = WorkerInfo("b", 0), WorkerInfo("a", 1, suspect=True)
+    assert sorted([second, first]) == [first, second]
+    assert first < second
+    assert second >= first
+    with pytest.raises(TypeError):
+        sorted([first, "b"])
+
+
 def test_members_are_found_by_name_rank_and_info():
     directory = Directory()
     a, b = peer("a", 0), peer("b", 1)
@@ -52,6 +61,11 @@ def test_who_is_not_there_is_unknown():
     for to in ("b", 7, -1, WorkerInfo("a", 3)):
         with pytest.raises(UnknownWorker):
             directory.find(to)
+    for to in ("a b", "", "ä"):  # such a worker cannot exist at all
+        with pytest.raises(UnknownWorker, match="known: a") as caught:
+            directory.find(to)
+        assert isinstance(caught.value, ValueError)
+        assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
     for to in (0.5, -0.5, True):
         with pytest.raises(ValueError, match="rank"):
             directory.find(to)

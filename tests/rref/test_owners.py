@@ -56,6 +56,9 @@ async def test_backward_runs_at_the_owner(workers: Any) -> None:
             await rref.backward(13)
         with pytest.raises(RRefError, match="must be given"):
             await rref.backward()
+        for wrong in ("5", 5.0, True):
+            with pytest.raises(TypeError, match="a context or its id is needed"):
+                await rref.backward(wrong)
         w[1].backward_hook = None
         with pytest.raises(RRefError, match="no autograd"):
             await rref.backward(5)

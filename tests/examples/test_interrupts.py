@@ -153,7 +153,7 @@ def test_the_cluster_works_after_a_cell_was_interrupted_that(cell: str, kernel: 
     assert kernel.interrupt(CELLS[cell]) < NOTICED
     assert kernel.run(CHECK) == "[2, 2]\n[6.0]\n"
     if "thread" in cell:
-        assert kernel.run("thread.join(0) or print(answers)") == "[2]\n"
+        assert kernel.run("thread.join() or print(answers)") == "[2]\n"
     assert kernel.run(END) == "None\n"
 
 

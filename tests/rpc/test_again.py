@@ -167,26 +167,28 @@ def twice(x):
     return x + x
 
 
-async def test_a_cancelled_call_is_not_tried_again(cluster):
+async def test_a_cancelled_call_is_not_tried_again(cluster, monkeypatch):
+    monkeypatch.setattr(again, "_FIRST", 0.5)
     async with cluster(1):
         call = ag.rpc_async("worker0", visit, (1, True))
         await ran(1)
         call.cancel()
         while (await ag.rpc_async("worker0", ag.debug_info))["running_calls"]:
             await asyncio.sleep(0)
-        refused = refuse()
+        refuse()
         call = ag.rpc_async("worker0", visit, (2, False))
-        while refused[FAILED] < 2:
-            await asyncio.sleep(0)
+        await until(is_pausing)
         call.cancel()
         ag.current_worker().faults = None  # another try would get through
+        await until(lambda: not is_pausing())
         assert await ag.rpc_async("worker0", visit, (3, False)) == 3
-        await until(lambda: not any(map(is_a_pause, asyncio.all_tasks())))
         assert RAN == [1, 3]
 
 
-def is_a_pause(task):
-    return task.get_coro().__name__ == again.Persistence._wait_and_attempt.__name__
+def is_pausing() -> bool:
+    """Whether a call waits for its next try."""
+    pause = again.Persistence._wait_and_attempt.__name__
+    return any(task.get_coro().__name__ == pause for task in asyncio.all_tasks())
 
 
 async def test_closing_ends_a_call_that_waits_for_its_next_try(cluster, monkeypatch):

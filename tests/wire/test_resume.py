@@ -67,6 +67,39 @@ def test_memory_is_bounded_and_what_was_let_go_cannot_be_resumed():
     assert session.rest(392) == [b"abcd", b"abcd"]
 
 
+def test_as_much_is_kept_as_there_is_memory_for_and_no_more():
+    session = Session(limit=8)
+    session.keep(b"abcd")
+    session.keep(b"efgh")
+    assert session.rest(0) == [b"abcd", b"efgh"]  # all of it fits
+    session.keep(b"ij")
+    assert not session.resumable(3)
+    assert session.rest(4) == [b"efgh", b"ij"]
+    session.keep(b"kl")
+    assert session.rest(4) == [b"efgh", b"ij", b"kl"]  # what was let go has made room
+    session.keep(b"m")
+    assert session.rest(8) == [b"ij", b"kl", b"m"]
+
+
+def test_what_has_come_makes_room_for_more():
+    session = Session(limit=8)
+    session.keep(b"abcd")
+    session.acknowledged(4)
+    session.keep(b"efgh")
+    session.keep(b"ijkl")
+    assert session.rest(4) == [b"efgh", b"ijkl"]
+    session.keep(b"m")
+    assert not session.resumable(7)
+
+
+def test_news_is_due_as_soon_as_enough_has_come_and_not_before():
+    session = Session()
+    assert (session.told, session.due, session.overdue) == (0, LITTLE, MUCH)
+    session.received = 100
+    session.acknowledge()
+    assert (session.told, session.due, session.overdue) == (100, 100 + LITTLE, 100 + MUCH)
+
+
 def test_without_memory_nothing_is_resumable_but_the_end():
     session = Session(limit=0)
     session.keep(b"abcd")

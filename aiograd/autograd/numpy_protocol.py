@@ -15,7 +15,7 @@ from aiograd.autograd.op import OPS
 from aiograd.autograd.ops.discrete import NOT_DIFFERENTIABLE
 from aiograd.autograd.ops.table import NUMPY
 from aiograd.autograd.recording import recording
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 
 _REDUCTIONS = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 _WRITERS = {np.copyto, np.put, np.put_along_axis, np.putmask, np.place, np.fill_diagonal}
@@ -45,11 +45,18 @@ def array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: A
         return operation(*args, **kwargs)
     if function in _WRITERS:
         return _write(function, args, kwargs)
-    if function in NOT_DIFFERENTIABLE:
+    if function in NOT_DIFFERENTIABLE or (
+        function is np.full_like and not _filled(*args, **kwargs)
+    ):
         return _wrapped(function(*_plain(args), **_plain(kwargs)))
     module = getattr(function, "__module__", "numpy") or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{function.__name__}"
     return _on_arrays(function, name, args, kwargs)
+
+
+def _filled(a: Any, fill_value: Any, *rest: Any, **kwargs: Any) -> bool:
+    """Whether `full_like` fills with what requires grad; of the other tensor it takes the shape."""
+    return requires_grad(fill_value)
 
 
 def _write(function: Any, args: Any, kwargs: Any) -> None:

@@ -239,7 +239,7 @@ class Tensor:
                     "recorded; wrap the write in `with ag.no_grad():`",
                     "inplace",
                 )
-            if self._node is not None or (isinstance(value, Tensor) and value.requires_grad):
+            if self._node is not None or requires_grad(value):
                 raise GradError(
                     "writing into a tensor is not recorded; build a new tensor instead "
                     "(ag.where, ag.concatenate, …), or write inside `with ag.no_grad():`",
@@ -262,6 +262,18 @@ class Tensor:
         """Overwrite the whole tensor in place, under the rules of `tensor[...] = value`."""
         self[...] = value
         return self
+
+    def sort(self, axis: int = -1, kind: Any = None, order: Any = None) -> None:
+        """Sort in place, as ndarray's own method does; `ag.sort` gives a sorted copy."""
+        self._before_write()
+        self.data.sort(axis, kind, order)
+        self._written()
+
+    def partition(self, kth: Any, axis: int = -1, kind: Any = "introselect") -> None:
+        """Partition in place, as ndarray's own method does; `ag.partition` gives a copy."""
+        self._before_write()
+        self.data.partition(kth, axis, kind)
+        self._written()
 
     # ── hooks and the graph ─────────────────────────────────────────────────────────────────────
 
@@ -346,6 +358,13 @@ def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
 def is_sparse_array(data: Any) -> bool:
     """Tell whether this raw array is one of our sparse ones (they all say so themselves)."""
     return getattr(data, "is_sparse_array", False) is True
+
+
+def requires_grad(value: Any) -> bool:
+    """Whether a Tensor, or one in a list of values, requires grad."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, list | tuple) and any(map(requires_grad, value))
 
 
 def _plain_index(index: Any) -> Any:

@@ -281,7 +281,7 @@ SAMPLES: dict[str, list[Sample]] = {
     # no gradient
     **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor", "isclose"), TWO),
     **dict.fromkeys(("logical_not", "isnan", "isinf", "isfinite", "signbit", "argmax", "argmin", "argsort", "nanargmax", "nanargmin", "all", "any", "count_nonzero", "iscomplex", "isreal"), NONE),
-    **{name: [s(np.array([1, 2]), np.array([3, 1]))] for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{name: [s(np.array([1, 2]), np.array([3, 1]))] for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")},
     "invert": [s(np.array([1, 2]))], "searchsorted": [s(np.array([0.0, 1.0]), A(3))],
 }
 # fmt: on
@@ -314,6 +314,8 @@ DISCRETE = {
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
+    "left_shift",
+    "right_shift",
     "invert",
     "searchsorted",
 }  # fmt: skip

@@ -72,6 +72,11 @@ def test_reductions_of_ufuncs_are_recorded():
         (lambda x: np.linalg.eig(x[:, :2]), "linalg.eig"),
         (lambda x: np.multiply.outer(x, x), "multiply.outer"),
         (lambda x: np.unwrap(x), "unwrap"),
+        (lambda x: np.bincount([0, 1, 0], weights=x[0]), "bincount"),
+        (lambda x: np.unique(x), "unique"),
+        (lambda x: np.histogram(x), "histogram"),
+        (lambda x: np.linalg.cond(x), "linalg.cond"),
+        (lambda x: np.full_like(x.detach(), x[0, 0]), "full_like"),
     ],
 )
 def test_a_function_without_a_rule_refuses_by_name_and_never_detaches(call, name):
@@ -94,6 +99,8 @@ def test_functions_that_only_look_are_allowed():
     assert np.argmax(x).item() == 5
     assert np.zeros_like(x).tolist() == [[0, 0, 0], [0, 0, 0]]
     assert not np.zeros_like(x).requires_grad
+    assert np.full_like(x, 7.0)[0].tolist() == [7, 7, 7]
+    assert np.unique(x > 5).tolist() == [False, True]
     assert np.shape in NOT_DIFFERENTIABLE
     assert [part.tolist() for part in np.nonzero(x > 5)] == [[1], [2]]
 

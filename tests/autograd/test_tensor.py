@@ -236,6 +236,51 @@ def test_writes_without_a_gradient_are_plain():
     assert same.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("pack", [list, tuple])
+def test_what_is_written_is_not_lost_to_the_graph_inside_a_list(pack):
+    x, target = leaf(), ag.zeros(2)
+    with pytest.raises(GradError) as caught:
+        target[:] = pack([x[0], 1.0])
+    assert caught.value.reason == "inplace"
+    target += pack([x[0], 1.0])  # a new tensor
+    target.sum().backward()
+    assert x.grad[0].item() == 1
+    with ag.no_grad():
+        target[:] = pack([x[0], 1.0])
+    assert target.tolist() == [x[0].item(), 1]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("sort", ()), ("partition", (1,))])
+def test_methods_that_sort_do_so_in_place_as_in_numpy(name, arguments):
+    plain, array = ag.tensor([[3.0, 1.0, 2.0]]), np.array([[3.0, 1.0, 2.0]])
+    assert getattr(plain, name)(*arguments) is None
+    getattr(array, name)(*arguments)
+    np.testing.assert_array_equal(plain.data, array)
+    getattr(plain, name)(*arguments, axis=1)
+    for tracked in (leaf(), leaf() * 2):
+        with pytest.raises(GradError) as caught:
+            getattr(tracked, name)(0)
+        assert caught.value.reason == "inplace"
+    factor = ag.tensor([3.0, 2.0, 1.0])
+    y = leaf() * factor
+    getattr(factor, name)(0)
+    with pytest.raises(GradError) as caught:
+        y.sum().backward()
+    assert caught.value.reason == "modified"
+
+
+def test_whole_numbers_are_shifted_and_divided_with_rest_as_in_numpy():
+    a, b = np.array([5, 9]), np.array([1, 2])
+    for compute in (
+        lambda a, b: a << b, lambda a, b: a >> b, lambda a, b: a << 1, lambda a, b: 1 << b,
+        lambda a, b: divmod(a, b)[0], lambda a, b: divmod(a, b)[1],
+        lambda a, b: divmod(7, b)[0], lambda a, b: divmod(a, 2)[1],
+    ):  # fmt: skip
+        np.testing.assert_array_equal(compute(ag.tensor(a), ag.tensor(b)).data, compute(a, b))
+    with pytest.raises(TypeError):
+        divmod(ag.tensor(a), "x")
+
+
 def test_in_place_operators_on_results_make_a_new_tensor():
     x = leaf()
     y = before = x * 2

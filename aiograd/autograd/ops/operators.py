@@ -13,7 +13,7 @@ import numpy as np
 from aiograd.autograd.op import Op
 from aiograd.autograd.recorded import LightNode, record
 from aiograd.autograd.recording import recording
-from aiograd.autograd.tensor import Tensor, wrap
+from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
@@ -23,6 +23,7 @@ _OPERATORS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
     "floor_divide": "floordiv", "remainder": "mod", "matmul": "matmul",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "left_shift": "lshift", "right_shift": "rshift",
 }  # fmt: skip
 _COMPARISONS = {
     "equal": "__eq__", "not_equal": "__ne__", "less": "__lt__", "less_equal": "__le__",
@@ -79,7 +80,7 @@ def _in_place(made: Op) -> Callable[[Tensor, Any], Tensor]:
     def operator(self: Tensor, other: Any) -> Any:
         if other is None or isinstance(other, str):
             return NotImplemented
-        tracked = self.requires_grad or (isinstance(other, Tensor) and other.requires_grad)
+        tracked = self.requires_grad or requires_grad(other)
         if tracked and recording.get():
             if self._leaf:
                 raise GradError(
@@ -144,3 +145,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
 
     operator.__name__ = op.name
     return operator
+
+
+setattr(Tensor, "__divmod__", lambda a, b: (a // b, a % b))  # noqa: B010  attached, like the others
+setattr(Tensor, "__rdivmod__", lambda b, a: (a // b, a % b))  # noqa: B010

@@ -33,8 +33,6 @@ ALIASES: dict[str, str] = {}  # further names of operations → their own
 
 SMALL = 16384  # elements that are filled faster than numpy finds its way through a view
 
-_NOT_METHODS = {"sort", "partition"}  # ndarray's own change the array itself
-
 
 def numpy_op(
     function: Any,
@@ -103,7 +101,7 @@ def _register(made: Any, function: Any) -> None:
         NUMPY[function] = made
     if isinstance(made, Op) and isinstance(function, np.ufunc):
         attach_operators(name, made)
-    if hasattr(np.ndarray, name) and name not in _NOT_METHODS and name not in Tensor.__dict__:
+    if hasattr(np.ndarray, name) and name not in Tensor.__dict__:
         setattr(Tensor, name, as_method(made))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.exposure import find_exposed, is_exposed
-from aiograd.rpc.functions import EXPOSED, SERVICE, Target, function_name
+from aiograd.rpc.functions import BY_VALUE, EXPOSED, SERVICE, Target, function_name
 from aiograd.wire.messages import OP
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ _NAME: Final = 1024  # bytes of a function's name; thousands of them are kept
 def resolve(agent: Agent, flags: int, data: bytes, peer: PeerInfo) -> Target:
     """What a peer's DEFINE means here; a pickle is opened only for peers that are trusted."""
     trusts = agent.trusts(peer)
+    if flags & BY_VALUE:
+        line, _, pickled = data.partition(b"\n")
+        data, flags = (pickled, 0) if trusts else (line, EXPOSED)
     if flags & (SERVICE | OP | EXPOSED):
         name = _name(data, peer)
         if flags & SERVICE:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TABLE: Final = 4096  # functions per peer that have a number; more are sent anew
 SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service
 EXPOSED: Final = 1 << 14  # flag of a DEFINE that names an exposed function
+BY_VALUE: Final = 1 << 13  # with it: a line with the name, then the pickle for those who open it
 _MISSING: Final = object()
 _STABLE: Final = (int, float, str, bytes, bool, type(None), complex, types.ModuleType)
 
@@ -133,7 +134,7 @@ class Shipper:
         if payload.travelled or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
             return Shipment(name, None, func=func)
-        shipment = self._by_content(func, name, payload.data)
+        shipment = self._by_value(func, name, payload.data)
         watch = _watch(func)
         return shipment if watch is None else self._remember(func, shipment, watch)
 
@@ -143,10 +144,16 @@ class Shipper:
         payload = encode_named(self._codec, func, Departure(to, "call"), "func")
         return self._by_content(func, name, payload.data)
 
-    def _by_content(self, func: Any, name: str, data: bytes) -> Shipment:
+    def _by_value(self, func: Any, name: str, data: bytes) -> Shipment:
+        if is_exposed(func):  # whoever takes names only may run the same script
+            data = exposed_name(func).encode() + b"\n" + data
+            return self._by_content(func, name, data, EXPOSED | BY_VALUE)
+        return self._by_content(func, name, data)
+
+    def _by_content(self, func: Any, name: str, data: bytes, flags: int = 0) -> Shipment:
         shipment = self._contents.get(data)
         if shipment is None:
-            shipment = self._contents[data] = Shipment(name, data, func=func)
+            shipment = self._contents[data] = Shipment(name, data, flags, func=func)
             if len(self._contents) > TABLE:
                 self._contents.popitem(last=False)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import types
 import weakref
 
@@ -242,3 +243,21 @@ async def test_registered_peers_may_only_call_what_is_exposed(agents):
         for func in (helper, lambda x: x, [].append):
             with pytest.raises(NotAllowed):
                 await rpc_async("worker1", func, (1,))
+
+
+@pytest.mark.parametrize("mode", ["trusted", "registered", "restricted"])
+async def test_what_a_script_exposes_may_be_called_in_every_mode(agents, mode, monkeypatch):
+    source = "import aiograd as ag\n@ag.expose\ndef visit(x): return x + step\nstep = 1"
+    script = module_of(source)
+    async with agents(2, options=Options(mode=mode)):
+        with monkeypatch.context() as patch:  # both sides run the same script
+            patch.setitem(sys.modules, "__main__", script)
+            assert await rpc_async("worker1", script.visit, (4,)) == 5
+            script.run("step = 2")
+            assert await rpc_async("worker1", script.visit, (4,)) == 6
+        other = module_of(source.replace("visit", "stay")).stay  # only one of them runs that
+        if mode == "trusted":
+            assert await rpc_async("worker1", other, (4,)) == 5
+        else:
+            with pytest.raises(NotAllowed, match="__main__:stay is not exposed here"):
+                await rpc_async("worker1", other, (4,))

@@ -175,7 +175,8 @@ class Function:
     """Base of functions with a backward of their own; call them with `F.apply(...)`.
 
     Arguments are positional and may be anything; gradients go to those that are Tensors. backward
-    gets one gradient per result and returns one per argument (None: no gradient).
+    gets one gradient per result, which it must not write to, since others may hold the same, and
+    returns one per argument (None: no gradient).
     """
 
     def __init__(self) -> None:

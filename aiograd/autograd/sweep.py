@@ -282,6 +282,8 @@ def _in_layout_of(leaf: Any, grad: Any) -> Any:
 
 
 def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:
+    if grad.__class__ is _ndarray:
+        grad = grad.copy()  # a hook may write to it, and others may hold the same
     for hook in list(hooks):
         given = grad if isinstance(grad, Tensor) else wrap(grad)
         result = hook(given)

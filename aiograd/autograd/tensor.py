@@ -280,7 +280,7 @@ class Tensor:
     def register_hook(self, hook: Hook) -> HookHandle:
         """Call `hook(gradient)` once per pass with this tensor's summed gradient.
 
-        It may return another gradient. The returned handle has `remove()`.
+        It may return another gradient, or write to this one. The returned handle has `remove()`.
         """
         if not self.requires_grad:
             raise GradError("a hook needs a tensor that requires grad", "no_requires_grad")

@@ -429,6 +429,26 @@ def test_a_hook_may_replace_the_gradient_on_leaves_and_results():
     assert x.grad.tolist() == [21, 21, 21]
 
 
+def test_a_hook_that_writes_to_its_gradient_changes_that_of_its_tensor_alone():
+    def double(gradient):
+        gradient *= 2.0
+
+    x = leaf(1.0, 1.0)
+    one, other = x * 1.0, x * 10.0
+    other.register_hook(double)
+    (one + other).backward(np.ones(2))  # one array for both
+    assert x.grad.tolist() == [21.0, 21.0]
+
+
+def test_a_hook_behind_a_sum_may_write_to_its_gradient():
+    x = ag.tensor(np.ones((200, 200)), requires_grad=True)
+    h = x * 1.0
+    h.register_hook(lambda gradient: gradient.__setitem__((0, 0), 7.0))
+    h.sum().backward()
+    assert x.grad.numpy()[0, 0] == 7.0
+    assert x.grad.numpy()[0, 1] == 1.0
+
+
 def test_a_removed_hook_is_not_called():
     x = leaf()
     seen = []

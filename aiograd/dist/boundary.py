@@ -34,8 +34,12 @@ CrossingHook = Callable[[Crossing, Any], Any]
 def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -> Any:
     """The array after all hooks, in order of registration."""
     for hook in list(hooks.values()):
-        result = hook(crossing, array)
-        if result is not None:
+        shown = array
+        if isinstance(array, np.ndarray):  # which stays here, too, where it must not change
+            shown = array.view()
+            shown.flags.writeable = False
+        result = hook(crossing, shown)
+        if result is not None and result is not shown:
             result = result.data if isinstance(result, Tensor) else np.asarray(result)
             if result.shape != array.shape:
                 raise GradError(

@@ -169,9 +169,9 @@ class Context:
     def on_crossing(self, hook: CrossingHook) -> HookHandle:
         """Show `hook(crossing, array)` every array of the context that leaves this worker.
 
-        It may return another one of the same shape: clipped, noisy, of a smaller dtype (undone on
-        arrival). `crossing.way` is "forward" for values and "backward" for gradients. Ready-made
-        hooks are in `aiograd.dist.boundary`.
+        It cannot write to it, and may return another one of the same shape: clipped, noisy, of a
+        smaller dtype (undone on arrival). `crossing.way` is "forward" for values and "backward" for
+        gradients. Ready-made hooks are in `aiograd.dist.boundary`.
         """
         return HookHandle.on_dict(self.hooks, hook)
 

@@ -7,7 +7,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.dist import boundary
-from aiograd.errors import GradError
+from aiograd.errors import GradError, SerializationError
 
 
 def square(x):
@@ -69,3 +69,22 @@ async def test_a_hook_must_keep_the_shape(workers):
         with pytest.raises(GradError, match="keep the shape"):
             await ag.rpc_async("worker1", square, args=(x,))
         assert ctx.send_nodes == {}
+
+
+async def test_a_hook_cannot_write_to_what_stays_here(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        ctx.on_crossing(lambda crossing, array: np.negative(array, out=array))
+        with pytest.raises(SerializationError, match="read-only"):
+            await ag.rpc_async("worker1", square, args=(x,))
+        assert ctx.send_nodes == {}
+    assert x.tolist() == [1.0, 2.0]
+
+
+async def test_a_hook_may_return_what_it_was_shown(workers):
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with workers(2), ag.context() as ctx:
+        ctx.on_crossing(lambda crossing, array: array)
+        y = await ag.rpc_async("worker1", square, args=(x,))
+        await ctx.backward(y.sum())
+        assert ctx.gradients[x].tolist() == [2.0, 4.0]

@@ -9,6 +9,7 @@ from aiograd.autograd.coo import Coo
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.engine import Engine
+from aiograd.dist.explaining import waits
 from aiograd.dist.partners import CooTraveller
 from aiograd.dist.travel import ContextBaggage, TensorBox, TensorTraveller
 from aiograd.rpc.agent import Agent
@@ -31,7 +32,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.flat"] = engine.arrived_flat
     agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
     agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
-    agent.services["gradients.waits"] = partners.guard(engine.waits)
+    agent.services["gradients.waits"] = partners.guard(functools.partial(waits, engine))
     agent.services["context.release"] = partners.guard_release(contexts.release_asked)
     agent.services["context.known"] = contexts.known
     agent.services["context.graph"] = partners.guard(functools.partial(_describe, contexts))

@@ -18,6 +18,7 @@ from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.card import ORANGE, card, code, quiet, table
 from aiograd.dist.boundary import CrossingHook, crossed_all
+from aiograd.dist.explaining import explain
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import Pass
 from aiograd.dist.topology import Topology
@@ -194,7 +195,7 @@ class Context:
 
     async def explain(self) -> str:
         """Tell who waits for whom in the passes of this context that are under way."""
-        return await self.home.engine.explain(self)
+        return await explain(self.home.engine, self)
 
     def graph(self) -> ContextGraph:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""

@@ -367,34 +367,6 @@ class Engine:
                 self.passes.pop((context.id, number), None)
                 context.commit(number)
 
-    # ── for people ──────────────────────────────────────────────────────────────────────────────
-
-    def waits(self, sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
-        """What our part of a context waits for, and whom to ask besides."""
-        plays = [r.play for (c, _), r in self.passes.items() if c == context_id]
-        lines = [
-            f"pass {play.number & 0xFFFFF}: {play.waits_for()}"
-            for play in plays
-            if not play.complete or play.originator == self.agent.name
-        ]
-        return lines, sorted({peer for play in plays for peer in play.informed | play.heard})
-
-    async def explain(self, context: Context) -> str:
-        me = self.agent.info
-        told, waiting = {self.agent.name}, set()
-        lines, peers = self.waits(me, context.id)
-        waiting.update(peers)
-        while waiting := waiting - told:
-            name = waiting.pop()
-            told.add(name)
-            try:
-                more, peers = await self.shell.ask(name, "gradients.waits", context.id, timeout=2.0)
-            except Exception as error:
-                more, peers = [f"{name} does not answer: {error}"], []
-            lines += more
-            waiting.update(peers)
-        return "\n".join(lines) or "no backward pass is under way"
-
     def released(self, context: Context) -> None:
         """A context was left: its passes end here; who awaits one is told."""
         for (context_id, number), running in list(self.passes.items()):

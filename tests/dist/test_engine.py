@@ -280,17 +280,3 @@ async def test_a_hessian_vector_product_through_a_remote_call_is_exact(workers):
         (g,) = await ag.grad(y, x, create_graph=True)
         (hv,) = await ag.grad((g * v).sum(), x)
     np.testing.assert_allclose(hv.numpy(), 6 * x.numpy() * v, rtol=1e-14)
-
-
-async def test_a_pass_in_flight_can_tell_who_waits_for_whom(workers):
-    x = ag.tensor([1.0], requires_grad=True)
-    async with workers(2), ag.context() as ctx:
-        assert await ctx.explain() == "no backward pass is under way"
-        y = await ag.rpc_async("worker0", slow, args=(x,))
-        z = await ag.rpc_async("worker1", double, args=(y,))
-        running = asyncio.create_task(ctx.backward(z.sum()))
-        while not (await ag.rpc_async("worker0", ag.debug_info))["backward_passes"]:
-            await asyncio.sleep(0)
-        assert "driver waits for 1 edges of worker0" in await ctx.explain()
-        GATE.set()
-        await running

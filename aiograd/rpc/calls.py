@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
 from aiograd.rpc.current import current_agent
+from aiograd.rpc.exposure import MARK
 from aiograd.rpc.future import Future
 from aiograd.rpc.outgoing import open_stream
 from aiograd.rpc.streams import Stream
@@ -107,8 +108,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
 
 def inline(func: F) -> F:
     """Mark a plain function as short and non-blocking: it runs on the callee's loop."""
-    func.__aiograd_inline__ = True  # type: ignore[attr-defined]
-    return func
+    return _mark(func, "__aiograd_inline__")
 
 
 def expose(func: F) -> F:
@@ -116,8 +116,7 @@ def expose(func: F) -> F:
 
     Of a class: let them make it. Of a method: let them call it where they hold a reference.
     """
-    func.__aiograd_exposed__ = True  # type: ignore[attr-defined]
-    return func
+    return _mark(func, MARK)
 
 
 def idempotent(func: F) -> F:
@@ -128,7 +127,15 @@ def idempotent(func: F) -> F:
     Arrays and objects among the arguments must stay as they are until the call has ended. `remote`
     and `rpc_stream` are not repeated: what they made would be gone.
     """
-    func.__aiograd_idempotent__ = True  # type: ignore[attr-defined]
+    return _mark(func, "__aiograd_idempotent__")
+
+
+def _mark(func: F, mark: str) -> F:
+    try:
+        setattr(func, mark, True)
+    except (AttributeError, TypeError):
+        why = "only functions and classes written in Python can"
+        raise TypeError(f"{func!r:.80} cannot be marked: {why}") from None
     return func
 
 

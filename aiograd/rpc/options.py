@@ -87,6 +87,9 @@ class Options:
             _check_seconds(name, getattr(self, name), zero=name in _MAY_BE_ZERO)
         for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
             _check_count(name, getattr(self, name))
+        for name in ("allow_plaintext", "strict_leaks"):
+            if type(getattr(self, name)) is not bool:
+                raise TypeError(f"{name} is True or False, not {getattr(self, name)!r}")
         for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")

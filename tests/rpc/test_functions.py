@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiograd.errors import NotAllowed
-from aiograd.rpc.calls import expose, inline, rpc_async
+from aiograd.rpc.calls import expose, idempotent, inline, rpc_async
 from aiograd.rpc.functions import TABLE, Shipper, function_name
 from aiograd.rpc.options import Options
 from aiograd.wire.messages import DEFINE, OP
@@ -261,3 +261,11 @@ async def test_what_a_script_exposes_may_be_called_in_every_mode(agents, mode, m
         else:
             with pytest.raises(NotAllowed, match="__main__:stay is not exposed here"):
                 await rpc_async("worker1", other, (4,))
+
+
+@pytest.mark.parametrize("mark", [expose, inline, idempotent])
+def test_what_cannot_be_marked_says_so(mark):
+    assert mark(fresh := lambda: 1) is fresh
+    for wrong in ("a name", 3, len):
+        with pytest.raises(TypeError, match="cannot be marked"):
+            mark(wrong)

@@ -48,6 +48,14 @@ def test_init_threads():
         Options(threads=1.5)
 
 
+@pytest.mark.parametrize("field", ["allow_plaintext", "strict_leaks"])
+def test_yes_and_no_are_not_guessed_from_words(field):
+    assert getattr(Options(**{field: True}), field) is True
+    for wrong in ("no", "0", 1, None):
+        with pytest.raises(TypeError, match=field):
+            Options(**{field: wrong})
+
+
 @pytest.mark.parametrize("field", ["transport", "loop", "mode"])
 def test_only_known_words_are_taken(field):
     with pytest.raises(ValueError, match=field):

@@ -1,8 +1,9 @@
 """The agent: one worker's machinery for calling others and being called.
 
-It owns the links to its peers, finds out how functions and arguments travel, and is where other
-layers plug in: `travellers`, `baggage`, `keeper`, `services`, `parts`, `lost`, `ops`, `faults`.
-Who the peers are is the cluster layer's business; it fills the `directory`.
+It decides for each call and request to whom, until when and how it goes, and is where other layers
+plug in: `travellers`, `baggage`, `keeper`, `services`, `parts`, `lost`, `ops`, `faults`. How a call
+is packed is `outgoing.py`'s business, what becomes of it that of its link. Who the peers are is
+known to the cluster layer; it fills the `directory`.
 """
 
 from __future__ import annotations

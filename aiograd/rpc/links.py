@@ -1,4 +1,7 @@
-"""The links of one worker: one for each start of a peer, and what became of those that are lost."""
+"""The links of one worker: one for each start of a peer, and what became of those that are lost.
+
+What is under way over all of them is counted here, too: a worker is at rest when that is nothing.
+"""
 
 from __future__ import annotations
 

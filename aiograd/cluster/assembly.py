@@ -5,7 +5,7 @@ is everyone's. Who has brought what is the book-keeping of `Gatherings`, without
 is told by `members.py`.
 
     service          from → to             says                     answer
-    cluster.gather   member → its leader   my value of this turn    everyone's values
+    cluster.gather   member → its leader   my value                 everyone's values
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aiograd.cluster.meetings import Gathering, Gatherings, Group
-from aiograd.errors import DeadlineExceeded, NotAllowed, RpcError, UnknownWorker, WorkerLost
+from aiograd.cluster.meetings import Brought, Gatherings, Group
+from aiograd.errors import DeadlineExceeded, NotAllowed, UnknownWorker, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 
@@ -29,8 +29,8 @@ class Assembly:
     def __init__(self, agent: Agent, peers: Callable[[], Sequence[PeerInfo]]) -> None:
         self._agent = agent
         self._peers = peers  # the members, in order of rank
-        self._gatherings = Gatherings(agent.name)
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}  # by id of the gathering
+        self._gatherings = Gatherings()  # of the groups that this worker leads
+        self._waiting: dict[Brought, asyncio.Future[dict[str, Any]]] = {}  # for the others
         self._gone: dict[bytes, str] = {}  # incarnation and name of those who can come no more
         agent.services["cluster.gather"] = self._on_gather
 
@@ -40,40 +40,34 @@ class Assembly:
         """Exchange a value with all the others of a group: all members, or `names`."""
         group = self._group(names)
         self._check_alive(group)
-        turn = self._gatherings.begin(group)
         leader = group[0][0]
         if leader != self._agent.name:
-            request = self._agent.request(
-                leader, "cluster.gather", group, turn, value, what, timeout=timeout
-            )
-            return dict(await request)
-        gathering = self._gatherings.bring(group, turn, leader, value)
-        assert gathering is not None
+            try:
+                request = self._agent.request(
+                    leader, "cluster.gather", group, value, timeout=timeout
+                )
+                return dict(await request)
+            except DeadlineExceeded:
+                raise DeadlineExceeded(leader, what, timeout) from None
         try:
             async with asyncio.timeout(None if timeout == math.inf else timeout):
-                return dict(await self._complete(gathering))
+                return dict(await self._take_part(group, leader, value))
         except TimeoutError:
-            late = DeadlineExceeded(", ".join(gathering.missing()), what, timeout)
-            self._give_up(gathering, late)
-            raise late from None
-        except asyncio.CancelledError:
-            self._give_up(gathering, RpcError(f"{leader} gave up the {what}"))
-            raise
+            missing = [name for name in self._gatherings.missing(group) if name != leader]
+            raise DeadlineExceeded(", ".join(missing), what, timeout) from None
 
     def gone(self, peer: PeerInfo, error: Exception) -> None:
         """End what can never be complete without this worker."""
         self._gone[peer.incarnation] = peer.name
         if len(self._gone) > LOST_PEERS:
             del self._gone[next(iter(self._gone))]
-        for gathering in self._gatherings.gone(peer.incarnation):
-            self._give_up(gathering, error)
+        for brought in self._gatherings.gone(peer.incarnation):
+            self._end(brought, error)
 
     def close(self, error: Exception) -> None:
         """End everything that is waited for here."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
-        self._waiting.clear()
+        for brought in self._waiting:
+            self._end(brought, error)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
@@ -96,31 +90,39 @@ class Assembly:
             if incarnation in self._gone:
                 raise WorkerLost(name, "no", "it left before everyone had come")
 
-    def _complete(self, gathering: Gathering) -> asyncio.Future[dict[str, Any]]:
-        """The result of a gathering, for one that waits for it."""
-        future = self._waiting.get(id(gathering))
-        if future is None:
-            future = self._waiting[id(gathering)] = self._agent.loop.create_future()
-            future.add_done_callback(retrieve)
-        if not gathering.missing():
-            del self._waiting[id(gathering)]
-            future.set_result(gathering.values)
-        return asyncio.shield(future)
+    async def _take_part(self, group: Group, name: str, value: Any) -> dict[str, Any]:
+        """Bring a member's value and wait for the others'; if cancelled, it was never here."""
+        brought = self._gatherings.bring(group, name, value)
+        future: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
+        self._waiting[brought] = future
+        future.add_done_callback(retrieve)
+        try:
+            self._give_out(group)
+            return await future
+        finally:
+            del self._waiting[brought]
+            self._gatherings.take_back(brought)
 
-    def _give_up(self, gathering: Gathering, error: Exception) -> None:
-        self._gatherings.end(gathering)
-        future = self._waiting.pop(id(gathering), None)
-        if future is not None and not future.done():
+    def _give_out(self, group: Group) -> None:
+        """Give everyone's values to everyone, if all have come."""
+        for brought in [each for each in self._gatherings if each.group == group]:
+            if self._waiting[brought].done():  # cancelled in this very tick
+                self._gatherings.take_back(brought)
+        everyone = self._gatherings.complete(group)
+        values = {brought.name: brought.value for brought in everyone}
+        for brought in everyone:
+            self._waiting[brought].set_result(values)
+
+    def _end(self, brought: Brought, error: Exception) -> None:
+        future = self._waiting[brought]
+        if not future.done():
             future.set_exception(error)
 
-    def _on_gather(self, sender: PeerInfo, group: Group, turn: int, value: Any, what: str) -> Any:
+    def _on_gather(self, sender: PeerInfo, group: Group, value: Any) -> Any:
         if (sender.name, sender.incarnation) not in group:
             raise NotAllowed(f"{sender.name} is not one of those who gather", self._agent.name)
         self._check_alive(group)
-        gathering = self._gatherings.bring(group, turn, sender.name, value)
-        if gathering is None:
-            raise RpcError(f"{self._agent.name} has given up this {what} already")
-        return self._complete(gathering)
+        return self._take_part(group, sender.name, value)
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:

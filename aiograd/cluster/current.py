@@ -66,7 +66,8 @@ def workers() -> list[WorkerInfo]:
 async def barrier(names: Iterable[str] | None = None, timeout: float | None = None) -> None:
     """Wait until all members, or all of `names`, have come to this barrier.
 
-    Concurrent ones of the same workers pair up in the order of their calls.
+    Concurrent ones of the same workers pair up in the order of their calls. Whoever gives up, by
+    `timeout` or cancelled, has not come, and may come again.
     """
     await _gather(None, names, timeout, "barrier")
 

@@ -2,8 +2,8 @@
 
 In both, one worker leads: the others bring it something and wait for its answer.
 
-    Gatherings   one value from every member of a group, all of them back to everyone;
-                 the n-th gathering of a group here pairs up with the n-th one there
+    Gatherings   one value from every member of a group, all of them back to everyone; those that
+                 wait at the same time pair up in the order in which each member brought them
     Farewell     rounds of counts, until no call is on its way anywhere
 
 `members.py` carries both over the wire. Who is lost is the membership's business: it is told here.
@@ -11,74 +11,81 @@ In both, one worker leads: the others bring it something and wait for its answer
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Farewell", "Gathering", "Gatherings", "Group"]
+__all__ = ["Brought", "Farewell", "Gatherings", "Group"]
 
-# Name and incarnation of each member, in order of rank: a restarted worker makes another group, so
-# that the members count their gatherings from 0 together again. The first one leads.
+# Name and incarnation of each member, in order of rank: a restarted worker makes another group. The
+# first one leads.
 Group = tuple[tuple[str, bytes], ...]
 
 
-@dataclass(slots=True)
-class Gathering:
-    """One gathering at its leader: who has brought what."""
+@dataclass(eq=False, slots=True)
+class Brought:
+    """A value that somebody has brought to the leader of a group, and waits with."""
 
     group: Group
-    turn: int
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def missing(self) -> list[str]:
-        return [name for name, _ in self.group if name not in self.values]
+    name: str
+    value: Any
 
 
 class Gatherings:
-    """The gatherings of one worker: the turns it has taken, and those that it leads."""
+    """What has been brought to one worker, as the leader of groups, until everyone has come."""
 
-    def __init__(self, own: str) -> None:
-        self._own = own
-        self._turns: dict[Group, int] = {}  # how many of each group this worker has begun
-        self._led: dict[tuple[Group, int], Gathering] = {}
+    def __init__(self) -> None:
+        self._waiting: dict[Group, dict[str, list[Brought]]] = {}  # in the order they came
 
-    def begin(self, group: Group) -> int:
-        """Take the next turn of a group."""
-        turn = self._turns.get(group, 0)
-        self._turns[group] = turn + 1
-        return turn
+    def bring(self, group: Group, name: str, value: Any) -> Brought:
+        """Bring a member's value, behind those that it has brought before."""
+        brought = Brought(group, name, value)
+        self._waiting.setdefault(group, {}).setdefault(name, []).append(brought)
+        return brought
 
-    def bring(self, group: Group, turn: int, name: str, value: Any) -> Gathering | None:
-        """Bring a member's value to the leader; None when the leader is done with this turn."""
-        gathering = self._led.get((group, turn))
-        if gathering is None:
-            if name != self._own and turn < self._turns.get(group, 0):
-                return None  # the leader took this turn before, and it is over
-            gathering = self._led[group, turn] = Gathering(group, turn)
-        gathering.values[name] = value
-        if not gathering.missing():
-            del self._led[group, turn]
-            gathering.values = {member: gathering.values[member] for member, _ in group}
-        return gathering
+    def take_back(self, brought: Brought) -> None:
+        """Its owner waits no longer: as if it had never come."""
+        members = self._waiting.get(brought.group, {})
+        line = members.get(brought.name, [])
+        if brought in line:
+            line.remove(brought)
+            self._tidy(brought.group)
 
-    def end(self, gathering: Gathering) -> None:
-        """Forget a gathering that its leader gave up."""
-        self._led.pop((gathering.group, gathering.turn), None)
+    def missing(self, group: Group) -> list[str]:
+        """Who has brought nothing that waits."""
+        members = self._waiting.get(group, {})
+        return [name for name, _ in group if name not in members]
 
-    def gone(self, incarnation: bytes) -> list[Gathering]:
-        """Give up, and return, what can never be complete without this worker."""
+    def complete(self, group: Group) -> list[Brought]:
+        """Take out the first value of everyone, in order of rank; nothing while one is missing."""
+        if self.missing(group):
+            return []
+        members = self._waiting[group]
+        found = [members[name].pop(0) for name, _ in group]
+        self._tidy(group)
+        return found
 
-        def concerns(group: Group) -> bool:
-            return any(member == incarnation for _, member in group)
+    def gone(self, incarnation: bytes) -> list[Brought]:
+        """Give up, and return, what waits in vain without this worker."""
+        ended = [group for group in self._waiting if any(each == incarnation for _, each in group)]
+        return [
+            brought
+            for group in ended
+            for line in self._waiting.pop(group).values()
+            for brought in line
+        ]
 
-        self._turns = {group: turn for group, turn in self._turns.items() if not concerns(group)}
-        ended = [gathering for (group, _), gathering in self._led.items() if concerns(group)]
-        for gathering in ended:
-            self.end(gathering)
-        return ended
+    def _tidy(self, group: Group) -> None:
+        members = {name: line for name, line in self._waiting[group].items() if line}
+        if members:
+            self._waiting[group] = members
+        else:
+            del self._waiting[group]
 
-    def __len__(self) -> int:
-        return len(self._led)
+    def __iter__(self) -> Iterator[Brought]:
+        for members in self._waiting.values():
+            for line in members.values():
+                yield from line
 
 
 @dataclass(frozen=True, slots=True)

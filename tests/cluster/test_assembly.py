@@ -9,7 +9,7 @@ import pytest
 
 from aiograd.cluster.current import all_gather, barrier, get_worker_info
 from aiograd.cluster.worker import Worker
-from aiograd.errors import DeadlineExceeded, RpcError, UnknownWorker, WorkerClosed, WorkerLost
+from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.calls import rpc_async, run_sync
 from tests.waiting import until
 
@@ -110,8 +110,7 @@ async def test_barrier_many_times_at_once(meeting):
 
 def brought_to(leader: Worker) -> set[str]:
     """Whose values wait at a worker for those of others."""
-    led = leader.members.assembly._gatherings._led.values()
-    return {name for gathering in led for name in gathering.values}
+    return {brought.name for brought in leader.members.assembly._gatherings}
 
 
 async def test_all_gather_timeout(meeting):
@@ -124,11 +123,12 @@ async def test_all_gather_timeout(meeting):
         meeting.run_as(a, run), meeting.run_as(b, run), return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
-    assert outcomes[0].worker == "c"  # the leader knows who is missing
-    assert outcomes[0].function == "all_gather"
+    assert [outcome.worker for outcome in outcomes] == ["c", "a"]  # the leader knows who is missing
+    assert [outcome.function for outcome in outcomes] == ["all_gather"] * 2
 
-    with pytest.raises(RpcError, match="given up"):  # who comes later is told so at once
+    with pytest.raises(DeadlineExceeded) as late:  # the others have gone
         await meeting.run_as(c, run)
+    assert late.value.worker == "a"
 
     async def again():
         return await all_gather(2)
@@ -154,20 +154,40 @@ async def test_all_gather_timeout_of_what_takes_too_long_to_send(meeting):
     assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
 
 
-async def test_a_cancelled_barrier_tells_the_others(meeting):
-    a, b, _c = await meeting.static("a", "b", "c")
+@pytest.mark.parametrize("impatient", ["a", "b"], ids=["leader", "follower"])
+async def test_who_gave_up_may_come_again_and_meets_those_who_wait(meeting, impatient):
+    workers = {worker.name: worker for worker in await meeting.static("a", "b", "c")}
 
-    async def wait():
-        await barrier()
+    async def come():
+        return await all_gather(get_worker_info().name)
 
-    follower = asyncio.create_task(meeting.run_as(b, wait))
-    leader = asyncio.create_task(meeting.run_as(a, wait))
-    await until(lambda: brought_to(a) == {"a", "b"})
-    leader.cancel()
+    async def come_briefly():
+        await all_gather("too early", timeout=0.05)
+
+    for _ in range(3):
+        with pytest.raises(DeadlineExceeded):
+            await meeting.run_as(workers[impatient], come_briefly)
+    cancelled = asyncio.create_task(meeting.run_as(workers[impatient], come))
+    await until(lambda: brought_to(workers["a"]) == {impatient})
+    cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await leader
-    with pytest.raises(RpcError, match="gave up"):
-        await follower
+        await cancelled
+    everyone = await meeting.everyone(list(workers.values()), come)
+    assert everyone == [{name: name for name in "abc"}] * 3
+    assert brought_to(workers["a"]) == set()
+
+
+async def test_a_small_value_does_not_overtake_a_large_one(meeting):
+    workers = await meeting.static("a", "b", "c")
+
+    async def run():
+        sizes = [3_000_000, 1, 200_000, 1]
+        return await asyncio.gather(*(all_gather(bytes(size)) for size in sizes))
+
+    for results in await meeting.everyone(workers, run):
+        assert [{len(v) for v in values.values()} for values in results] == [
+            {3_000_000}, {1}, {200_000}, {1},
+        ]  # fmt: skip
 
 
 async def test_a_barrier_ends_when_one_of_its_workers_dies(meeting):

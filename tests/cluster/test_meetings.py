@@ -12,55 +12,60 @@ from aiograd.cluster.meetings import Farewell, Gatherings
 GROUP = (("a", b"1"), ("b", b"2"), ("c", b"3"))
 
 
+def values(found):
+    return [(brought.name, brought.value) for brought in found]
+
+
 def test_a_gathering_is_complete_when_everyone_has_brought_something():
-    leader = Gatherings("a")
-    turn = leader.begin(GROUP)
-    assert leader.bring(GROUP, turn, "a", 1).missing() == ["b", "c"]
-    assert leader.bring(GROUP, turn, "c", 3).missing() == ["b"]
-    values = leader.bring(GROUP, turn, "b", 2).values
-    assert list(values.items()) == [("a", 1), ("b", 2), ("c", 3)]  # by rank, whoever came first
-    assert len(leader) == 0
+    leader = Gatherings()
+    for missing, name, value in ((["b", "c"], "a", 1), (["b"], "c", 3)):
+        leader.bring(GROUP, name, value)
+        assert leader.missing(GROUP) == missing
+        assert leader.complete(GROUP) == []
+    leader.bring(GROUP, "b", 2)
+    found = leader.complete(GROUP)
+    assert values(found) == [("a", 1), ("b", 2), ("c", 3)]  # by rank, whoever came first
+    assert list(leader) == []
 
 
-def test_the_nth_of_one_worker_pairs_with_the_nth_of_another():
-    leader, follower = Gatherings("a"), Gatherings("b")
-    group = GROUP[:2]
-    first, second = follower.begin(group), follower.begin(group)
-    leader.bring(group, second, "b", "b2")  # they may overtake each other on the way
-    leader.bring(group, first, "b", "b1")
-    mine = [leader.bring(group, leader.begin(group), "a", f"a{n}").values for n in (1, 2)]
-    assert mine == [{"a": "a1", "b": "b1"}, {"a": "a2", "b": "b2"}]
+def test_those_who_come_several_times_pair_up_in_the_order_they_came():
+    leader, group = Gatherings(), GROUP[:2]
+    for value in ("b1", "b2"):
+        leader.bring(group, "b", value)
+    for n in (1, 2):
+        leader.bring(group, "a", f"a{n}")
+        assert values(leader.complete(group)) == [("a", f"a{n}"), ("b", f"b{n}")]
+    assert list(leader) == []
 
 
-def test_groups_count_their_turns_apart():
-    worker = Gatherings("a")
-    assert [worker.begin(GROUP), worker.begin(GROUP), worker.begin(GROUP[:2])] == [0, 1, 0]
+def test_groups_gather_apart():
+    leader = Gatherings()
+    leader.bring(GROUP, "a", 1)
+    leader.bring(GROUP[:2], "b", 2)
+    assert leader.missing(GROUP) == ["b", "c"]
+    assert leader.missing(GROUP[:2]) == ["a"]
 
 
-def test_who_comes_after_the_leader_gave_up_is_told_so():
-    leader = Gatherings("a")
-    gathering = leader.bring(GROUP, leader.begin(GROUP), "a", 1)
-    leader.end(gathering)
-    assert leader.bring(GROUP, 0, "b", 2) is None
-    assert leader.bring(GROUP, 1, "b", 2).missing() == ["a", "c"]
+def test_what_is_taken_back_was_never_there():
+    leader, group = Gatherings(), GROUP[:2]
+    first, second = leader.bring(group, "a", 1), leader.bring(group, "a", 1)
+    leader.take_back(first)
+    leader.take_back(first)
+    assert list(leader) == [second]
+    leader.bring(group, "b", 2)
+    assert leader.complete(group)[0] is second
+    leader.take_back(second)  # given out already
+    assert list(leader) == []
 
 
 def test_a_death_ends_the_gatherings_it_makes_impossible():
-    leader = Gatherings("a")
-    doomed = leader.bring(GROUP, leader.begin(GROUP), "a", 1)
-    other = leader.bring(GROUP[:2], leader.begin(GROUP[:2]), "a", 1)
+    leader = Gatherings()
+    doomed = leader.bring(GROUP, "a", 1)
+    other = leader.bring(GROUP[:2], "a", 1)
     assert leader.gone(b"3") == [doomed]
     assert leader.gone(b"nobody") == []
-    assert leader.bring(GROUP[:2], 0, "b", 2) is other
-    assert len(leader) == 0
-
-
-def test_a_restarted_worker_and_the_others_count_from_zero_together():
-    leader, reborn = Gatherings("a"), Gatherings("b")
-    old, new = (("a", b"1"), ("b", b"2")), (("a", b"1"), ("b", b"9"))
-    leader.begin(old)
-    leader.gone(b"2")
-    assert leader.begin(new) == reborn.begin(new) == 0
+    assert list(leader) == [other]
+    leader.take_back(doomed)
 
 
 def test_a_farewell_of_idle_workers_takes_two_rounds_of_counts():

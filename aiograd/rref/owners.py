@@ -213,7 +213,12 @@ class RRefs:
         """What a reference stands for; raises why it cannot be used."""
         ref = rref._ref
         if rref._released:
-            raise RRefReleased("this reference was used after deletion: it was released")
+            owner = rref.owner_name()
+            raise RRefReleased(
+                f"this reference to a value on {owner} was used after deletion: it was released; "
+                "make another one, or release it later",
+                owner,
+            )
         self.protocol.check(ref)
         return ref
 

@@ -632,8 +632,9 @@ async def test_a_release_returns_when_the_owner_has_let_go(workers: Any) -> None
         await rref.release()
         assert w.counters() == [(0, 0), (0, 0)]
         await rref.release()  # once more does no harm
-        with pytest.raises(RRefReleased):
+        with pytest.raises(RRefReleased, match="a value on worker1.*make another") as caught:
             await rref
+        assert caught.value.worker == "worker1"
         with pytest.raises(RRefReleased):
             rpc_async("worker1", add_fetched, args=(rref,))
         with pytest.raises(RRefReleased):

@@ -632,7 +632,7 @@ async def test_a_release_returns_when_the_owner_has_let_go(workers: Any) -> None
         await rref.release()
         assert w.counters() == [(0, 0), (0, 0)]
         await rref.release()  # once more does no harm
-        with pytest.raises(RRefReleased, match="a value on worker1.*make another") as caught:
+        with pytest.raises(RRefReleased, match=r"a value on worker1.*make another") as caught:
             await rref
         assert caught.value.worker == "worker1"
         with pytest.raises(RRefReleased):

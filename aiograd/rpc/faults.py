@@ -11,6 +11,8 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloudpickle import cloudpickle
+
 from aiograd.errors import RemoteError
 from aiograd.rpc import plain_faults
 from aiograd.rpc.plain_faults import text_of as _text
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from aiograd.wire.payload import Codec
 
 _TEXT = 64 * 1024  # of a traceback; beyond that nobody reads
+_COPIED = 1 << 20  # bytes of an error with tensors or large arrays; beyond that its text must do
 _CHAIN = 16  # exceptions of a chain or group that are followed
 _OURS = "aiograd.rpc."  # modules whose frames tell a reader nothing about the failed function
 
@@ -83,10 +86,12 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
             (type(error), error.message) if isinstance(error, BaseExceptionGroup) else error
         )
         payload = codec.encode(value, trial)
-        if payload.travelled or payload.buffers:
-            trial.cancel()
-            return None  # an error that carries tensors or references travels as text
-        return payload.data
+        if not (payload.travelled or payload.buffers):
+            return payload.data
+        trial.cancel()
+        # What it carries comes along as copies, without graph; references are not for pickling.
+        copied: bytes = cloudpickle.dumps(value)
+        return copied if len(copied) <= _COPIED else None
     except Exception:
         trial.cancel()
         return None

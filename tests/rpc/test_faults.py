@@ -6,8 +6,10 @@ import asyncio
 import logging
 import pickle
 
+import numpy as np
 import pytest
 
+import aiograd as ag
 from aiograd.errors import GradError, RemoteError, RpcError, WorkerLost
 from aiograd.rpc.calls import rpc_async
 
@@ -259,3 +261,34 @@ def test_remote_errors_pickle():
         "tb",
         "w",
     )
+
+
+class Measured(Exception):
+    """Made of what was measured."""
+
+
+def fail_with(what):
+    error = Measured("too hot", what)
+    error.more = [what]
+    raise error
+
+
+@pytest.mark.parametrize("make", [lambda: ag.tensor([1.0, 2.0], True), lambda: np.ones(50_000)])
+async def test_an_exception_takes_copies_of_its_tensors_and_large_arrays_along(cluster, make):
+    async with cluster(1), ag.context() as context:
+        with pytest.raises(Measured, match="too hot") as caught:
+            await ag.rpc_async("worker0", fail_with, (make(),))
+        found = caught.value.args[1]
+        assert found is caught.value.more[0]
+        assert type(found) is type(make())
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(make()))
+        assert getattr(found, "grad_fn", None) is None
+        assert not context.recv_nodes
+
+
+async def test_an_exception_with_a_reference_or_very_large_arrays_arrives_as_text(cluster):
+    async with cluster(1):
+        for what in (ag.RRef(1), np.ones(1_000_000)):
+            with pytest.raises(RemoteError, match="too hot") as caught:
+                await ag.rpc_async("worker0", fail_with, (what,))
+            assert caught.value.type_name.endswith("Measured")

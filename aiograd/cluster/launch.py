@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.cluster.children import Child, forward, python, worker_environment
+from aiograd.cluster.freed import keep_freed_memory
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.premises import private_folder
-from aiograd.cluster.process import new_event_loop, tune_malloc
+from aiograd.cluster.process import new_event_loop
 from aiograd.cluster.rendezvous import parse_place
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.options import Options
@@ -129,7 +130,7 @@ def join_cluster(rendezvous: str, name: str, options: Options) -> int:
     plan = Plan(name=name, rank=None, options=options, place=parse_place(rendezvous))
     if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
         plan = replace(plan, options=replace(options, secret_file=file))
-    tune_malloc()
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=partial(new_event_loop, options.loop)) as runner:
         return runner.run(_serve(plan))
 

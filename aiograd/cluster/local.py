@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 SHOWN = 20  # lines of a failed worker's output in the error
 LAST_WORDS = 0.5  # seconds a worker has to end by itself before it is killed
-SPIN = 500e-6  # seconds a loop polls after traffic, where every worker has a core of its own
+# Seconds a loop polls after traffic: if every worker has a core of its own, and if some share one.
+SPIN, SHORT_SPIN = 500e-6, 300e-6
 
 
 class LocalCluster:
@@ -183,7 +184,7 @@ class LocalCluster:
             secret=self._secret,
             network=self._network,
             listen=(self._address(rank),),
-            spin=SPIN if self._processes and len(self._names) < _cores() else 0.0,
+            spin=self._spin(),
             # A worker of these modes imports nothing that a peer names.
             modules=() if self._options.mode == "trusted" else exposing_modules(),
         )
@@ -191,6 +192,11 @@ class LocalCluster:
             return plan
         # Of those that share a loop, the driver watches it.
         return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
+
+    def _spin(self) -> float:
+        if not self._processes:
+            return 0.0
+        return SPIN if len(self._names) < _cores() else SHORT_SPIN
 
     def _address(self, rank: int) -> str:
         if not self._processes:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from aiograd.cluster.freed import free_one_large_array
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.rendezvous import Place, Sign, find_secret
 from aiograd.errors import RpcError, SecurityError
@@ -46,6 +47,8 @@ class Premises:
     async def open(self, ops: Mapping[str, Any]) -> tuple[Agent, PeerInfo | None]:
         """Open everything; gives the agent, and the coordinator unless it is this worker."""
         plan = self._plan
+        if plan.network is None:  # among processes, where large arrays come and go
+            free_one_large_array()
         self._deadline = asyncio.get_running_loop().time() + plan.patience
         secret, made = await self._secret()
         rank = plan.rank

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from aiograd.cluster.freed import keep_freed_memory
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.premises import is_listening
 from aiograd.cluster.worker import Worker
@@ -38,7 +39,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    tune_malloc()
+    keep_freed_memory()
     name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
@@ -118,24 +119,6 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
         else:
             return uvloop.new_event_loop()
     return asyncio.new_event_loop()
-
-
-def tune_malloc() -> None:
-    """Keep freed memory for the next array instead of giving it back page by page.
-
-    The default makes every array past 128 KiB a fresh mapping, whose page faults cost several times
-    more than its arithmetic. Only in our own processes, and only where the C library is glibc.
-    """
-    import ctypes  # numpy has loaded it already
-
-    trim_threshold, mmap_threshold = -1, -3
-    try:
-        libc = ctypes.CDLL(None)
-        libc.gnu_get_libc_version  # noqa: B018 - other libraries ignore or misread these numbers
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, 1 << 30)
-    except (AttributeError, OSError):
-        return
 
 
 def name_process(name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import threading
 from collections.abc import Callable
 from contextvars import Context as Variables
@@ -36,8 +35,7 @@ class Shell:
 
     def give_way(self) -> None:
         """Let a process that we have just woken up have this core, if it has found no other."""
-        if hasattr(os, "sched_yield"):
-            os.sched_yield()
+        self.agent.runtime.give_way()
 
     def later(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
         self.agent.loop.call_later(seconds, action, *args)

@@ -1,8 +1,10 @@
 """Polling for a moment after traffic, because an idle core takes long to wake up.
 
-The loop then runs around without sleeping, and so meets the answer that is already under way. It
-stops soon, gives way to threads, and leaves it for a while when it waited in vain again and again:
-then the peers have no core of their own, and polling only keeps them from working.
+The loop then runs around without sleeping, and so meets the answer that is already under way. After
+every round it offers its core to other processes, so that workers may poll that share one. Where
+somebody takes the core to compute, the loop goes to sleep at once: the kernel wakes up who sleeps
+sooner than it comes back to who polls. It also stops soon, gives way to threads, and leaves it for
+a while when it waited in vain again and again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from aiograd.rpc.runtime import Runtime
 
 _MISSES = 8  # times in vain, in a row
 _REST = 200  # reads for which it is left
+_CROWDED = 100e-6  # seconds until our core is ours again: more than other loops take to look around
 
 
 class Polling:
@@ -41,13 +44,24 @@ class Polling:
             self.awake = True
             self._loop.call_soon(self._poll)
 
+    def function_ended(self) -> None:
+        """A thread is done: more may come soon, unless it computed for longer than we poll."""
+        if self._runtime.spin and self._runtime.time() < self._until:
+            self.stay_awake()
+
     def _poll(self) -> None:
+        now = self._runtime.time()
         if self._pool.busy or self.closed:  # a thread needs the interpreter more than we do
             self.awake = False
-        elif self._runtime.time() < self._until:
+        elif now < self._until and self._is_core_free(now):
             self._loop.call_soon(self._poll)
         else:
             self.awake = False
             self._misses += 1
             if self._misses == _MISSES:
                 self._misses, self.rest = 0, _REST
+
+    def _is_core_free(self, now: float) -> bool:
+        """Let others have our core for a moment; whether a moment was enough for them."""
+        self._runtime.give_way()
+        return self._runtime.time() - now < _CROWDED

@@ -101,7 +101,7 @@ class Running(Answering):
 
     def returned(self, incoming: Incoming) -> None:
         """A thread is done with it."""
-        self._agent.polling.stay_awake()
+        self._agent.polling.function_ended()
         if incoming.abandoned:
             self.abandoned -= 1
         error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn

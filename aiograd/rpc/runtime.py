@@ -18,8 +18,8 @@ from aiograd.rpc.transport import Network
 
 
 class Runtime:
-    """The real world. `spin` is how many seconds a loop may poll after traffic instead of sleeping:
-    it halves latency where every worker has a core of its own, and wastes it elsewhere."""
+    """The real world. `spin` is how many seconds a loop may poll after traffic instead of sleeping,
+    which halves latency between processes of one machine."""
 
     def __init__(self, network: Network | None = None, spin: float = 0.0) -> None:
         self.network = network if network is not None else Network()
@@ -28,6 +28,11 @@ class Runtime:
 
     def time(self) -> float:
         return time.monotonic()
+
+    def give_way(self) -> None:
+        """Let another process that waits for this core have it; back at once if there is none."""
+        if hasattr(os, "sched_yield"):
+            os.sched_yield()
 
     def token_bytes(self, count: int) -> bytes:
         return os.urandom(count)

@@ -29,6 +29,36 @@ async def test_polling_in_vain_is_given_up_for_a_while(agents):
         assert a.polling.rest or b.polling.rest
 
 
+async def test_a_loop_whose_core_somebody_takes_goes_to_sleep_at_once(agents):
+    async with agents(2) as (a, b):
+        now = 5.0
+        a.runtime.time, a.runtime.spin = lambda: now, 3600.0  # shared by both
+
+        def compute() -> None:
+            nonlocal now
+            now += 0.003
+
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert a.polling.awake
+        a.runtime.give_way = compute
+        await until(lambda: not a.polling.awake and not b.polling.awake)
+
+
+async def test_loops_that_only_look_around_share_a_core(agents):
+    async with agents(2) as (a, _):
+        now, rounds = 5.0, 0
+        a.runtime.time, a.runtime.spin = lambda: now, 3600.0  # shared by both
+
+        def look_around() -> None:
+            nonlocal now, rounds
+            now, rounds = now + 20e-6, rounds + 1
+
+        a.runtime.give_way = look_around
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        await until(lambda: rounds > 100)
+        assert a.polling.awake
+
+
 async def test_without_spin_nothing_polls(agents):
     async with agents(2) as (a, _):
         assert await rpc_async("worker1", add, (1, 2)) == 3

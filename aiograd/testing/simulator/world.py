@@ -48,6 +48,9 @@ class SimRuntime(Runtime):
     def time(self) -> float:
         return self._node.world.loop.time()
 
+    def give_way(self) -> None:
+        """The cores of a simulation are nobody's."""
+
     def token_bytes(self, count: int) -> bytes:
         return self.random.randbytes(count)
 

@@ -1,0 +1,37 @@
+"""Arrays that come and go find the memory of the last one, in our processes and in the user's."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import resource
+import numpy as np
+from aiograd.cluster.freed import free_one_large_array, keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(200):
+        np.ones(65_536, np.float32) + 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+{first}
+faults()
+print(faults())
+"""
+
+
+def _faults(first: str) -> int:
+    """Page faults of 200 sums of a quarter of a megabyte each, in a fresh process."""
+    script = [sys.executable, "-c", COUNT.format(first=first)]
+    return int(subprocess.run(script, capture_output=True, check=True, text=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+@pytest.mark.parametrize("first", ["free_one_large_array()", "keep_freed_memory()"])
+def test_arrays_that_come_and_go_fault_no_pages(first):
+    assert _faults(first) < 200 < 5_000 < _faults("")

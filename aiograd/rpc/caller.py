@@ -101,7 +101,10 @@ class Caller(Replies):
         elif len(small) > EARLY and flags & (KEEP | ALONG) != KEEP:  # may still be asked for
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
-            outbox.schedule()
+            if len(pending) == 1 and not flags & KEEP:  # the others of a burst share a write
+                outbox.flush_early()
+            else:
+                outbox.schedule()
 
     def begin_in_row(
         self,
@@ -138,7 +141,8 @@ class Caller(Replies):
         if token is not None:
             flags = self.copies.stays(future, id, flags | KEEP)
             entry = (token, entry)
-        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry)
+        first = token is None and len(pending) == 1
+        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry, first)
         return True
 
     def begin(

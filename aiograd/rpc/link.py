@@ -268,7 +268,8 @@ class Link:
     ) -> None:
         data, buffers, _ = payload
         if not buffers and len(data) <= SMALL:
-            self.outbox.put(kind, flags, id, budget, target, data)
+            put = self.outbox.put_first if kind == POST else self.outbox.put
+            put(kind, flags, id, budget, target, data)
             return
         segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
         if self.shared is not None and self.shared.back:

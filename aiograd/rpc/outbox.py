@@ -1,7 +1,8 @@
 """What waits to be written to one peer: small messages at once, large ones in turns.
 
 The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
-first while the last are made; one that tells of shared memory leaves at once, since it means work.
+first while the last are made. A call leaves at once if no other is under way, so do gradients and
+what tells of shared memory: somebody waits, and we have other things to do meanwhile.
 Calls and replies that are alike share a frame (`rows`). Large messages are announced in order and
 then share the connection chunk by chunk, so that nothing small waits behind a gigabyte. Nothing is
 written while the transport asks for a pause, so what waits for a slow peer waits here, where it is
@@ -103,6 +104,16 @@ class Outbox:
         if not self.corked:
             self._write()
 
+    def put_first(
+        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
+    ) -> None:
+        """Queue one small message that leaves at once; those that follow in this tick share one."""
+        if self.scheduled or self.corked:
+            self.put(kind, flags, id, budget, target, body)
+        else:
+            self.put_now(kind, flags, id, budget, target, body)
+            self.schedule()
+
     def put_at_leisure(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
     ) -> None:
@@ -116,9 +127,16 @@ class Outbox:
         self.linger(len(self.small) - before)
 
     def put_in_row(
-        self, kind: int, flags: int, id: int, budget: float, target: int, entry: Any
+        self,
+        kind: int,
+        flags: int,
+        id: int,
+        budget: float,
+        target: int,
+        entry: Any,
+        first: bool = False,
     ) -> None:
-        """Queue a call or reply that may share a frame with the ones before it."""
+        """Queue a call or reply that may share a frame with others; the `first` waits for none."""
         row, head = self.row, (kind, flags, budget, target)
         if row and (head != self._head or id != self._next):
             self.end_row()
@@ -128,7 +146,10 @@ class Outbox:
         if len(row) >= _ROW:
             self.flush_early()
         elif not self.scheduled and not self.corked:
-            self.schedule()
+            if first:
+                self.flush_early()
+            else:
+                self.schedule()
 
     def end_row(self) -> None:
         """What comes next must not go before it."""

@@ -50,6 +50,19 @@ async def test_large_arrays_come_back_writable(agents, address):
         y += 1
 
 
+@pytest.mark.parametrize("args", [(1, 2), (np.ones(2000), 1)], ids=["in a row", "alone"])
+async def test_a_call_leaves_at_once_if_no_other_is_under_way(agents, args):
+    async with agents(2) as (a, _):
+        await a.call("worker1", add_later, args)
+        session = a.link("worker1").session
+        before = session.sent
+        first = a.call("worker1", add_later, args)
+        left = session.sent
+        others = [a.call("worker1", add_later, args) for _ in range(10)]
+        assert session.sent == left > before, "those of a burst share a write"
+        await asyncio.gather(first, *others)
+
+
 async def test_address_forms(agents):
     async with agents(2) as (a, b):
         for to in ("worker1", 1, b, b.info, b.info.info):

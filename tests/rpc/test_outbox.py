@@ -55,6 +55,28 @@ async def test_the_small_messages_of_a_tick_leave_in_one_write(outbox, wire):
     assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
 
 
+async def test_what_somebody_waits_for_leaves_at_once_and_what_follows_together(outbox, wire):
+    for id in range(4):
+        outbox.put_first(POST, 0, id, 1.0, 0, b"body")
+        assert len(wire.writes) == 1
+    await turn()
+    assert len(wire.writes) == 2
+    outbox.put_first(POST, 0, 4, 1.0, 0, b"body")
+    assert len(wire.writes) == 3
+    assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
+
+
+async def test_what_somebody_waits_for_leaves_with_the_rest_of_the_batch_that_caused_it(
+    outbox, wire
+):
+    outbox.corked = True
+    outbox.put_first(POST, 0, 0, 1.0, 0, b"body")
+    outbox.put(REPLY, 0, 1, 1.0, 0, b"body")
+    assert wire.writes == []
+    outbox.uncork()
+    assert len(wire.writes) == 1
+
+
 async def test_the_first_of_many_messages_leave_while_the_last_are_made(outbox, wire):
     for id in range(EARLY + 3):
         outbox.put(CALL, 0, id, 1.0, 0, b"body")

@@ -140,7 +140,7 @@ async def test_no_more_than_agreed_run_at_once(agents):
         futures = [a.call("worker1", later, (i, 1)) for i in range(100)]
         assert await asyncio.gather(*futures) == [i + 1 for i in range(100)]
         watching.cancel()
-        assert max(seen) == 8
+        assert 7 <= max(seen) <= 8, "the first may have ended when the others come"
 
 
 async def test_a_peer_that_ignores_the_limit_is_told_so(agents):

@@ -26,6 +26,7 @@ class Polling:
         self._loop, self._runtime, self._pool = loop, runtime, pool
         self._until = 0.0
         self._misses = 0
+        self._busy = False  # something came since the last round
         self.awake = False
         self.rest = 0  # reads still to come until it is tried again
         self.closed = False
@@ -38,6 +39,7 @@ class Polling:
             self.rest -= 1
             return
         self._until = self._runtime.time() + self._runtime.spin
+        self._busy = True
         if self.awake:
             self._misses = 0
         else:
@@ -50,6 +52,10 @@ class Polling:
             self.stay_awake()
 
     def _poll(self) -> None:
+        if self._busy:  # what came has caused more to do, in this very round
+            self._busy = False
+            self._loop.call_soon(self._poll)
+            return
         now = self._runtime.time()
         if self._pool.busy or self.closed:  # a thread needs the interpreter more than we do
             self.awake = False

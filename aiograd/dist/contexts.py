@@ -27,6 +27,7 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import current_agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rref.company import Company
 from aiograd.rref.records import Party
 from aiograd.rref.telling import Telling
 
@@ -51,6 +52,8 @@ class Contexts:
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
+        self._ends: dict[bytes, tuple[PeerInfo, list[int]]] = {}  # still to be told, by receiver
+        self._company = Company(agent.loop, self._variables, self._tell_ends)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, float] = OrderedDict()  # with the loop time of it
         # A restarted worker must not give out the ids of its former self.
@@ -136,16 +139,24 @@ class Contexts:
         self.engine.released(context)
         for peer in context.told.values():
             if peer.name != self.agent.name and peer.incarnation not in self.gone:
-                to = Party(peer.name, peer.rank, peer.incarnation)
-                # Outside the time budget of whatever call is running.
-                self._variables.run(
-                    self._telling.tell, to, _whatever, "context.release", context.id, leisure=True
-                )
+                self._ends.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
+        if self._ends:
+            self._company.expect()
         context.sends.clear()
         context.receives.clear()
         context.topology = None
 
-    def release_asked(self, sender: PeerInfo, context_id: int) -> None:
+    def _tell_ends(self) -> None:
+        ends, self._ends = self._ends, {}
+        for peer, ids in ends.values():
+            to = Party(peer.name, peer.rank, peer.incarnation)
+            self._telling.tell(to, _whatever, "context.release", *ids, leisure=True)
+
+    def release_asked(self, sender: PeerInfo, *context_ids: int) -> None:
+        for context_id in context_ids:
+            self._end(sender, context_id)
+
+    def _end(self, sender: PeerInfo, context_id: int) -> None:
         context = self._table.get(context_id)
         if context is not None:
             told = context.told.get(sender.name)
@@ -203,6 +214,8 @@ class Contexts:
             if context.id >> 48 != self.agent.rank:
                 context.told.clear()  # it is not ours to end: others may still work in it
             self.release(context.id)
+        self._company.close()
+        self._variables.run(self._tell_ends)
         self._telling.close()
 
 

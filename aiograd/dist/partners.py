@@ -52,14 +52,15 @@ class Partners:
         return guarded
 
     def guard_release(self, service: Service) -> Service:
-        def guarded(sender: PeerInfo, context_id: int) -> Any:
-            if self._agent.restricts(sender):
+        def guarded(sender: PeerInfo, *context_ids: int) -> Any:
+            if not self._agent.restricts(sender):
+                return service(sender, *context_ids)
+            for context_id in context_ids:
                 context = self._find(context_id)
-                if context is None:
-                    return None
-                if sender.incarnation not in context.callers:
-                    raise self._refusal(sender, context_id)
-            return service(sender, context_id)
+                if context is not None:
+                    if sender.incarnation not in context.callers:
+                        raise self._refusal(sender, context_id)
+                    service(sender, context_id)
 
         return guarded
 

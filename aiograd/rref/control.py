@@ -6,9 +6,9 @@
     rref.audit     sharer → holder  do you know these?       answer: how far each has come
 
 All four are sent again until answered, so the protocol takes them in any order and number. What
-collects in one tick of the loop leaves as one message per receiver and kind. Leases of dead workers
-and questions about forks not heard of run on timers of the loop; what they mean is the protocol's
-business.
+collects in one tick of the loop leaves as one message per receiver and kind; what user code drops
+one by one, in a few milliseconds (`Company`). Leases of dead workers and questions about forks not
+heard of run on timers of the loop; what they mean is the protocol's business.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.company import Company
 from aiograd.rref.partners import Partners
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.records import (
@@ -58,6 +59,7 @@ class Control:
         self._waking = False  # a flush is on its way
         # Not of the call in which a reference happened to be dropped: its deadline is not ours.
         self._context = agent.context.copy()
+        self._company = Company(agent.loop, self._context, self.flush)  # of those dropped
         self.telling = Telling(agent, self.protocol.gone, self._context)
         self.reach = self.telling.reach
         self._timers: set[asyncio.TimerHandle] = set()  # of leases
@@ -117,12 +119,10 @@ class Control:
     def let_go(self, ref: Held | Owned) -> None:
         """User code dropped a reference. Called by finalizers, so anywhere and at any moment."""
         self._dropped.append(ref)
-        if not self._waking:
-            self._waking = True
-            try:
-                self.agent.loop.call_soon_threadsafe(self.flush, context=self._context)
-            except RuntimeError:  # the loop is closed: there is nobody to tell
-                self._dropped.clear()
+        try:
+            self._company.expect()
+        except RuntimeError:  # the loop is closed: there is nobody to tell
+            self._dropped.clear()
 
     def soon(self) -> None:
         """There may be something to tell; say it at the end of this tick."""
@@ -292,6 +292,7 @@ class Control:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._company.close()
         self.telling.close()
         if self._audit is not None:
             self._audit.cancel()

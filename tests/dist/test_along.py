@@ -31,8 +31,9 @@ async def test_the_gradient_of_a_value_that_came_along(workers: Any, function: A
             async with ag.context() as ctx:
                 rref = ag.remote("worker1", function, args=(x,))
                 before = caller.last_id
-                y = await rref
+                fetch = rref.to_here()
                 asked.append(caller.last_id - before)
+                y = await fetch
                 await rref.release()
                 await ctx.backward((y * y).sum())
                 np.testing.assert_allclose(ctx.gradients[x].numpy(), expected)

@@ -82,9 +82,9 @@ async def listen() -> None:
     agent = ag.current_worker().agent
     release = agent.services["context.release"]
 
-    def hear(sender, context_id):
-        words.append((sender.name, agent.name))
-        return release(sender, context_id)
+    def hear(sender, *context_ids):
+        words.extend((sender.name, agent.name) for _ in context_ids)
+        return release(sender, *context_ids)
 
     agent.services["context.release"] = hear
 

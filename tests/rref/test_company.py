@@ -1,0 +1,60 @@
+"""What comes up one by one is told together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from aiograd.rref.company import Company
+from tests.waiting import until
+
+
+@pytest.fixture
+async def told():
+    return []
+
+
+@pytest.fixture
+async def company(told):
+    loop = asyncio.get_running_loop()
+    company = Company(loop, contextvars.copy_context(), lambda: told.append(loop.time()))
+    yield company
+    company.close()
+
+
+async def test_the_first_is_told_of_in_the_next_tick(company, told):
+    company.expect()
+    assert not told
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(told) == 1
+
+
+async def test_those_that_follow_are_told_of_together(company, told):
+    company.expect()
+    await until(lambda: len(told) == 1)
+    for _ in range(100):
+        company.expect()
+        await asyncio.sleep(0)
+    await until(lambda: len(told) == 2)
+    assert told[1] - told[0] >= 0.004, "they waited for each other"
+
+
+async def test_things_come_up_in_any_thread(company, told):
+    thread = threading.Thread(target=company.expect)
+    thread.start()
+    await until(lambda: len(told) == 1)
+    thread.join()
+
+
+async def test_nobody_is_told_after_the_end(company, told):
+    company.expect()
+    await until(lambda: len(told) == 1)
+    company.expect()
+    await asyncio.sleep(0)
+    company.close()
+    await asyncio.sleep(0.02)
+    assert len(told) == 1

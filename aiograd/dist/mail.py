@@ -19,7 +19,7 @@ import numpy as np
 
 from aiograd.dist.passes import Answer
 from aiograd.wire.arrays import DTYPES
-from aiograd.wire.flat import LIMIT, flat_array
+from aiograd.wire.flat import BORROW, flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
 
@@ -42,7 +42,7 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 plain = flat_array(gradient, lent)
-            elif gradient.nbytes > LIMIT and 0 in gradient.strides:
+            elif gradient.nbytes >= BORROW and 0 in gradient.strides:
                 plain = _repeated(gradient, lent)
             else:
                 plain = flat_array(gradient.copy(), lent)

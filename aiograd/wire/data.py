@@ -23,7 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.wire.payload import BORROW, Payload, Traveller, Travellers
+from aiograd.wire.flat import BORROW
+from aiograd.wire.payload import Payload, Traveller, Travellers
 
 DEPTH: Final = 64
 ITEMS: Final = 100_000

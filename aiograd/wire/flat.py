@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
-LIMIT: Final = 32 * 1024  # bytes of one array that is copied; larger ones are lent
+BORROW: Final = 64 * 1024  # bytes of one array: from there up it is lent instead of copied
 ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
 ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
@@ -82,7 +82,7 @@ def _encode_arrays(
             value, note = opened
         elif cls is not np.ndarray:
             return None
-        elif value.nbytes > LIMIT and first.setdefault(id(value), index) != index:
+        elif value.nbytes >= BORROW and first.setdefault(id(value), index) != index:
             return None  # lent once, it would arrive as two
         flat = flat_array(value, lent)
         if flat is None:
@@ -168,7 +168,7 @@ def flat_array(array: np.ndarray, lent: Lent = None) -> tuple[tuple[int, ...], s
     code, flags = CODES.get(array.dtype), array.flags
     if code is None or not flags.c_contiguous:
         return None
-    if array.nbytes <= LIMIT:
+    if array.nbytes < BORROW:
         return array.shape, code, bytearray(array.tobytes())
     if lent is None or not flags.writeable:  # it would not be writable where it arrives, either
         return None

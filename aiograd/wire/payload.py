@@ -24,9 +24,8 @@ import numpy as np
 from aiograd.errors import AiogradError, SerializationError
 from aiograd.wire.arrays import rebuild_array, reduce_array
 from aiograd.wire.culprit import find_culprit
-from aiograd.wire.flat import Boxes
+from aiograd.wire.flat import BORROW, Boxes
 
-BORROW: Final = 64 * 1024  # smaller buffers are copied into the message: cheaper than a segment
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
 _LARGE: Final = 4096

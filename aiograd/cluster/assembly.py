@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from aiograd.cluster.meetings import Brought, Gatherings, Group
 from aiograd.errors import DeadlineExceeded, NotAllowed, UnknownWorker, WorkerLost
@@ -31,6 +32,8 @@ class Assembly:
         self._peers = peers  # the members, in order of rank
         self._gatherings = Gatherings()  # of the groups that this worker leads
         self._waiting: dict[Brought, asyncio.Future[dict[str, Any]]] = {}  # for the others
+        # Held by whoever gathers, so that those of one group begin in the order of their calls.
+        self._lines: WeakValueDictionary[Group, asyncio.Lock] = WeakValueDictionary()
         self._gone: dict[bytes, str] = {}  # incarnation and name of those who can come no more
         agent.services["cluster.gather"] = self._on_gather
 
@@ -41,19 +44,19 @@ class Assembly:
         group = self._group(names)
         self._check_alive(group)
         leader = group[0][0]
-        if leader != self._agent.name:
-            try:
+        line = self._lines.setdefault(group, asyncio.Lock())
+        try:
+            # One of a group at a time: a value that brings references may be overtaken on its way.
+            # The leader asks itself, too: what it does to the result is nothing to the others.
+            async with asyncio.timeout(None if timeout == math.inf else timeout), line:
                 request = self._agent.request(
-                    leader, "cluster.gather", group, value, timeout=timeout
+                    leader, "cluster.gather", group, value, timeout=math.inf
                 )
                 return dict(await request)
-            except DeadlineExceeded:
-                raise DeadlineExceeded(leader, what, timeout) from None
-        try:
-            async with asyncio.timeout(None if timeout == math.inf else timeout):
-                return dict(await self._take_part(group, leader, value))
         except TimeoutError:
-            missing = [name for name in self._gatherings.missing(group) if name != leader]
+            missing = [leader]
+            if leader == self._agent.name:
+                missing = [name for name in self._gatherings.missing(group) if name != leader]
             raise DeadlineExceeded(", ".join(missing), what, timeout) from None
 
     def gone(self, peer: PeerInfo, error: Exception) -> None:

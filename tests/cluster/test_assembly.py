@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from aiograd.cluster.current import all_gather, barrier, get_worker_info
 from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.calls import rpc_async, run_sync
+from aiograd.rref.rref import RRef
 from tests.waiting import until
 
 WORK: list[str] = []  # who has done something; the workers of a test share this process
@@ -55,6 +57,52 @@ async def test_gatherings_of_the_same_workers_pair_up_in_the_order_of_their_call
 
     for results in await meeting.everyone(workers, run):
         assert results == [{name: (name, n) for name in "abc"} for n in range(20)]
+
+
+async def test_what_one_does_to_a_gathered_value_is_nothing_to_the_others(meeting):
+    workers = await meeting.static("a", "b", "c")
+    came = asyncio.Event()
+
+    async def run():
+        if get_worker_info().name == "a":  # the leader, who comes last
+            await came.wait()
+        elif get_worker_info().name == "c":
+            came.set()
+        values = await all_gather(np.ones(3))
+        total = values["a"]
+        for name in "bc":
+            total += values[name]
+        return total.tolist()
+
+    assert await meeting.everyone(workers, run) == [[3.0] * 3] * 3
+
+
+KEPT: list[RRef] = []  # references that a worker of a test was given
+
+
+async def keep(rref: RRef) -> None:
+    KEPT.append(rref)
+
+
+async def test_a_gathering_that_brings_references_is_not_overtaken(meeting):
+    workers = await meeting.static("a", "b", "c")
+
+    async def lend():
+        if get_worker_info().name == "c":
+            await rpc_async("b", keep, (RRef(5),))
+
+    async def run():
+        name = get_worker_info().name
+        if name == "c":
+            return None
+        values = (KEPT.pop() if name == "b" else "a 1", f"{name} 2")
+        pair = [all_gather(value, ["a", "b"], timeout=5) for value in values]
+        one, other = await asyncio.gather(*pair)
+        return one["a"], type(one["b"]), other
+
+    await meeting.everyone(workers, lend)
+    both = {"a": "a 2", "b": "b 2"}
+    assert (await meeting.everyone(workers, run))[:2] == [("a 1", RRef, both)] * 2
 
 
 async def test_barrier(meeting):

@@ -306,7 +306,8 @@ class Members:
             answer = self._joining.pop(peer.incarnation, None)
             if answer is not None and not answer.done():
                 answer.cancel()  # nobody is left to hear it
-            self._carry(self._leads.lost(peer.incarnation, str(error)))
+            why = getattr(error, "why", "") or str(error)
+            self._carry(self._leads.lost(peer.incarnation, why))
             self._refused.discard(peer.incarnation)
             self._notify()
         elif peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():

@@ -77,8 +77,11 @@ class _Return:
                 pause = min(pause * 2, _LONGEST)
 
     def _addresses(self) -> list[str]:
-        known = self._link.peer.addresses
-        dialled = self._link.address
+        peer, dialled = self._link.peer, self._link.address
+        member = self._agent.directory.get(peer.name)  # who dialled us did not say where it listens
+        if member is not None and member.incarnation == peer.incarnation:
+            peer = member
+        known = peer.addresses
         return [dialled, *(each for each in known if each != dialled)] if dialled else list(known)
 
     async def _knock(self, address: str, patience: float) -> None:

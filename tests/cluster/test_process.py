@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiograd.cluster.current import get_worker_info
+from aiograd.cluster.current import barrier, get_worker_info
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.calls import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
@@ -94,6 +94,20 @@ async def test_lambdas_and_closures_need_no_main_guard(cluster):
 async def test_both_transports_carry_a_cluster(cluster, transport):
     async with cluster(2, processes=True, options=Options(transport=transport)) as c:
         assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
+
+
+async def test_a_killed_process_that_nobody_has_called_is_lost_within_a_second(cluster):
+    async with cluster(2, processes=True) as c:
+        waiting = asyncio.ensure_future(barrier())
+        agent = c.driver.agent
+        await until(lambda: len(agent.links.all()) == 2)
+        began = time.monotonic()
+        os.kill(c.pid("worker1"), signal.SIGKILL)
+        with pytest.raises(WorkerLost) as caught:
+            await waiting
+        assert time.monotonic() - began < 2.0  # without knocking at its door, it would be 3
+        assert caught.value.worker == "worker1"
+        assert str(caught.value).count("lost worker") == 1
 
 
 async def test_a_killed_process_is_lost_within_a_second(cluster):

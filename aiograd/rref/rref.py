@@ -206,20 +206,19 @@ class RRef:
 
     async def release(self) -> None:
         """Give the reference back; returns when the owner has let go. Later use: RRefReleased."""
-        if self._released:
-            return
-        self._released = True
+        first, self._released = not self._released, True
         ref, control = self._ref, self._refs.control
         if isinstance(ref, Owned):
-            if ref.must_be_dropped:
+            if first and ref.must_be_dropped:
                 control.let_go(ref)
             return
         if ref.use is Use.RELEASED:
             return
         let_go = self._refs.agent.loop.create_future()
         ref.on_released = join(ref.on_released, wake(let_go))
-        self._refs.protocol.using.drop(ref)
-        control.flush()
+        if first:
+            self._refs.protocol.using.drop(ref)
+            control.flush()
         await let_go
 
     async def __aenter__(self) -> RRef:
@@ -280,8 +279,8 @@ async def _run(work: Callable[[], Any], future: Future[Any]) -> None:
         future.cancel()
         raise
     except Exception as error:
-        if not future.done():
-            future.set_exception(error)
+        if not future.done():  # its frames hold the reference, and who awaits holds the error
+            future.set_exception(error.with_traceback(None))
     else:
         if not future.done():
             future.set_result(result)

@@ -26,6 +26,7 @@ from aiograd.errors import (
 from aiograd.rpc.calls import rpc_async, rpc_sync, run_sync
 from aiograd.rref import RRef, remote
 from aiograd.rref.records import unpack_forks
+from tests.waiting import until
 
 
 def add(a: Any, b: Any = 1, *, twice: bool = False) -> Any:
@@ -641,6 +642,42 @@ async def test_a_release_returns_when_the_owner_has_let_go(workers: Any) -> None
             rref.rpc_async().anything()
         with pytest.raises(RRefReleased):
             await rref.future()
+
+
+async def test_a_second_release_also_returns_when_the_owner_has_let_go(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", add, args=(1,))
+        await rref
+        first = asyncio.ensure_future(rref.release())
+        second = asyncio.ensure_future(rref.release())
+        await second
+        assert first.done()
+
+
+async def test_a_release_that_was_cancelled_can_be_waited_for_again(workers: Any) -> None:
+    async with workers(2) as w:
+        rref = remote("worker1", add, args=(1,))
+        await rref
+        first = asyncio.ensure_future(rref.release())
+        await asyncio.sleep(0)
+        first.cancel()
+        await rref.release()
+        assert w.counters() == [(0, 0), (0, 0)]
+
+
+async def test_a_failed_creation_future_holds_no_reference(workers: Any) -> None:
+    async def look() -> Any:
+        rref = remote("worker1", fail)
+        created = rref.future()
+        del rref
+        with pytest.raises(ValueError, match="no such luck"):
+            await created
+        return created  # and what its error holds
+
+    async with workers(2) as w:
+        created = await look()
+        await until(lambda: w.counters() == [(0, 0), (0, 0)])
+        assert created.done()
 
 
 async def test_an_owner_can_release_its_own_reference(workers: Any) -> None:

@@ -31,18 +31,18 @@ class Handle:
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, self.rank)
 
-    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function there; see `ag.rpc_async`."""
         call = functools.partial(self._cluster.driver.agent.call, frame=sys._getframe(1))
         return self._cluster.as_driver(call, self.info, func, args, kwargs)
 
-    def remote(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def remote(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function there and leave its value there; see `ag.remote`."""
         from aiograd.rref import remote
 
         return self._cluster.as_driver(remote, self.info, func, args, kwargs)
 
-    def stream(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def stream(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Iterate over an asynchronous generator there; see `ag.rpc_stream`."""
         return self._cluster.as_driver(calls.rpc_stream, self.info, func, args, kwargs)
 

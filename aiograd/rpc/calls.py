@@ -157,6 +157,7 @@ class Group:
     def call(
         self,
         func: Callable[..., Any],
+        /,
         *args: Any,
         timeout: float | None = None,
         return_exceptions: bool = False,

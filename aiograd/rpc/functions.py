@@ -52,6 +52,8 @@ class Shipment:
     ) -> None:
         self.name, self.data, self.flags, self.kind = name, data, flags, kind
         self.quiet = is_quiet(func)  # not counted as a call
+        if self.quiet:
+            self.kind = "look"
         self.again = is_idempotent(func)  # may be called again when a worker is lost
 
 

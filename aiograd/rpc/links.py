@@ -104,7 +104,9 @@ class Links:
         links = self.all()
         return {
             "pending_calls": sum(
-                len(link.caller.pending) + len(link.caller.waiting) for link in links
+                future._kind != "look"
+                for link in links
+                for future in (*link.caller.pending.values(), *link.caller.waiting)
             ),
             "running_calls": sum(
                 incoming.kind == CALL and not incoming.target.quiet

@@ -354,6 +354,13 @@ async def test_dbg_keys(meeting):
     assert set(found.values()) == {0}
 
 
+async def test_looking_at_the_counters_from_afar_is_not_counted(meeting):
+    (a,) = await meeting.static("a")
+    found = await a.agent.call("a", debug_info)
+    assert found.pop("workers") == 1
+    assert set(found.values()) == {0}
+
+
 # ── losses and restarts ─────────────────────────────────────────────────────────────────────────
 
 

@@ -19,7 +19,7 @@ from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import NotAllowed, WorkerClosed
+from aiograd.errors import NotAllowed, SerializationError, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.again import persist
 from aiograd.rpc.baggage import check_size, labelled, pack
@@ -48,6 +48,7 @@ from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Trav
 from aiograd.rpc.verdict import Faults
 from aiograd.wire.data import DataCodec
 from aiograd.wire.flat import encode_call, encode_plain
+from aiograd.wire.frames import SMALL
 from aiograd.wire.memory import Memory
 from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
 from aiograd.wire.payload import Codec, Payload
@@ -302,7 +303,8 @@ class Agent:
             if SCOPE.get() is not None:
                 future._trace = trace(self, link.peer, service.rpartition(".")[2])
         shipment = self._service_shipments[service]
-        if not link.restricted and (data := encode_call(args, None)) is not None:
+        data = None if link.restricted else encode_call(args, None)
+        if data is not None and len(data) <= SMALL:
             flags = FLAT | LEISURE if leisure else FLAT
             if held is not None:
                 departure = Departure(link.peer, service, held)
@@ -318,6 +320,7 @@ class Agent:
         departure = Departure(link.peer, service, held)
         flags, payload = pack(self, args, departure, f"{service} arguments")
         future._undo = departure.undo
+        self._check(payload, service, link, departure)
         hand_over(self, link, future, REQUEST, flags, deadline, shipment, payload, False)
         return future
 
@@ -329,16 +332,26 @@ class Agent:
         link = self.link(to)
         shipment = self._service_shipments[service]
         undo: list[Callable[[], None]] = []
-        if held is None and not link.restricted and (data := encode_call(args, None)) is not None:
+        data = None if held is not None or link.restricted else encode_call(args, None)
+        if data is not None and len(data) <= SMALL:
             flags, payload = FLAT, Payload(data)
         else:
             departure = Departure(link.peer, service, held)
             flags, payload = pack(self, args, departure, f"{service} arguments")
+            self._check(payload, service, link, departure)
             undo = departure.undo
         if here:
             link.post(shipment, flags, payload, undo)
         else:
             self.from_thread(link.post, shipment, flags, payload, undo)
+
+    def _check(self, payload: Payload, service: str, link: Link, departure: Departure) -> None:
+        """SerializationError for a message that is too large; as if it had never been packed."""
+        try:
+            check_size(payload, f"{service} arguments", link.max_message)
+        except SerializationError:
+            departure.cancel()
+            raise
 
     def here(self) -> bool:
         """Whether this is the worker's thread; raises where the worker cannot be used at all."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, SerializationError
+from aiograd.errors import DeadlineExceeded, RemoteError, SerializationError
 from aiograd.rpc import faults
 from aiograd.rpc.baggage import FITS, check_size, in_front, labelled, pack
 from aiograd.rpc.incoming import Incoming
@@ -60,7 +60,7 @@ class Answering:
         data: bytes | None = b""
         if value is not None:
             data = None if link.restricted else encode_value(value, agent.travellers.boxes)
-        if data is None:
+        if data is None or len(data) > link.max_message:  # there it is refused
             return self._answer(incoming, value)
         flags = FLAT if data else EMPTY
         link.send(REPLY, flags, incoming.id, 0.0, 0, Payload(data), "reply")
@@ -144,6 +144,12 @@ class Answering:
         codec = self._agent.codec_for(self._link.peer)
         fault = faults.describe(codec, error, departure)
         payload = codec.encode((fault, name, "" if codec.plain else text), departure)
+        try:
+            check_size(payload, "error", self._link.max_message)
+        except SerializationError as large:
+            short = RemoteError(type(error).__name__, f"({large.what})", worker=self._agent.name)
+            fault = faults.describe(codec, short, departure)
+            payload = codec.encode((fault, name, "" if codec.plain else text), departure)
         flags = 0
         if extra is not None:
             payload = Payload(in_front(extra, payload.data, codec), payload.buffers)

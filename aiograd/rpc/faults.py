@@ -89,6 +89,8 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
         if not (payload.travelled or payload.buffers):
             return payload.data
         trial.cancel()
+        if payload.size() > _COPIED:
+            return None
         # What it carries comes along as copies, without graph; references are not for pickling.
         copied: bytes = cloudpickle.dumps(value)
         return copied if len(copied) <= _COPIED else None

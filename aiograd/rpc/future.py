@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,12 +55,14 @@ class Future(asyncio.Future[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
-        caller = getattr(self, "_caller", None)
-        if caller is not None and threading.get_ident() != caller.agent.thread:
+        loop = self.get_loop()
+        if asyncio._get_running_loop() is not loop and loop.is_running():
+            # In another thread, where its call may be about to begin: behind that.
             if self.done():
                 return False
-            caller.agent.loop.call_soon_threadsafe(self.cancel, msg)
+            loop.call_soon_threadsafe(self.cancel, msg)
             return True
+        caller = getattr(self, "_caller", None)
         if not super().cancel(msg):
             return False
         if caller is not None:

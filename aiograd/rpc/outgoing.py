@@ -27,6 +27,7 @@ from aiograd.rpc.streams import Stream
 from aiograd.rpc.tracing import trace
 from aiograd.rpc.travel import Departure, run_undo
 from aiograd.wire.flat import encode_call
+from aiograd.wire.frames import SMALL
 from aiograd.wire.messages import CALL, KEEP, OP, STREAM
 from aiograd.wire.payload import Payload
 
@@ -57,13 +58,13 @@ def begin_quickly(
         more, data = labelled(agent, data, departure)
         flags |= more
         future._undo = departure.undo
-    if lent:
-        payload = Payload(data, lent)
-        _begin_checked(agent, link, future, flags, deadline, shipment, payload, False)
-        return True
     if keep is not None:
         data = keep_in_front(keep, data)
         flags |= KEEP
+    if lent or len(data) > SMALL:
+        payload = Payload(data, lent)
+        _begin_checked(agent, link, future, flags, deadline, shipment, payload, False)
+        return True
     begin = link.caller.begin_small
     if threading.get_ident() == agent.thread:
         begin(future, CALL, flags, seconds, deadline, shipment, data)

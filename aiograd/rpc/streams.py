@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import DeadlineExceeded, ProtocolError, RpcError
-from aiograd.rpc.baggage import pack
+from aiograd.errors import DeadlineExceeded, ProtocolError, RpcError, SerializationError
+from aiograd.rpc.baggage import check_size, pack
 from aiograd.rpc.travel import Departure
 from aiograd.wire.messages import CREDIT, ITEM
 
@@ -93,7 +93,12 @@ class StreamSource:
         self._credits -= 1
         link, incoming = self._link, self._incoming
         departure = Departure(link.peer, "reply", incoming.held)
-        flags, payload = pack(link.agent, item, departure, "item")
+        try:
+            flags, payload = pack(link.agent, item, departure, "item")
+            check_size(payload, "item", link.max_message)
+        except SerializationError as error:
+            departure.cancel()
+            raise SerializationError(error.path, error.what, link.agent.name) from None
         link.send(ITEM, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
 
 

@@ -20,6 +20,7 @@ import pytest
 from aiograd.errors import (
     DeadlineExceeded,
     Overloaded,
+    RemoteError,
     SerializationError,
     UnknownWorker,
     WorkerClosed,
@@ -683,6 +684,85 @@ async def test_a_message_over_the_limit_is_refused_here(agents):
         with pytest.raises(SerializationError, match="max_message"):
             await rpc_async("worker1", lambda: np.zeros(1 << 18))
         assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+LARGE = 2_000_000  # of whatever, where a million bytes are the limit
+
+
+def make_text():
+    return "x" * LARGE
+
+
+async def make_text_later():
+    return "x" * LARGE
+
+
+def raise_text():
+    raise ValueError("x" * LARGE)
+
+
+@pytest.mark.parametrize("args", [(b"x" * LARGE, b""), ("x" * LARGE, ""), (("x" * LARGE,), ())])
+async def test_plain_arguments_over_the_limit_are_refused_here(agents, args):
+    async with agents(2, options=Options(max_message=1 << 20)):
+        for known in (False, True):
+            with pytest.raises(SerializationError, match="max_message"):
+                rpc_async("worker1", add, args)
+            with pytest.raises(SerializationError, match="max_message"):
+                rpc_async("worker1", add, args[1:], {"y": args[0]})
+            assert await rpc_async("worker1", add, (1, 2)) == 3, known
+
+
+@pytest.mark.parametrize("function", [make_text, make_text_later, inline(lambda: "x" * LARGE)])
+async def test_plain_results_over_the_limit_are_refused_there(agents, function):
+    async with agents(2, options=Options(max_message=1 << 20)):
+        with pytest.raises(SerializationError, match="max_message") as caught:
+            await rpc_async("worker1", function)
+        assert caught.value.worker == "worker1"
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+async def test_an_error_over_the_limit_arrives_without_its_text(agents):
+    async with agents(2, options=Options(max_message=1 << 20)):
+        with pytest.raises(RemoteError, match="max_message") as caught:
+            await rpc_async("worker1", raise_text)
+        assert caught.value.type_name == "ValueError"
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+async def test_a_request_over_the_limit_is_refused_here(agents):
+    async with agents(2, options=Options(max_message=1 << 20)) as (a, b):
+        b.services["take"] = lambda sender, value: len(value)
+        for value in ("x" * LARGE, ["x" * LARGE]):
+            with pytest.raises(SerializationError, match="max_message"):
+                a.request("worker1", "take", value)
+            with pytest.raises(SerializationError, match="max_message"):
+                a.post("worker1", "take", value)
+        assert await a.request("worker1", "take", "x") == 1
+
+
+@pytest.mark.parametrize("size", [1_000, 5_000, 8_191])
+async def test_arrays_below_64_kib_are_taken_as_they_are_when_the_call_is_made(agents, size):
+    async with agents(2):
+        await rpc_async("worker1", add, (1, 2))
+        x = np.zeros(size)
+        answer = rpc_async("worker1", add, (x,))
+        x[:] = 1
+        assert not (await answer).any()
+
+
+async def test_a_call_cancelled_by_the_thread_that_has_just_made_it_does_not_run(agents, events):
+    async with agents(2) as (a, b):
+        rpc_async("worker1", wait_forever).cancel()  # its function is known there now
+        await rpc_async("worker1", add, (1, 2))
+
+        def make_and_cancel():
+            for _ in range(20):
+                assert rpc_async("worker1", wait_forever).cancel()
+
+        await asyncio.to_thread(make_and_cancel)
+        await rpc_async("worker1", add, (1, 2))
+        await until(lambda: not any(each.links.counters()["running_calls"] for each in (a, b)))
+        assert not a.links.counters()["pending_calls"]
 
 
 async def test_a_message_over_the_memory_budget_is_overloaded(agents):

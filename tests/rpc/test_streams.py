@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.errors import DeadlineExceeded, RpcError
+from aiograd.errors import DeadlineExceeded, RpcError, SerializationError
 from aiograd.rpc.calls import rpc_async, rpc_stream
 from aiograd.rpc.options import Options
 from aiograd.rpc.streams import WINDOW
@@ -162,3 +162,19 @@ async def test_large_items_stream_too(agents):
 async def big_items(count):
     for _ in range(count):
         yield np.ones(200_000)
+
+
+async def texts(*sizes):
+    for size in sizes:
+        yield "x" * size
+
+
+async def test_an_item_over_the_limit_ends_the_stream_and_says_where(agents):
+    async with agents(2, options=Options(max_message=1 << 20)) as (a, b):
+        items = rpc_stream("worker1", texts, (10, 2_000_000, 20))
+        assert await anext(items) == "x" * 10
+        with pytest.raises(SerializationError, match="max_message") as caught:
+            await anext(items)
+        assert caught.value.worker == "worker1"
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        await until(lambda: at_rest(a, b))

@@ -19,7 +19,7 @@ from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import NotAllowed, SerializationError, WorkerClosed
+from aiograd.errors import NotAllowed, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.again import persist
 from aiograd.rpc.baggage import check_size, labelled, pack
@@ -318,9 +318,9 @@ class Agent:
                 self.from_thread(begin, future, REQUEST, flags, seconds, deadline, shipment, data)
             return future
         departure = Departure(link.peer, service, held)
-        flags, payload = pack(self, args, departure, f"{service} arguments")
+        what = f"{service} arguments"
+        flags, payload = pack(self, args, departure, what, link.max_message)
         future._undo = departure.undo
-        self._check(payload, service, link, departure)
         hand_over(self, link, future, REQUEST, flags, deadline, shipment, payload, False)
         return future
 
@@ -337,21 +337,13 @@ class Agent:
             flags, payload = FLAT, Payload(data)
         else:
             departure = Departure(link.peer, service, held)
-            flags, payload = pack(self, args, departure, f"{service} arguments")
-            self._check(payload, service, link, departure)
+            what = f"{service} arguments"
+            flags, payload = pack(self, args, departure, what, link.max_message)
             undo = departure.undo
         if here:
             link.post(shipment, flags, payload, undo)
         else:
             self.from_thread(link.post, shipment, flags, payload, undo)
-
-    def _check(self, payload: Payload, service: str, link: Link, departure: Departure) -> None:
-        """SerializationError for a message that is too large; as if it had never been packed."""
-        try:
-            check_size(payload, f"{service} arguments", link.max_message)
-        except SerializationError:
-            departure.cancel()
-            raise
 
     def here(self) -> bool:
         """Whether this is the worker's thread; raises where the worker cannot be used at all."""

@@ -82,8 +82,8 @@ class Answering:
         """Answer a call whose result stays with a copy of it; without one if it cannot travel."""
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
-            flags, payload = pack(self._agent, value, departure, "result")
-            check_size(payload, "result", self._link.max_message)
+            most = self._link.max_message
+            flags, payload = pack(self._agent, value, departure, "result", most)
         except Exception:  # who asks for it once more is told why
             flags, payload = EMPTY | KEEP, NOTHING
             departure.cancel()
@@ -100,8 +100,8 @@ class Answering:
     def _answer(self, incoming: Incoming, value: Any, extra: dict[str, Any] | None = None) -> None:
         departure = Departure(self._link.peer, "reply", incoming.held)
         try:
-            flags, payload = pack(self._agent, value, departure, "result", extra)
-            check_size(payload, "result", self._link.max_message)
+            most = self._link.max_message
+            flags, payload = pack(self._agent, value, departure, "result", most, extra)
         except Exception as error:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._agent.name)

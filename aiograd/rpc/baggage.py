@@ -34,9 +34,16 @@ FITS: Final = SMALL - _LABEL_SIZE  # bytes of a payload that travels in one fram
 
 
 def pack(
-    agent: Agent, value: Any, departure: Departure, name: str, extra: dict[str, Any] | None = None
+    agent: Agent,
+    value: Any,
+    departure: Departure,
+    name: str,
+    most: int,
+    extra: dict[str, Any] | None = None,
 ) -> tuple[int, Payload]:
-    """Encode a message with its baggage; flags and payload. Undoes the departure if that fails."""
+    """Encode a message with its baggage, of at most so many bytes; flags and payload.
+
+    Undoes the departure if that fails."""
     codec = agent.codec_for(departure.to)
     departure.plain = codec.plain
     try:
@@ -57,6 +64,7 @@ def pack(
             flags |= EXTRA
             data = in_front(extra, payload.data, codec)
             payload = Payload(data, payload.buffers, payload.travelled)
+        check_size(payload, name, most)
     except BaseException:
         departure.cancel()
         raise

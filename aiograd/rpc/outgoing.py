@@ -63,7 +63,12 @@ def begin_quickly(
         flags |= KEEP
     if lent or len(data) > SMALL:
         payload = Payload(data, lent)
-        _begin_checked(agent, link, future, flags, deadline, shipment, payload, False)
+        try:
+            check_size(payload, "call", link.max_message)
+        except SerializationError:
+            run_undo(future._undo)
+            raise
+        hand_over(agent, link, future, CALL, flags, deadline, shipment, payload, False)
         return True
     begin = link.caller.begin_small
     if threading.get_ident() == agent.thread:
@@ -93,28 +98,9 @@ def begin_call(
     extra = None if keep is None else {"keep": keep}
     if future._trace is not None:
         extra = future._trace.ask(extra)
-    more, payload = pack(agent, value, departure, "call", extra)
+    more, payload = pack(agent, value, departure, "call", link.max_message, extra)
     future._undo = departure.undo
     flags |= more | (shipment.flags & OP)
-    _begin_checked(agent, link, future, flags, deadline, shipment, payload, embedded)
-
-
-def _begin_checked(
-    agent: Agent,
-    link: Link,
-    future: Future[Any],
-    flags: int,
-    deadline: float,
-    shipment: Shipment,
-    payload: Payload,
-    embedded: bool,
-) -> None:
-    """Begin a call, unless it is too large."""
-    try:
-        check_size(payload, "call", link.max_message)
-    except SerializationError:
-        run_undo(future._undo)
-        raise
     hand_over(agent, link, future, CALL, flags, deadline, shipment, payload, embedded)
 
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, ProtocolError, RpcError, SerializationError
-from aiograd.rpc.baggage import check_size, pack
+from aiograd.rpc.baggage import pack
 from aiograd.rpc.travel import Departure
 from aiograd.wire.messages import CREDIT, ITEM
 
@@ -94,10 +94,8 @@ class StreamSource:
         link, incoming = self._link, self._incoming
         departure = Departure(link.peer, "reply", incoming.held)
         try:
-            flags, payload = pack(link.agent, item, departure, "item")
-            check_size(payload, "item", link.max_message)
+            flags, payload = pack(link.agent, item, departure, "item", link.max_message)
         except SerializationError as error:
-            departure.cancel()
             raise SerializationError(error.path, error.what, link.agent.name) from None
         link.send(ITEM, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
 

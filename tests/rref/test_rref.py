@@ -24,6 +24,7 @@ from aiograd.errors import (
     WorkerClosed,
 )
 from aiograd.rpc.calls import rpc_async, rpc_sync, run_sync
+from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
 from aiograd.rref.records import unpack_forks
 from tests.waiting import until
@@ -688,6 +689,21 @@ async def test_an_owner_can_release_its_own_reference(workers: Any) -> None:
             rref.local_value()
         with pytest.raises(RRefReleased):
             await rref
+
+
+def lend(size: int) -> Any:
+    return RRef(1), ["x" * size]
+
+
+async def test_what_is_too_large_to_travel_takes_no_reference_along(workers: Any) -> None:
+    async with workers(2, options=Options(max_message=1 << 20)) as w:
+        for known in range(2):
+            with pytest.raises(SerializationError, match="max_message"):
+                await rpc_async("worker1", lend, args=(2_000_000,))
+            with pytest.raises(SerializationError, match="max_message"):
+                rpc_async("worker1", len, args=(lend(2_000_000),))
+            await w.at_rest()
+            assert w.counters() == [(0, 0), (0, 0)], known
 
 
 async def test_a_block_releases_its_reference(workers: Any) -> None:

@@ -59,6 +59,22 @@ async def test_loops_that_only_look_around_share_a_core(agents):
         assert a.polling.awake
 
 
+CLOCK = [5.0]  # the time of a test; its workers share this process
+
+
+def compute(seconds):
+    CLOCK[0] += seconds
+
+
+async def test_a_loop_polls_after_a_function_only_if_that_was_quick(agents):
+    async with agents(2) as (a, b):
+        a.runtime.time, a.runtime.spin = lambda: CLOCK[0], 3600.0  # shared by both
+        await rpc_async("worker1", compute, (1.0,))
+        assert b.polling.awake
+        await rpc_async("worker1", compute, (4000.0,))
+        await until(lambda: not b.polling.awake)  # who computes does not talk much
+
+
 async def test_without_spin_nothing_polls(agents):
     async with agents(2) as (a, _):
         assert await rpc_async("worker1", add, (1, 2)) == 3

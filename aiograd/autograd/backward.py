@@ -13,7 +13,7 @@ import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node
 from aiograd.autograd.op import parent_of
-from aiograd.autograd.sweep import Sweep
+from aiograd.autograd.sweep import Sweep, own
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
@@ -119,6 +119,7 @@ def grad(
 def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
     """The gradients that were found for `nodes`, as Tensors whose memory nobody else holds."""
     values: list[Tensor | None] = []
+    asked: set[Node] = set()
     for position, node in enumerate(nodes):
         value = found.get(node)
         if value is None and not allow_unused:
@@ -127,8 +128,10 @@ def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -
                 "pass allow_unused=True to get None for it",
                 "unused",
             )
-        if value.__class__ is np.ndarray and not isinstance(node, Accumulate):
-            value = value.copy()  # on its way it was passed on to others, or shown as it was given
+        if value is not None and (node in asked or not isinstance(node, Accumulate)):
+            # on its way it was passed on to others, or shown as it was given
+            value = own(value) if isinstance(value, Tensor) else value.copy()
+        asked.add(node)
         values.append(value if value is None or isinstance(value, Tensor) else wrap(value))
     return values
 

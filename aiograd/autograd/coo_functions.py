@@ -137,7 +137,7 @@ FUNCTIONS |= {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.size,
-    np.copy: lambda a: a.copy(),
+    np.copy: lambda a, order="K": a.copy(),
     np.real: lambda a: a.real,
     np.imag: lambda a: a.imag,
     np.iscomplexobj: lambda a: a.dtype.kind == "c",

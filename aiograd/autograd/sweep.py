@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
-from aiograd.autograd.recording import recording
+from aiograd.autograd.op import OPS
+from aiograd.autograd.recording import enable_grad, recording
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
@@ -245,7 +246,9 @@ class Sweep:
                     grad = grad.copy()
             elif isinstance(grad, np.generic):
                 grad = np.asarray(grad)
-            elif not isinstance(grad, Tensor) and (self._is_shared(grad) or not grad.contiguous):
+            elif isinstance(grad, Tensor):
+                grad = own(grad)
+            elif self._is_shared(grad) or not grad.contiguous:
                 grad = grad.copy()
         if self._capture and node in self._capture:
             self.captured[node] = grad
@@ -270,6 +273,13 @@ class Sweep:
         for parent in node.parents:
             if parent is not None:
                 self._deposit(parent, None)
+
+
+def own(grad: Tensor) -> Tensor:
+    """A recorded gradient with memory, and a node for hooks, that nobody else has."""
+    with enable_grad():
+        copied: Tensor = OPS["copy"](grad)
+    return copied
 
 
 def _in_layout_of(leaf: Any, grad: Any) -> Any:

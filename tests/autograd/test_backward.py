@@ -238,3 +238,53 @@ def test_mismatched_shapes_are_a_value_error_as_in_numpy():
         ag.ones(4).reshape(3)
     with pytest.raises(IndexError):
         ag.ones(2)[5]
+
+
+def test_every_leaf_gets_memory_of_its_own_also_with_create_graph():
+    x, y, given = leaf(), leaf(), ag.ones(3)
+    (x + y).backward(given, create_graph=True)
+    assert x.grad is not y.grad
+    with ag.no_grad():
+        x.grad[0] = 7.0
+    assert y.grad.tolist() == given.tolist() == [1, 1, 1]
+
+
+def test_gradients_add_up_after_create_graph():
+    x, y, given = leaf(), leaf(), ag.ones(3)
+    for _ in range(3):
+        (x + y).backward(given, create_graph=True)
+    x.sum().backward(create_graph=True)  # whose gradient is a broadcast one, read-only
+    x.sum().backward()
+    assert given.tolist() == [1, 1, 1]
+    assert y.grad.tolist() == [3, 3, 3]
+    assert x.grad.tolist() == [5, 5, 5]
+
+
+def test_a_recorded_gradient_can_be_differentiated_by_the_gradient_given():
+    x, y, given = leaf(), leaf(), leaf()
+    (x + y).backward(given, create_graph=True)
+    seen = []
+    x.grad.register_hook(lambda g: seen.append(g.tolist()))
+    (y.grad * y.grad).sum().backward()
+    assert given.grad.tolist() == [2, 4, 6]
+    assert not seen  # it is another tensor's
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_derivatives_have_memory_of_their_own(create_graph: bool):
+    x, given = leaf(), ag.ones(3)
+    y = x * 1.0
+    found = ag.grad(y + x, [y, x, x], given, create_graph=create_graph)
+    with ag.no_grad():
+        for i, derivative in enumerate(found):
+            derivative[...] = i
+    assert given.tolist() == [1, 1, 1]
+    assert [derivative.tolist() for derivative in found] == [[0] * 3, [1] * 3, [2] * 3]
+
+
+def test_a_sparse_leaf_gets_a_sparse_gradient_of_its_own_with_create_graph():
+    x = ag.sparse.coo_tensor([[0, 2]], [1.0, 2.0], (4,), requires_grad=True)
+    y = ag.sparse.coo_tensor([[0, 2]], [3.0, 4.0], (4,), requires_grad=True)
+    ag.sparse.sum(x + y).backward(create_graph=True)
+    assert x.grad.is_sparse
+    assert not np.shares_memory(x.grad.data.values, y.grad.data.values)

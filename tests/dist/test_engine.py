@@ -280,3 +280,17 @@ async def test_a_hessian_vector_product_through_a_remote_call_is_exact(workers):
         (g,) = await ag.grad(y, x, create_graph=True)
         (hv,) = await ag.grad((g * v).sum(), x)
     np.testing.assert_allclose(hv.numpy(), 6 * x.numpy() * v, rtol=1e-14)
+
+
+async def test_every_leaf_gets_memory_of_its_own_also_with_create_graph(workers):
+    x, y = (ag.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    async with workers(2), ag.context() as ctx:
+        z = await ag.rpc_async("worker1", double, args=(x + y,))
+        await ctx.backward(z.sum(), create_graph=True)
+        with ag.no_grad():
+            ctx.gradients[x][0] = 7.0
+        assert ctx.gradients[y].tolist() == [2.0, 2.0]
+        await ctx.backward((x + y).sum(), create_graph=True)
+        await ctx.backward((x + y).sum())
+        assert ctx.gradients[x].tolist() == [9.0, 4.0]
+        assert ctx.gradients[y].tolist() == [4.0, 4.0]

@@ -66,6 +66,27 @@ def test_integers_are_summed_as_the_product_sums_them():
     assert np.array_equal(repeats.product(g, w), expected)
 
 
+@pytest.mark.parametrize("stack", [(), (2,)])
+@pytest.mark.parametrize("layer", [lambda x, w: x @ w, lambda x, w: linear(x, w.T)])
+def test_half_floats_that_fit_do_not_become_infinite_on_the_way(layer, stack):
+    x = ag.tensor(np.full((*stack, 2000, 4), 100.0, np.float16), requires_grad=True)
+    w = ag.tensor(np.full((4, 2000), 100.0, np.float16), requires_grad=True)
+    layer(x, w).backward(np.broadcast_to(np.float16(1e-3), (*stack, 2000, 2000)))
+    assert np.allclose(x.grad.numpy(), 200.0, rtol=1e-2)
+    assert np.allclose(w.grad.numpy(), 200.0 * (stack or (1,))[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("layer", [lambda x, w: x @ w, lambda x, w: linear(x, w.T)])
+@pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 3, 4, 0), (2, 0, 3, 4), (0, 2, 3, 4)])
+def test_a_layer_without_features_or_rows_is_played_back(layer, shape):
+    *stack, inner, outer = shape
+    x = ag.tensor(np.ones((*stack, inner)), requires_grad=True)
+    w = ag.tensor(np.ones((inner, outer)), requires_grad=True)
+    layer(x, w).sum().backward()
+    assert x.grad.tolist() == np.full(x.shape, outer).tolist()
+    assert w.grad.tolist() == np.full(w.shape, stack[0] * stack[1]).tolist()
+
+
 LOSSES = {
     "sum": lambda y: y.sum(),
     "mean": lambda y: y.mean(),

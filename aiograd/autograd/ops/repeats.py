@@ -9,6 +9,7 @@ everything, a product of matrices comes down to one of vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def product(a: Any, b: Any) -> Any:
         return _along(product(a[..., :1, :], b), -2, rows)
     if columns > 1 and not b.strides[-1]:
         return _along(product(a, b[..., :1]), -1, columns)
-    if inner > 1 and a.dtype == b.dtype:  # else the sum could have another type than the product
+    if inner > 1 and _can_be_summed(a, b):
         if not a.strides[-1]:
             return a[..., :1] * b.sum(-2, b.dtype, keepdims=True)
         if not b.strides[-2]:
@@ -45,10 +46,19 @@ def product(a: Any, b: Any) -> Any:
 
 def all_rows(a: Any, g: Any) -> tuple[Any, Any]:
     """Two stacks of matrices as one matrix each, for `a.T @ g`; equal rows of `g` become one."""
-    plain = g.ndim > 2 and g.__class__ is a.__class__ is _ndarray and a.dtype == g.dtype
+    plain = g.ndim > 2 and g.__class__ is a.__class__ is _ndarray and _can_be_summed(a, g)
     if plain and g.shape[-2] > 1 and not g.strides[-2]:
         a, g = a.sum(-2, a.dtype), g[..., 0, :]
-    return a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+    rows = prod(g.shape[:-1])  # not left to numpy, which cannot tell it if there are no columns
+    return a.reshape(rows, a.shape[-1]), g.reshape(rows, g.shape[-1])
+
+
+def _can_be_summed(a: Any, b: Any) -> bool:
+    """Whether a sum over one of them has the type of their product, and fits it.
+
+    Half floats end at 65504: many of them, summed before a small factor makes them small, do not.
+    """
+    return bool(a.dtype == b.dtype and a.dtype != np.float16)
 
 
 def _along(one: Any, axis: int, count: int) -> Any:

@@ -294,3 +294,17 @@ async def test_every_leaf_gets_memory_of_its_own_also_with_create_graph(workers)
         await ctx.backward((x + y).sum())
         assert ctx.gradients[x].tolist() == [9.0, 4.0]
         assert ctx.gradients[y].tolist() == [4.0, 4.0]
+
+
+async def test_derivatives_of_any_order_go_through_a_checkpointed_call(workers):
+    x = ag.tensor([2.0, 3.0], requires_grad=True)
+
+    def cube(a):
+        return a * a * a
+
+    async with workers(2), ag.context():
+        y = (await ag.rpc_async("worker1", ag.checkpoint(cube), args=(x * 1.0,))).sum()
+        for expected in ([12.0, 27.0], [12.0, 18.0], [6.0, 6.0]):
+            (g,) = await ag.grad(y, x, create_graph=True)
+            assert g.tolist() == expected
+            y = g.sum()

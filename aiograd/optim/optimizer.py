@@ -114,10 +114,13 @@ class Optimizer:
             grad = grad.to_dense()
         if param.is_sparse:
             raise TypeError("a sparse parameter cannot be optimised; use its values instead")
+        array = param.data
+        if not array.ndim:  # rules write to results, which numpy would make scalars
+            array, grad = array.reshape(1), np.reshape(grad, 1)
         if grad.dtype.kind == "c":
-            _update_complex(self, param.data, grad, state, group)
+            _update_complex(self, array, grad, state, group)
         else:
-            self.update(param.data, grad, state, group)
+            self.update(array, grad, state, group)
         param._written()
 
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:

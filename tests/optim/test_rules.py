@@ -60,6 +60,23 @@ def test_three_steps_end_where_torch_ends(
     np.testing.assert_allclose(param.numpy(), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(("name", "options", "_"), RULES)
+def test_a_single_number_moves_as_one_in_a_row(
+    name: str, options: dict[str, Any], _: list[float], dtype: str
+) -> None:
+    ends = []
+    for shape in ((), (1,)):
+        param = ag.tensor(np.full(shape, START[0], dtype), requires_grad=True)
+        optimizer = getattr(ag.optim, name)([param], **options)
+        for grad in GRADS:
+            param.grad = ag.tensor(np.full(shape, grad[0], dtype))
+            optimizer.step()
+        assert param.shape == shape
+        ends.append(param.item())
+    assert ends[0] == ends[1] != START[0]
+
+
 @pytest.mark.parametrize(("name", "options", "expected"), RULES)
 def test_gradients_can_be_given_instead(
     name: str, options: dict[str, Any], expected: list[float]

@@ -292,8 +292,11 @@ def _in_layout_of(leaf: Any, grad: Any) -> Any:
 
 
 def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:
-    if grad.__class__ is _ndarray:
-        grad = grad.copy()  # a hook may write to it, and others may hold the same
+    # A hook may write to it, and others may hold the same; to a scalar it could not.
+    if isinstance(grad, Tensor):
+        grad = own(grad)
+    else:
+        grad = np.array(grad) if isinstance(grad, np.generic) else grad.copy()
     for hook in list(hooks):
         given = grad if isinstance(grad, Tensor) else wrap(grad)
         result = hook(given)

@@ -449,6 +449,27 @@ def test_a_hook_behind_a_sum_may_write_to_its_gradient():
     assert x.grad.numpy()[0, 1] == 1.0
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_hook_may_write_to_the_gradient_of_a_single_number(create_graph: bool):
+    x, y = (ag.tensor(2.0, requires_grad=True) for _ in range(2))
+    x.register_hook(lambda g: g.copy_(7.0) and None)
+    z = x + y
+    z.register_hook(lambda g: g.copy_(3.0) and None)
+    z.backward(create_graph=create_graph)
+    assert (x.grad.item(), y.grad.item()) == (7.0, 3.0)
+
+
+def test_a_hook_that_writes_to_a_sparse_gradient_changes_that_of_its_tensor_alone():
+    x, y = (
+        ag.sparse.coo_tensor([[0, 2]], [1.0, 2.0], (4,), requires_grad=True) for _ in range(2)
+    )
+    given = ag.sparse.coo_tensor([[0, 2]], [1.0, 1.0], (4,))
+    x.register_hook(lambda g: g.data.values.fill(7.0))
+    (x + y).backward(given)
+    assert x.grad.to_dense().tolist() == [7, 0, 7, 0]
+    assert y.grad.to_dense().tolist() == given.to_dense().tolist() == [1, 0, 1, 0]
+
+
 def test_a_removed_hook_is_not_called():
     x = leaf()
     seen = []

@@ -35,7 +35,7 @@ from aiograd.autograd.ops.neural import silu as silu
 from aiograd.autograd.ops.neural import softmax as softmax
 from aiograd.autograd.ops.neural import softplus as softplus
 from aiograd.autograd.ops.repeats import all_rows, product
-from aiograd.autograd.ops.table import as_tensor
+from aiograd.autograd.ops.table import as_tensor, conj
 from aiograd.autograd.tensor import Tensor
 
 
@@ -51,11 +51,11 @@ def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def _weight_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     x, g = all_rows(x, g)
-    return product(g.T, x)
+    return product(g.T, conj(x))
 
 
 def _input_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return product(g, weight)
+    return product(g, conj(weight))
 
 
 def _bias_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any) -> Any:

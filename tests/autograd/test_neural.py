@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import aiograd.autograd as ag
+from aiograd.nn.functional import linear
+from aiograd.testing import gradcheck, gradgradcheck
 
 
 def leaf(*shape: int) -> ag.Tensor:
@@ -219,3 +221,36 @@ def test_images_without_a_batch_are_taken_alone():
     x = leaf(1, 4, 4)
     assert ag.conv2d(x, leaf(2, 1, 3, 3)).shape == (2, 2, 2)
     assert ag.max_pool2d(x, 2).shape == ag.avg_pool2d(x, 2).shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize("stack", [(), (2,)])
+def test_a_layer_of_complex_numbers_has_the_right_gradients(stack):
+    rng = np.random.default_rng(0)
+    x, w, b = (
+        ag.tensor(rng.normal(size=shape) + 1j * rng.normal(size=shape), requires_grad=True)
+        for shape in ((*stack, 3, 2), (4, 2), (4,))
+    )
+    assert gradcheck(linear, (x, w, b))
+    assert gradgradcheck(linear, (x, w, b))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ag.erf,
+        ag.gelu,
+        lambda a: ag.gelu(a, approximate="tanh"),
+        ag.elu,
+        ag.softplus,
+        ag.softmax,
+        ag.log_softmax,
+        lambda a: ag.layer_norm(a, 2),
+        lambda a: ag.batch_norm(a, training=True),
+        lambda a: ag.cross_entropy(a, np.array([0, 1])),
+        lambda a: ag.cross_entropy(a, np.eye(2)),
+        lambda a: ag.binary_cross_entropy_with_logits(a, np.eye(2)),
+    ],
+)
+def test_what_is_made_for_real_numbers_refuses_complex_ones(function):
+    with pytest.raises(TypeError):
+        function(ag.tensor(np.eye(2) * 1j, requires_grad=True))

@@ -460,9 +460,7 @@ def test_a_hook_may_write_to_the_gradient_of_a_single_number(create_graph: bool)
 
 
 def test_a_hook_that_writes_to_a_sparse_gradient_changes_that_of_its_tensor_alone():
-    x, y = (
-        ag.sparse.coo_tensor([[0, 2]], [1.0, 2.0], (4,), requires_grad=True) for _ in range(2)
-    )
+    x, y = (ag.sparse.coo_tensor([[0, 2]], [1.0, 2.0], (4,), requires_grad=True) for _ in range(2))
     given = ag.sparse.coo_tensor([[0, 2]], [1.0, 1.0], (4,))
     x.register_hook(lambda g: g.data.values.fill(7.0))
     (x + y).backward(given)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from aiograd.autograd.op import Op, op
-from aiograd.autograd.ops.table import as_tensor, composite
+from aiograd.autograd.ops.table import as_tensor, composite, conj
 
 Pair = tuple[int, int]
 
@@ -104,7 +104,7 @@ def _conv_input(
     n, c = a.shape[:2]
     out, _, kh, kw = w.shape
     kernels = w.reshape(groups, out // groups, -1)
-    columns = np.matmul(np.swapaxes(kernels, -1, -2), _grouped(g, groups))
+    columns = np.matmul(np.swapaxes(conj(kernels), -1, -2), _grouped(g, groups))
     values = columns.reshape(n, c, kh, kw, *g.shape[2:])
     return _added.of(values, shape=a.shape, kernel=(kh, kw), stride=stride, dilation=dilation)
 
@@ -113,7 +113,7 @@ def _conv_kernel(
     g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
 ) -> Any:
     columns = _columns(a, w.shape[2:], stride, dilation, groups)
-    total = np.matmul(_grouped(g, groups), np.swapaxes(columns, -1, -2))
+    total = np.matmul(_grouped(g, groups), np.swapaxes(conj(columns), -1, -2))
     return total.sum(axis=0).reshape(w.shape)
 
 

@@ -58,7 +58,8 @@ def _angle(g: Any, y: Any, a: Any) -> Any:
 
 def _sinc(g: Any, y: Any, a: Any) -> Any:
     nonzero = np.where(a == 0, 1, a)
-    return g * np.where(a == 0, 0, (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero)
+    slope = (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero
+    return g * np.where(a == 0, 0, conj(slope))
 
 
 def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:

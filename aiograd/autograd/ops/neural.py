@@ -11,13 +11,19 @@ import numpy as np
 
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.error_function import erf_array
-from aiograd.autograd.ops.table import as_tensor, composite, new_op
+from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op
 from aiograd.autograd.tensor import Tensor
 
 _ndarray = np.ndarray
 
 ROOT_HALF = float(np.sqrt(0.5))
 ROOT_2_OVER_PI = float(np.sqrt(2 / np.pi))
+
+
+def _refuse_complex(name: str, a: Any) -> None:
+    if np.iscomplexobj(a):  # where torch refuses too: the rules hold for real numbers
+        raise TypeError(f"{name}() takes real numbers, not complex ones")
+
 
 # ── activations ─────────────────────────────────────────────────────────────────────────────────
 
@@ -30,12 +36,20 @@ def _relu_forward(a: Any) -> Any:
 
 
 def _sigmoid_forward(a: Any) -> Any:
+    if np.iscomplexobj(a):
+        return 1 / (1 + np.exp(-a))
     small = np.exp(-np.abs(a))  # never overflows, and keeps its digits far below zero
     upper = 1 / (1 + small)
     return np.where(np.asarray(a) >= 0, upper, small * upper)
 
 
+def _erf_forward(a: Any) -> Any:
+    _refuse_complex("erf", a)
+    return erf_array(a)
+
+
 def _gelu_forward(a: Any, approximate: str = "none") -> Any:
+    _refuse_complex("gelu", a)
     if approximate == "tanh":
         return 0.5 * a * (1 + np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3)))
     if approximate != "none":
@@ -54,7 +68,7 @@ def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
 
 def _silu(g: Any, y: Any, a: Any) -> Any:
     s = sigmoid.of(a)
-    return g * (s * (1 + a * (1 - s)))
+    return g * conj(s * (1 + a * (1 - s)))
 
 
 def _leaky_relu(g: Any, y: Any, a: Any, negative_slope: float = 0.01) -> Any:
@@ -66,14 +80,15 @@ def _elu(g: Any, y: Any, a: Any, alpha: float = 1.0) -> Any:
 
 
 def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
+    _refuse_complex("elu", a)
     return np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))
 
 
 # fmt: off
 relu       = new_op("relu",       _relu_forward,                         lambda g, y, a: g * (y > 0))
-sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * (y * (1 - y)))
+sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * conj(y * (1 - y)))
 silu       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
-erf        = new_op("erf",        lambda a: erf_array(a),                lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
+erf        = new_op("erf",        _erf_forward,                          lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
 gelu       = new_op("gelu",       _gelu_forward,                         _gelu)
 softplus   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
 leaky_relu = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)
@@ -82,6 +97,7 @@ elu        = new_op("elu",        _elu_forward,                          _elu)
 
 
 def _softmax_forward(a: Any, axis: int = -1) -> Any:
+    _refuse_complex("softmax", a)
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=axis, keepdims=True)
@@ -94,6 +110,7 @@ def _softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
 
 
 def _log_softmax_forward(a: Any, axis: int = -1) -> Any:
+    _refuse_complex("log_softmax", a)
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
     shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
     return shifted
@@ -128,6 +145,7 @@ def dropout(
 
 
 def _standardize_forward(a: Any, axis: Any, eps: float) -> Any:
+    _refuse_complex("standardize", a)
     centred = a - a.mean(axis=axis, keepdims=True)
     spread = np.mean(centred * centred, axis=axis, keepdims=True)
     centred /= np.sqrt(spread + eps)
@@ -323,6 +341,8 @@ def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
 
 
 def _bce_forward(a: Any, target: Any) -> Any:
+    _refuse_complex("binary_cross_entropy_with_logits", a)
+    _refuse_complex("binary_cross_entropy_with_logits", target)
     return np.maximum(a, 0) - a * target + np.log1p(np.exp(-np.abs(a)))
 
 

@@ -161,7 +161,7 @@ cumsum = numpy_op(np.cumsum, _cumsum)
 
 def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     top = _largest(a, axis, None, None, True)
-    if not isfinite(_total(top, None)):
+    if not isfinite(abs(_total(top, None))):
         return _logsumexp_of_infinities(a, top, axis, keepdims)
     shifted = np.asarray(a - top)
     y = np.log(_total(np.exp(shifted, shifted), axis, None, None, True))
@@ -178,7 +178,7 @@ def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
 
 def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     share = np.exp(a - kept(y, axis, keepdims, a.ndim))
-    return kept(g, axis, keepdims, a.ndim) * share
+    return kept(g, axis, keepdims, a.ndim) * conj(share)
 
 
 logsumexp = new_op("logsumexp", _logsumexp_forward, _logsumexp)

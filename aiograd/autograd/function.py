@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.op import parent_of
+from aiograd.autograd.op import parent_of, result_of, told_apart
 from aiograd.autograd.recorded import wrong_count
 from aiograd.autograd.recording import is_grad_enabled, no_grad
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
@@ -224,7 +224,7 @@ class Function:
 def _own(output: Any, args: Sequence[Any]) -> Any:
     """An output as a tensor of its own, so that giving it a node changes nothing else."""
     if isinstance(output, np.ndarray | np.generic) or is_sparse_array(output):
-        return wrap(output)
+        return result_of(told_apart(output, args), args)
     if not isinstance(output, Tensor):
         return output
     if output.requires_grad or any(output is arg for arg in args):

@@ -119,6 +119,8 @@ class Op:
         if len(args) == 1 and isinstance(args[0], Tensor):  # the common case, unrolled
             arg = args[0]
             y = self.forward(arg.data, **kwargs) if kwargs else self.forward(arg.data)
+            if y is arg.data:
+                y = told_apart(y, args)
             node = arg._node
             if node is None and arg._leaf:
                 node = arg.accumulator()
@@ -136,6 +138,8 @@ class Op:
     ) -> Any:
         data = one.data, other.data
         y = self.forward(*data, **kwargs) if kwargs else self.forward(*data)
+        if y is one.data or y is other.data:
+            y = told_apart(y, args)
         first, second = one._node, other._node
         if first is None and one._leaf:
             first = one.accumulator()
@@ -167,7 +171,7 @@ class Op:
             else:
                 raw.append(arg)
                 parents.append(None)
-        y = self.forward(*raw, **kwargs)
+        y = told_apart(self.forward(*raw, **kwargs), args)
         if tracked and y.__class__ is not tuple and recording.get():
             return record(self, args, y, kwargs, tuple(parents))
         return self._results(args, y, kwargs, tuple(parents))
@@ -177,8 +181,8 @@ class Op:
     ) -> Any:
         """One Tensor that is not recorded, or several."""
         if y.__class__ is not tuple:
-            return _result(y, args)
-        results = tuple([_result(each, args) for each in y])
+            return result_of(y, args)
+        results = tuple([result_of(told_apart(each, args), args) for each in y])
         if any(parents) and recording.get():
             record_all(self, args, results, kwargs, parents)
         return results
@@ -250,7 +254,17 @@ def _no_gradient(*_: Any, **__: Any) -> None:
     """The rule of an argument that has none on purpose."""
 
 
-def _result(y: Any, args: Sequence[Any]) -> Tensor:
+def told_apart(y: Any, args: Sequence[Any]) -> Any:
+    """A result; as a view, from which its tensor is known, if it is the array of an argument."""
+    if y.__class__ is np.ndarray:
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.data is y:
+                return y.view()
+    return y
+
+
+def result_of(y: Any, args: Sequence[Any]) -> Tensor:
+    """A result as a Tensor; a view counts writes with the argument that it shows."""
     tensor = wrap(y)
     if tensor.data.base is not None:
         share_version(tensor, args)

@@ -298,9 +298,13 @@ def _tensor(data: Any, node: Node | None, cell: Cell) -> Tensor:
 
 def share_version(result: Tensor, args: Sequence[Any]) -> None:
     """Let a view count writes together with the tensor whose memory it shows."""
-    base = result.data.base
+    data, base = result.data, result.data.base
     for arg in args:
-        if isinstance(arg, Tensor) and (arg.data is base or arg.data.base is base):
+        if isinstance(arg, Tensor) and (
+            arg.data is base
+            or arg.data.base is base
+            or (arg.data.__class__ is _ndarray and np.may_share_memory(arg.data, data))
+        ):  # some views name another base: those that strides were given for
             if arg._cell is None:
                 arg._cell = [0] if result._cell is None else result._cell
             result._cell = arg._cell

@@ -352,3 +352,48 @@ def test_a_gradient_that_is_passed_through_is_stored_without_a_copy() -> None:
     x = leaf(1.0, 2.0)
     (Through.apply(x) * 3).sum().backward()
     assert x.grad.data.__array_interface__["data"][0] == seen[0]
+
+
+class Same(ag.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
+class First(Same):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.data[:1]
+
+
+same = ag.op("same", lambda a: a, lambda g, y, a: g)
+same_of_two = ag.op("same", lambda a, b: a, lambda g, y, a, b: g, lambda g, y, a, b: None)
+same_of_three = ag.op("same", lambda a, b, c: a, lambda g, *_: g, None, None)
+windows = np.lib.stride_tricks.sliding_window_view
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        Same.apply,
+        First.apply,
+        same,
+        lambda a: same_of_two(a, ag.ones(2)),
+        lambda a: same_of_three(a, 1.0, 2.0),
+        lambda a: windows(a, 2),
+    ],
+)
+def test_a_write_is_noticed_by_whatever_shows_the_same_memory(view: Any):
+    x = leaf(1.0, 2.0)
+    base = x * 1.0
+    shown = view(base)
+    loss = (shown * shown).sum()
+    with ag.no_grad():
+        base[...] = 9.0
+    with pytest.raises(GradError) as caught:
+        loss.backward()
+    assert caught.value.reason == "modified"

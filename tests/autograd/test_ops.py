@@ -51,3 +51,13 @@ def test_truths_and_positions_carry_no_gradient(name: str):
         result = sample.function(OPS[name])(*sample.inputs())
         assert isinstance(result, Tensor)
         assert not result.requires_grad
+
+
+@pytest.mark.parametrize("other", [True, np.True_, np.array([True, False])])
+def test_a_truth_value_is_a_number_that_one_can_multiply_with(other):
+    x = Tensor([2.0, 3.0], requires_grad=True)
+    (x * other).sum().backward()
+    assert x.grad.tolist() == (np.ones(2) * other).tolist()
+    x.grad = None
+    (x / True).sum().backward()
+    assert x.grad.tolist() == [1, 1]

@@ -167,7 +167,7 @@ def conj(x: Any) -> Any:
     kind = x.__class__
     if kind is _ndarray:
         return x if x.dtype.kind != "c" else np.conjugate(x)
-    if kind is float or kind is int:
+    if kind is float or kind is int or kind is bool:
         return x
     if kind is complex:
         return x.conjugate()

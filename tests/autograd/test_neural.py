@@ -254,3 +254,21 @@ def test_a_layer_of_complex_numbers_has_the_right_gradients(stack):
 def test_what_is_made_for_real_numbers_refuses_complex_ones(function):
     with pytest.raises(TypeError):
         function(ag.tensor(np.eye(2) * 1j, requires_grad=True))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_mean_over_ignored_classes_is_nan_with_slope_zero(smoothing):
+    x = leaf(2, 3)
+    loss = ag.cross_entropy(x, np.array([-100, -100]), label_smoothing=smoothing)
+    loss.backward()
+    assert math.isnan(loss.item())
+    assert not x.grad.numpy().any()
+
+
+def test_a_convolution_of_no_images_is_one():
+    x, w = leaf(0, 1, 3, 3), leaf(2, 1, 2, 2)
+    y = ag.conv2d(x, w)
+    assert y.shape == (0, 2, 2, 2)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    assert not w.grad.numpy().any()

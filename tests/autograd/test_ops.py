@@ -61,3 +61,29 @@ def test_a_truth_value_is_a_number_that_one_can_multiply_with(other):
     x.grad = None
     (x / True).sum().backward()
     assert x.grad.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "expected"),
+    [
+        (np.std, [2.0, 2.0, 2.0], [0, 0, 0]),
+        (lambda x: np.arctan2(x[0], x[1]), [0.0, 0.0], [0, 0]),
+        (lambda x: np.linalg.norm(x, 0.5), [0.0, 3.0], [0, 1]),
+        (lambda x: np.linalg.norm(x, 0.5), [0.0, 0.0], [0, 0]),
+        (lambda x: np.linalg.norm(x, -1), [0.0, 3.0], [0, 0]),
+        (lambda x: np.linalg.norm(x, -2), [0.0, 0.0], [0, 0]),
+    ],
+)
+def test_slopes_at_kinks_are_those_of_torch(function, value, expected):
+    x = Tensor(value, requires_grad=True)
+    function(x).backward()
+    np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-15)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's own, of the variance
+@pytest.mark.parametrize(("value", "ddof"), [([2.0], 1), ([2.0], 2), ([2.0, 2.0], 2)])
+@pytest.mark.parametrize("function", [np.var, np.std])
+def test_the_variance_of_too_few_has_no_slope(function, value, ddof):
+    x = Tensor(value, requires_grad=True)
+    function(x, ddof=ddof).backward()
+    assert np.isnan(x.grad.numpy()).all()

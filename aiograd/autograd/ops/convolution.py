@@ -29,14 +29,19 @@ def pair(value: Any, what: str) -> Pair:
 # ── windows ─────────────────────────────────────────────────────────────────────────────────────
 
 
+def _windows_shape(image: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Pair:
+    """How many positions the kernel has in an image, along each of its axes."""
+    oh = (image[0] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    ow = (image[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    return oh, ow
+
+
 def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     """(n, c, kh, kw, oh, ow): every position of the kernel, without copying."""
-    n, c, h, w = a.shape
-    kh, kw = kernel
-    oh = (h - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    ow = (w - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    (n, c, *image), (kh, kw) = a.shape, kernel
+    oh, ow = _windows_shape(image, kernel, stride, dilation)
     if oh <= 0 or ow <= 0:
-        raise ValueError(f"a kernel of {kernel} does not fit into an image of {(h, w)}")
+        raise ValueError(f"a kernel of {kernel} does not fit into an image of {tuple(image)}")
     sn, sc, sh, sw = a.strides
     steps = (sn, sc, sh * dilation[0], sw * dilation[1], sh * stride[0], sw * stride[1])
     return as_strided(a, (n, c, kh, kw, oh, ow), steps, writeable=False)
@@ -87,10 +92,10 @@ def _columns(a: Any, kernel: Pair, stride: Pair, dilation: Pair, groups: int) ->
 
 def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> Any:
     n, out, (kh, kw) = a.shape[0], w.shape[0], w.shape[2:]
-    oh = (a.shape[2] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    oh, ow = _windows_shape(a.shape[2:], (kh, kw), stride, dilation)
     kernels = w.reshape(groups, out // groups, -1)
     y = np.matmul(kernels, _columns(a, (kh, kw), stride, dilation, groups))
-    return y.reshape(n, out, oh, -1)
+    return y.reshape(n, out, oh, ow)
 
 
 def _grouped(g: Any, groups: int) -> Any:

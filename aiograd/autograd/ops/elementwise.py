@@ -62,6 +62,12 @@ def _sinc(g: Any, y: Any, a: Any) -> Any:
     return g * np.where(a == 0, 0, conj(slope))
 
 
+def _square(a: Any, b: Any) -> Any:
+    """The squared length, to divide by; not zero, since the slopes of an angle at zero are."""
+    square = a * a + b * b
+    return np.where(square == 0, 1, square)
+
+
 def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
     return zeros_for(g)
 
@@ -81,7 +87,7 @@ power        = numpy_op(np.power,        _power_base,                           
 remainder    = numpy_op(np.remainder,    lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.floor(a / b))
 fmod         = numpy_op(np.fmod,         lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.trunc(a / b))
 floor_divide = numpy_op(np.floor_divide, _no_slope,                             _no_slope)
-arctan2      = numpy_op(np.arctan2,      lambda g, y, a, b: g * (b / (a * a + b * b)), lambda g, y, a, b: -g * (a / (a * a + b * b)))
+arctan2      = numpy_op(np.arctan2,      lambda g, y, a, b: g * (b / _square(a, b)), lambda g, y, a, b: -g * (a / _square(a, b)))
 hypot        = numpy_op(np.hypot,        lambda g, y, a, b: g * (a / y),        lambda g, y, a, b: g * (b / y))
 logaddexp    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  lambda g, y, a, b: g * np.exp(b - y))
 logaddexp2   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))

@@ -339,7 +339,12 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
         return (size != 0).astype(x.dtype).sum(axis=axis, keepdims=keepdims)
     if ord == 1:
         return size.sum(axis=axis, keepdims=keepdims)
-    total = (size**ord).sum(axis=axis, keepdims=keepdims)
+    if ord < 1:  # the slope of an entry that is zero would be infinite, and is zero
+        zero = size.data == 0
+        powers = np.where(zero, 0.0 if ord > 0 else np.inf, np.where(zero, 1, size) ** ord)
+    else:
+        powers = size**ord
+    total = powers.sum(axis=axis, keepdims=keepdims)
     # a vector of zeros has slope zero, not nan
     return np.where(total == 0, 0, np.where(total == 0, 1, total) ** (1 / ord))
 

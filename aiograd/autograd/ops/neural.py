@@ -226,6 +226,11 @@ def _reduced(loss: Any, reduction: str) -> Any:
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+def _shared(loss: Any, weights: Any) -> Any:
+    """The mean by weights; of nothing it is nan, with slope zero."""
+    return loss / weights if weights else loss * 0 + np.nan
+
+
 @composite()
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """Give the squared difference."""
@@ -263,7 +268,7 @@ def nll_loss(
         share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
     loss = -np.squeeze(picked, axis=axis) * share
     if reduction == "mean":
-        return loss.sum() / share.sum()
+        return _shared(loss.sum(), share.sum())
     return _reduced(loss, reduction)
 
 
@@ -316,7 +321,8 @@ def cross_entropy(
         kept = (given.data != ignore_index).astype(input.dtype)
         smooth = -(logs * _class_column(weight, input.ndim, axis)).sum(axis=axis) * kept
         if reduction == "mean":
-            smooth = smooth.sum() / _weight_of(given.data, weight, ignore_index, input.dtype)
+            weights = _weight_of(given.data, weight, ignore_index, input.dtype)
+            smooth = _shared(smooth.sum(), weights)
         else:
             smooth = _reduced(smooth, reduction)
         return hard * (1 - label_smoothing) + smooth * (label_smoothing / size)

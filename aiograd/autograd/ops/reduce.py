@@ -57,14 +57,17 @@ def _var(
     correction: float | None = None,
 ) -> Any:  # fmt: skip
     n = count(a.shape, axis) - (ddof if correction is None else correction)
-    return kept(g, axis, keepdims, a.ndim) * ((a - a.mean(axis=axis, keepdims=True)) * (2 / n))
+    twice = 2 / n if n > 0 else np.inf  # the variance of too few is not finite either
+    return kept(g, axis, keepdims, a.ndim) * ((a - a.mean(axis=axis, keepdims=True)) * twice)
 
 
 def _std(
     g: Any, y: Any, a: Any, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
     correction: float | None = None,
 ) -> Any:  # fmt: skip
-    return _var(g / (2 * y), None, a, axis, ddof, keepdims, correction)
+    equal = y == 0  # where the slope is zero
+    slope = np.where(equal, 0, g / (2 * np.where(equal, 1, y)))
+    return _var(slope, None, a, axis, ddof, keepdims, correction)
 
 
 def _sum_forward(

@@ -180,6 +180,9 @@ class Tensor:
     def __len__(self) -> int:
         return len(self.data)
 
+    def __contains__(self, value: Any) -> bool:
+        return (value.numpy() if isinstance(value, Tensor) else value) in self.numpy()
+
     def __format__(self, spec: str) -> str:
         return format(self.data.item(), spec) if spec and self.size == 1 else repr(self)
 

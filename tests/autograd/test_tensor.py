@@ -133,6 +133,14 @@ def test_repr_shows_values_dtype_and_origin():
     assert "float32" in repr(ag.ones(1, dtype=np.float32))
 
 
+def test_in_asks_for_an_element_as_in_numpy():
+    t = ag.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    assert 3.0 in t
+    assert 5.0 not in t
+    assert ag.tensor([3.0, 0.0]) in t
+    assert ag.ones(()) in t
+
+
 def test_length_and_iteration_follow_the_first_axis():
     x = ag.tensor(np.arange(6.0).reshape(3, 2), requires_grad=True)
     assert len(x) == 3

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.autograd.tensor import Tensor
+from aiograd.autograd.tensor import Tensor, is_sparse_array
 from aiograd.errors import GradError
 
 
@@ -34,13 +34,11 @@ CrossingHook = Callable[[Crossing, Any], Any]
 def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -> Any:
     """The array after all hooks, in order of registration."""
     for hook in list(hooks.values()):
-        shown = array
-        if isinstance(array, np.ndarray):  # which stays here, too, where it must not change
-            shown = array.view()
-            shown.flags.writeable = False
+        shown = _read_only(array)
         result = hook(crossing, shown)
         if result is not None and result is not shown:
-            result = result.data if isinstance(result, Tensor) else np.asarray(result)
+            result = result.data if isinstance(result, Tensor) else result
+            result = result if is_sparse_array(result) else np.asarray(result)
             if result.shape != array.shape:
                 raise GradError(
                     f"a hook on the way to {crossing.peer} turned shape {array.shape} into "
@@ -48,6 +46,16 @@ def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -
                     "shape",
                 )
             array = result
+    return array
+
+
+def _read_only(array: Any) -> Any:
+    """The same array to look at: it stays here, too, where it must not change."""
+    if is_sparse_array(array):
+        return array.with_values(_read_only(array.values))
+    if isinstance(array, np.ndarray):
+        array = array.view()
+        array.flags.writeable = False
     return array
 
 
@@ -69,7 +77,8 @@ def clipped(limit: float, way: str = "backward") -> CrossingHook:
     def hook(crossing: Crossing, array: Any) -> Any:
         if crossing.way != way:
             return None
-        norm = float(np.linalg.norm(array))
+        values = array.coalesce().values if is_sparse_array(array) else array
+        norm = float(np.linalg.norm(values))
         return array * np.asarray(limit / norm, array.dtype) if norm > limit else None
 
     return hook

@@ -88,3 +88,40 @@ async def test_a_hook_may_return_what_it_was_shown(workers):
         y = await ag.rpc_async("worker1", square, args=(x,))
         await ctx.backward(y.sum())
         assert ctx.gradients[x].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (boundary.clipped(1.0), [0.6, 0.0, 0.8, 0.0]),
+        (boundary.as_dtype("float16"), [3.0, 0.0, 4.0, 0.0]),
+        (lambda crossing, array: array * 2.0 if crossing.way == "backward" else None, [6, 0, 8, 0]),
+        (lambda crossing, array: ag.tensor(array), [3.0, 0.0, 4.0, 0.0]),
+    ],
+)
+async def test_sparse_arrays_pass_hooks_as_they_are(workers, hook, expected):
+    x = ag.sparse.coo_tensor([[0, 2]], [1.0, 1.0], (4,), requires_grad=True)
+    weights = ag.sparse.coo_tensor([[0, 2, 2]], [3.0, 1.0, 3.0], (4,))
+
+    def same(value):
+        assert value.is_sparse
+        return value * 1.0
+
+    seen = []
+    async with workers(2), ag.context() as ctx:
+        ctx.on_crossing(hook)
+        ctx.on_crossing(lambda crossing, array: seen.append(type(array).__name__))
+        y = await ag.rpc_async("worker1", same, args=(x,))
+        await ctx.backward(ag.sparse.sum(y * weights))
+        assert ctx.gradients[x].is_sparse
+        np.testing.assert_allclose(ctx.gradients[x].to_dense().numpy(), expected)
+    assert seen == ["Coo", "Coo"]
+
+
+async def test_a_hook_cannot_write_to_a_sparse_array(workers):
+    x = ag.sparse.coo_tensor([[0, 2]], [1.0, 1.0], (4,), requires_grad=True)
+    seen = []
+    async with workers(2), ag.context() as ctx:
+        ctx.on_crossing(lambda crossing, array: seen.append(array.values.flags.writeable))
+        await ag.rpc_async("worker1", ag.sparse.sum, args=(x,))
+    assert seen == [False]

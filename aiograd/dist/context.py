@@ -167,6 +167,11 @@ class Context:
         self.totals[leaf] = gradient.detach()
         self.changed()
 
+    def take_gradient(self, leaf: Tensor) -> Tensor | None:
+        """Take a leaf's gradient of passes started here out, e.g. of one made only for them."""
+        self.changed()
+        return self.totals.pop(leaf, None)
+
     def on_crossing(self, hook: CrossingHook) -> HookHandle:
         """Show `hook(crossing, array)` every array of the context that leaves this worker.
 

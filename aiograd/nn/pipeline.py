@@ -84,15 +84,25 @@ class Pipeline:
             weighted: Tensor = share * (len(part) / rows)
             return weighted
 
+        # What x was made from is one graph for all micro-batches, so it is played back once.
+        in_front = isinstance(x, Tensor) and x.grad_fn is not None
+        fronts: list[Tensor] = []  # their gradients are those that arrived at x
+
         async def there_and_back(part: Any, target: Any) -> float:
             async with under_way:
-                share = await forward(part, target)
+                given = part.detach().requires_grad_() if in_front else part
+                share = await forward(given, target)
                 await ctx.backward(share)
+                gradient = ctx.take_gradient(given) if in_front else None
+                if gradient is not None:
+                    fronts.append((part * np.conjugate(gradient.numpy())).sum())
                 return float(share)
 
         pairs = list(zip(inputs, wanted, strict=True))
         if self.schedule == "1f1b":
             losses = await _all_or_none([there_and_back(*pair) for pair in pairs])
+            if fronts:
+                await ctx.backward(*fronts)
         else:
             shares = await _all_or_none([forward(*pair) for pair in pairs])
             await ctx.backward(*shares)
@@ -117,6 +127,8 @@ class Pipeline:
         else:
             batch = np.asarray(batch)
             rows = len(batch)
+        if not rows:
+            raise ValueError("a pipeline needs at least one row to work on; the batch is empty")
         count = min(self.microbatches, rows)
         edges = [rows * i // count for i in range(count + 1)]
         return [batch[a:b] for a, b in itertools.pairwise(edges)]

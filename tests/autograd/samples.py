@@ -264,7 +264,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "rfft2": [s(A(2, 4))], "rfftn": [s(A(2, 2, 3)), s(A(3, 4), s=(2, 2))], "irfft2": [s(Z(2, 3))], "irfftn": [s(Z(2, 3)), s(Z(2, 3), s=(2, 3))],
     "fft2": [s(Z(2, 3))], "ifft2": [s(Z(2, 3))], "fftn": [s(Z(2, 2, 2)), s(A(2, 3), s=(2, 2), axes=(0, 1))], "ifftn": [s(Z(2, 3))], "fftshift": [s(A(2, 3)), s(A(5))], "ifftshift": [s(A(2, 3), axes=1)],
     # neural networks
-    "relu": UNARY, "sigmoid": [*UNARY, s(Z(2, 3))], "silu": [*UNARY, s(Z(2, 3))], "erf": UNARY, "gelu": [*UNARY, s(A(2, 3), approximate="tanh")], "softplus": UNARY,
+    "relu": UNARY, "sigmoid": [*UNARY, s(Z(2, 3))], "silu": UNARY, "erf": UNARY, "gelu": [*UNARY, s(A(2, 3), approximate="tanh")], "softplus": UNARY,
     "leaky_relu": [s(A(2, 3)), s(A(2, 3), 0.3)], "elu": [s(A(2, 3)), s(A(3), alpha=0.5)],
     "softmax": [s(A(2, 3)), s(A(2, 3), axis=0)], "log_softmax": [s(A(2, 3)), s(A(2, 3, 2), axis=1)],
     "dropout": [s(A(2, 3), 0.5, training=False), s(A(3), 0.0)],

@@ -234,6 +234,12 @@ def test_a_layer_of_complex_numbers_has_the_right_gradients(stack):
     assert gradgradcheck(linear, (x, w, b))
 
 
+def test_silu_has_gradients_for_complex_numbers_which_torch_has_not():
+    x = ag.tensor([0.3 - 0.2j, -1.1 + 0.7j], requires_grad=True)
+    assert gradcheck(ag.silu, (x,))
+    assert gradgradcheck(ag.silu, (x,))
+
+
 @pytest.mark.parametrize(
     "function",
     [

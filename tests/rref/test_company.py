@@ -46,8 +46,9 @@ async def test_those_that_follow_are_told_of_together(company, told):
 async def test_things_come_up_in_any_thread(company, told):
     thread = threading.Thread(target=company.expect)
     thread.start()
-    await until(lambda: len(told) == 1)
     thread.join()
+    await until(lambda: told)
+    assert len(told) == 1
 
 
 async def test_nobody_is_told_after_the_end(company, told):

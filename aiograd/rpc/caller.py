@@ -141,8 +141,7 @@ class Caller(Replies):
         if token is not None:
             flags = self.copies.stays(future, id, flags | KEEP)
             entry = (token, entry)
-        first = token is None and len(pending) == 1
-        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry, first)
+        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry, len(pending) == 1)
         return True
 
     def begin(

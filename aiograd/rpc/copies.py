@@ -37,8 +37,10 @@ class Copies:
             return flags | ALONG | LEISURE
         return flags
 
-    def along(self, future: Future[Any], last: int) -> bool:
+    def along(self, future: Future[Any], last: int, alone: bool = False) -> bool:
         """Let a copy come along with the reply, if its call has not left; `last` is the last call.
+
+        If it is the only one under way (`alone`), it leaves now that nothing is to be added to it.
 
         A copy is as of the end of its call, so nothing that could change it may have been sent
         since: only more ops whose results stay.
@@ -56,6 +58,8 @@ class Copies:
         magic, kind, flags, *rest = HEADER.unpack(frame)
         small[at] = HEADER.pack(magic, kind, flags | ALONG, *rest)
         self.eager = True
+        if alone:
+            outbox.flush_early()
         return True
 
     def unasked(self, future: Future[Any]) -> bool:

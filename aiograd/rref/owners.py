@@ -262,7 +262,7 @@ class RRefs:
             or threading.get_ident() != agent.thread
             or SCOPE.get() is not None
             or (agent.baggage is not None and agent.baggage.current() is not creation._held)
-            or not caller.copies.along(creation, caller.last_id)
+            or not caller.copies.along(creation, caller.last_id, len(caller.pending) == 1)
         ):
             return None
         creation._until = agent.loop.time() + creation._seconds

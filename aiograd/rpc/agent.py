@@ -361,9 +361,11 @@ class Agent:
             link = self.link(to)
         if link.restricted:
             return False
-        payload = Payload(encode_plain(args, lent), lent)
+        data, shipment = encode_plain(args, lent), self._service_shipments[service]
+        if not lent and link.post_small(shipment, FLAT, data):
+            return True
+        payload = Payload(data, lent)
         check_size(payload, service, link.max_message)
-        shipment = self._service_shipments[service]
         link.post(shipment, FLAT, payload, None)
         return True
 

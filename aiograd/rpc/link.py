@@ -246,6 +246,15 @@ class Link:
         self.caller.last_id += 1
         self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
 
+    def post_small(self, shipment: Shipment, flags: int, data: bytes) -> bool:
+        """The usual case in one step, as `Caller.begin_small`; False if it is another one."""
+        number = self.numbers.get(shipment)
+        if number is None or not self.quick or self.agent.faults is not None or len(data) > SMALL:
+            return False
+        self.caller.last_id = id = self.caller.last_id + 1
+        self.outbox.put_first(POST, flags, id, _NEVER, number, data)
+        return True
+
     def number(self, shipment: Shipment) -> int:
         """The number under which the peer knows a function; it is told first if it does not."""
         number = self.numbers.get(shipment)

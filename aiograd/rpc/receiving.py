@@ -214,7 +214,8 @@ class Receiving:
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
     ) -> None:
         if self._once.fresh(id):
-            self._callee.service(kind, flags, id, budget, self._target(target), body)
+            found = self._targets.get(target) or self._target(target)
+            self._callee.service(kind, flags, id, budget, found, body)
 
     def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
         """Over a restricted link: pass a message on if it is not a pickle."""

@@ -190,17 +190,24 @@ class Shortcuts(Running):
 
     def _take_post(self, id: int, target: Target, body: Any) -> None:
         """The shortest way of a post: nobody waits for an answer."""
-        incoming = Incoming(self, id, target, POST)
-        incoming.context = self._context.copy()
+        agent = self._agent
+        context = self._context.copy()
         try:
             if type(body) is Transfer:
                 data, *lent = body.segments
-                incoming.args, _ = decode_call(data, lent=lent)
+                args, _ = decode_call(data, lent=lent)
             else:
-                incoming.args, _ = decode_call(body)
+                args, _ = decode_call(body)
+            handler = agent.services.get(target.name)
+            if handler is None:
+                raise ProtocolError(f"no service {target.name!r}", agent.name)
+            value = context.run(handler, self._link.peer, *args)
         except Exception as error:
-            return self._fail(incoming, error)
-        self._serve(incoming)
+            return self._fail(Incoming(self, id, target, POST), error)
+        if value is not None:
+            incoming = Incoming(self, id, target, POST)
+            incoming.context = context
+            self._result(incoming, value)
 
     # ── decoding ────────────────────────────────────────────────────────────────────────────────
 

@@ -185,6 +185,7 @@ class LocalCluster:
             network=self._network,
             listen=(self._address(rank),),
             spin=self._spin(),
+            crowded=self._crowded,
             # A worker of these modes imports nothing that a peer names.
             modules=() if self._options.mode == "trusted" else exposing_modules(),
         )
@@ -193,10 +194,14 @@ class LocalCluster:
         # Of those that share a loop, the driver watches it.
         return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
 
+    @property
+    def _crowded(self) -> bool:
+        return self._processes and len(self._names) >= _cores()
+
     def _spin(self) -> float:
         if not self._processes:
             return 0.0
-        return SPIN if len(self._names) < _cores() else SHORT_SPIN
+        return SHORT_SPIN if self._crowded else SPIN
 
     def _address(self, rank: int) -> str:
         if not self._processes:

@@ -39,6 +39,7 @@ class Plan:
     # If it is known already; never in `options`, which are shown.
     secret: bytes | None = field(default=None, repr=False)
     spin: float = 0.0
+    crowded: bool = False  # there are more workers here than cores
     modules: tuple[str, ...] = ()  # to import first: they expose functions
     patience: float = PATIENCE
     watch: bool = True  # whether to tell who blocks the loop

@@ -39,7 +39,7 @@ class Premises:
     def __init__(self, plan: Plan, environment: MutableMapping[str, str]) -> None:
         self._plan = plan
         self._environment = environment
-        self._runtime = Runtime(plan.network, spin=plan.spin)
+        self._runtime = Runtime(plan.network, spin=plan.spin, crowded=plan.crowded)
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
         self._folder: str | None = None
         self._sign: str | None = None  # the file that rank 0 wrote

@@ -1,10 +1,10 @@
 """Polling for a moment after traffic, because an idle core takes long to wake up.
 
-The loop then runs around without sleeping, and so meets the answer that is already under way. After
-every round it offers its core to other processes, so that workers may poll that share one. Where
-somebody takes the core to compute, the loop goes to sleep at once: the kernel wakes up who sleeps
-sooner than it comes back to who polls. It also stops soon, gives way to threads, and leaves it for
-a while when it waited in vain again and again.
+The loop then runs around without sleeping, and so meets the answer that is already under way. Where
+workers share cores, it offers its core to the others after every round, and goes to sleep at once
+if one of them takes it to compute: the kernel wakes up who sleeps sooner than it comes back to who
+polls. It also stops soon, gives way to threads, and leaves it for a while when it waited in vain
+again and again.
 """
 
 from __future__ import annotations
@@ -69,5 +69,7 @@ class Polling:
 
     def _is_core_free(self, now: float) -> bool:
         """Let others have our core for a moment; whether a moment was enough for them."""
+        if not self._runtime.crowded:
+            return True
         self._runtime.give_way()
         return self._runtime.time() - now < _CROWDED

@@ -19,11 +19,13 @@ from aiograd.rpc.transport import Network
 
 class Runtime:
     """The real world. `spin` is how many seconds a loop may poll after traffic instead of sleeping,
-    which halves latency between processes of one machine."""
+    which halves latency between processes of one machine; `crowded` tells that it shares a core."""
 
-    def __init__(self, network: Network | None = None, spin: float = 0.0) -> None:
+    def __init__(
+        self, network: Network | None = None, spin: float = 0.0, crowded: bool = False
+    ) -> None:
         self.network = network if network is not None else Network()
-        self.spin = spin
+        self.spin, self.crowded = spin, crowded
         self.random = random.Random()
 
     def time(self) -> float:

@@ -40,7 +40,7 @@ async def test_a_loop_whose_core_somebody_takes_goes_to_sleep_at_once(agents):
 
         assert await rpc_async("worker1", add, (1, 2)) == 3
         assert a.polling.awake
-        a.runtime.give_way = compute
+        a.runtime.give_way, a.runtime.crowded = compute, True
         await until(lambda: not a.polling.awake and not b.polling.awake)
 
 
@@ -53,7 +53,7 @@ async def test_loops_that_only_look_around_share_a_core(agents):
             nonlocal now, rounds
             now, rounds = now + 20e-6, rounds + 1
 
-        a.runtime.give_way = look_around
+        a.runtime.give_way, a.runtime.crowded = look_around, True
         assert await rpc_async("worker1", add, (1, 2)) == 3
         await until(lambda: rounds > 100)
         assert a.polling.awake

@@ -177,6 +177,8 @@ class LocalCluster:
         return self
 
     def _plan(self, name: str, rank: int) -> Plan:
+        crowded = self._processes and len(self._names) >= _cores()
+        spin = SHORT_SPIN if crowded else SPIN
         plan = Plan(
             name=name,
             rank=rank,
@@ -184,8 +186,8 @@ class LocalCluster:
             secret=self._secret,
             network=self._network,
             listen=(self._address(rank),),
-            spin=self._spin(),
-            crowded=self._crowded,
+            spin=spin if self._processes else 0.0,
+            crowded=crowded,
             # A worker of these modes imports nothing that a peer names.
             modules=() if self._options.mode == "trusted" else exposing_modules(),
         )
@@ -193,15 +195,6 @@ class LocalCluster:
             return plan
         # Of those that share a loop, the driver watches it.
         return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
-
-    @property
-    def _crowded(self) -> bool:
-        return self._processes and len(self._names) >= _cores()
-
-    def _spin(self) -> float:
-        if not self._processes:
-            return 0.0
-        return SHORT_SPIN if self._crowded else SPIN
 
     def _address(self, rank: int) -> str:
         if not self._processes:

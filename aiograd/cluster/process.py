@@ -40,6 +40,8 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     keep_freed_memory()
+    if plan.crowded:
+        take_no_core_away()
     name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
@@ -119,6 +121,17 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
         else:
             return uvloop.new_event_loop()
     return asyncio.new_event_loop()
+
+
+def take_no_core_away() -> None:
+    """Where workers share cores: let whoever wakes us up with a message go on with its work.
+
+    Else the kernel may give us the core of a sender that has messages for others, too, and these
+    then sit idle until we are done. Who has chosen how this process is scheduled is obeyed.
+    """
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):  # a sandbox may not allow it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def name_process(name: str) -> None:

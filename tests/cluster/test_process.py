@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aiograd.cluster import local
 from aiograd.cluster.current import barrier, get_worker_info
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.calls import rpc_async, rpc_sync
@@ -321,6 +322,31 @@ async def test_forked_workers_draw_different_random_numbers(cluster):
 
 def draw() -> tuple[float, float]:
     return random.random(), float(np.random.rand())
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
+@pytest.mark.parametrize(("cores", "policy"), [(2, "SCHED_BATCH"), (3, "SCHED_OTHER")])
+async def test_workers_that_share_cores_take_none_from_who_sends(
+    cluster, monkeypatch, cores, policy
+):
+    monkeypatch.setattr(local, "_cores", lambda: cores)
+    before = os.sched_getscheduler(0)
+    async with cluster(2, processes=True) as c:
+        policies = [await worker.call(os.sched_getscheduler, 0) for worker in c]
+    assert policies == [getattr(os, policy)] * 2
+    assert os.sched_getscheduler(0) == before  # the driver belongs to its user
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
+def test_who_has_chosen_how_a_process_is_scheduled_is_obeyed():
+    script = """
+import os
+from aiograd.cluster.process import take_no_core_away
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+take_no_core_away()
+assert os.sched_getscheduler(0) == os.SCHED_IDLE
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 async def test_each_worker_holds_only_pipes_of_its_own(cluster):

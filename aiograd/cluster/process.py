@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -65,6 +66,7 @@ async def serve(plan: Plan) -> bool:
     """Be a worker until dismissed, or until the coordinator is gone; tells which."""
     for module in plan.modules:
         importlib.import_module(module)
+    gc.freeze()  # what is here by now stays: no collection needs to look through it again
     worker = Worker.planned(plan)
     await worker.start()
     worker.make_current()

@@ -61,62 +61,6 @@ def wake(future: asyncio.Future[None]) -> Callable[[], None]:
 _end = asyncio.Future.set_result  # without the detour of `super()`: it is done by the thousand
 
 
-class Creation(Future[Any]):
-    """The answer to a creation. Never fails itself: what came of it is told to `_refs`."""
-
-    # Set by who makes it: an `__init__` of our own would cost as much as the future.
-    __slots__ = (
-        "_answer",
-        "_held",
-        "_inherited",
-        "_limited",
-        "_made",
-        "_refs",
-        "_subject",
-        "_until",
-    )
-    _refs: RRefs
-    _made: Owned | Held
-    _subject: RRef | None  # kept until then
-    _answer: Answer | None  # a fetch whose value comes along
-    _held: Any  # the baggage it took along
-    _limited: bool  # by a timeout of its own
-    _inherited: float  # when the call that makes it must end
-    _until: float  # loop time; set with `_answer`
-
-    def set_result(self, result: Any) -> None:
-        self._subject = self._held = None
-        _end(self, None)
-        self._refs.creation_ended(self._made, None)
-        if (answer := self._answer) is not None:
-            self._answer = None
-            if not answer.done():
-                if result is STAYED:
-                    self._refs.ask_again(answer, self._until)
-                else:
-                    answer.set_result(result)
-
-    def set_exception(self, exception: Any) -> None:
-        self._subject = self._held = None
-        _end(self, None)
-        self._refs.creation_ended(self._made, exception)
-        if (answer := self._answer) is not None:
-            self._answer = None
-            if not answer.done():
-                answer.set_exception(self._means(exception))
-
-    def _means(self, error: Exception) -> Exception:
-        """What the end of a creation is to a fetch that should come along."""
-        held = self._made
-        assert isinstance(held, Held)
-        if isinstance(error, DeadlineExceeded) and not self._limited:
-            return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)
-        if isinstance(error, WorkerLost):
-            return owner_lost(error)  # type: ignore[no-any-return]
-        assert held.error is not None
-        return again(held.error)
-
-
 class Answer(Future[Any]):
     """What the owner of a reference says. It keeps the reference, so that no release overtakes."""
 
@@ -141,16 +85,6 @@ class Answer(Future[Any]):
             if caller is not None:
                 caller.cancelled(self)
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        rref = self._rref
-        if self._caller is None and rref is not None:  # its value comes along with the creation
-            agent = rref._refs.agent
-            if threading.get_ident() != agent.thread and not self.done():
-                agent.from_thread(self.cancel, msg)
-                return True
-            self._rref = None
-        return super().cancel(msg)
-
     def set_result(self, result: Any) -> None:
         _end(self, result)
         self._rref = None
@@ -167,6 +101,79 @@ class Answer(Future[Any]):
                 if isinstance(exception, RRefExpired):
                     held.error = again(exception)
         super().set_exception(exception)
+
+
+class Creation(Answer):
+    """The answer to a creation, and to a fetch that comes along with it.
+
+    By itself it never fails: what came of the creation is told to `_refs`. With a reference, it is
+    what `to_here` gives, and ends with the value, or with what prevented it.
+    """
+
+    # Set by who makes it: an `__init__` of our own would cost as much as the future.
+    __slots__ = ("_held", "_inherited", "_limited", "_made", "_refs", "_subject", "_until")
+    _refs: RRefs
+    _made: Owned | Held | None  # None: it was answered, and the value is asked for by itself
+    _subject: RRef | None  # kept until then
+    _held: Any  # the baggage it took along
+    _limited: bool  # by a timeout of its own
+    _inherited: float  # when the call that makes it must end
+    _until: float  # loop time; set with `_rref`
+
+    def set_result(self, result: Any) -> None:
+        if (made := self._made) is None:
+            return super().set_result(result)
+        self._subject = self._held = self._made = None
+        self._refs.creation_ended(made, None)
+        if self._rref is None:
+            _end(self, None)
+        elif result is STAYED:
+            self._refs.ask_again(self, self._until)
+        else:
+            self._rref = None
+            _end(self, result)
+
+    def set_exception(self, exception: Any) -> None:
+        if (made := self._made) is None:
+            return super().set_exception(exception)
+        self._subject = self._held = self._made = None
+        self._refs.creation_ended(made, exception)
+        if self._rref is None:
+            _end(self, None)
+        else:
+            super().set_exception(self._means(exception))
+
+    def _means(self, error: Exception) -> Exception:
+        """What the end of a creation is to a fetch that should come along."""
+        assert self._rref is not None
+        held = self._rref._ref
+        assert isinstance(held, Held)
+        if isinstance(error, DeadlineExceeded) and not self._limited:
+            return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)
+        if isinstance(error, WorkerLost):
+            return owner_lost(error)  # type: ignore[no-any-return]
+        assert held.error is not None
+        return again(held.error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        caller, along = self._caller, self._made is not None and self._rref is not None
+        if caller is not None and along and threading.get_ident() == self._refs.agent.thread:
+            caller.pending[self._id] = self._stand_in()
+            self._caller = self._rref = self._made = None
+        return super().cancel(msg)
+
+    def _stand_in(self) -> Creation:
+        """Who waits for the creation instead: only the fetch is not wanted any more."""
+        other = Creation(loop=self.get_loop())
+        for name in (*Creation.__slots__, *Future.__slots__):
+            if hasattr(self, name):
+                setattr(other, name, getattr(self, name))
+        other._rref = None
+        if (bucket := self._bucket) is not None:
+            bucket[other] = None
+            del bucket[self]
+            self._bucket = None
+        return other
 
 
 class Wait(Future[Any]):

@@ -191,7 +191,7 @@ class Control:
         self.soon()
 
     def _on_release(self, sender: PeerInfo, releases: bytes) -> None:
-        party, told = self.heard(sender), list(unpack_forks(releases))
+        party, told = self.heard(sender), unpack_forks(releases)
         if self.agent.restricts(sender):
             self.partners.may_give_back(party, told)
         self.protocol.released(told)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, RemoteError, RRefError
-from aiograd.rref.records import ID_SIZE, Place, RefId, unpack_id
+from aiograd.rref.records import ID_SIZE, Place, RefId, stamp_of, unpack_id
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -39,14 +39,14 @@ class Keeping:
         self._control.changed()
 
     def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self._owning.made(sender.incarnation, *self._announced(sender, token), value)
+        ref_id, fork, place = self._announced(sender, token)
+        self._owning.made(sender.incarnation, ref_id, fork, place, value)
 
     def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, Place]:
         """What somebody creates here: the id, the creator's fork, and the line."""
-        rank, stamp, number = unpack_id(token)
-        ref_id = (rank, stamp, number)
+        rank, stamp, number = ref_id = unpack_id(token)
         creator = self._control.heard(sender)
-        if stamp != creator.stamp:
+        if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
         if len(self._owning.owners) >= VALUES and self._agent.restricts(sender):
             self._agent.limits.reached("values")

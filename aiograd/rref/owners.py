@@ -45,6 +45,7 @@ from aiograd.rref.records import (
     pack_creation,
     pack_fork,
 )
+from aiograd.rref.series import Series
 from aiograd.rref.serving import BackwardHook, Serving
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class RRefs:
         self.closed = False
         self._wrap = wrap
         self._places = Places()
+        self._series: Series | None = None  # the latest
         agent.keeper = Keeping(agent, self.control, self._places)
 
     @property
@@ -91,6 +93,11 @@ class RRefs:
         subject: RRef | None = None,
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
+        if (series := self._series) is not None and timeout is None and not (kwargs or subject):
+            another = series.another(to, func, args, frame)
+            if another is not None:
+                return self._wrap(self, another._made, another)
+            self._series = None
         agent, protocol = self.agent, self.protocol
         link = agent.links.routes.get(to) if type(to) is str else None
         if link is None:
@@ -105,7 +112,7 @@ class RRefs:
             made = protocol.create(owner)
         future = Creation(loop=agent.loop)
         future._refs, future._made, future._subject = self, made, subject
-        future._answer = None
+        future._rref = None
         future._limited, future._inherited = timeout is not None, DEADLINE.get()
         future._held = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(made.id, place)
@@ -116,7 +123,15 @@ class RRefs:
         except BaseException:
             protocol.forget(made)
             raise
+        if self._may_go_on(future) and frame is not None:
+            shipment = agent.shipper.of(func, link.peer)
+            self._series = Series(self, link, func, frame, owner, place, shipment)
         return self._wrap(self, made, future)
+
+    def _may_go_on(self, creation: Creation) -> bool:
+        """Whether the next one could be made likewise: plain, and its value comes unasked."""
+        unasked = creation._frame is not None and not creation._frame[1]
+        return unasked and creation._held is None and creation._inherited == math.inf
 
     def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
         """The owner has answered, or never will."""
@@ -249,10 +264,10 @@ class RRefs:
             prepare(answer, service).set_exception(error.with_traceback(None))
         return answer
 
-    def fetch_along(self, rref: RRef, creation: Creation) -> Answer | None:
+    def fetch_along(self, rref: RRef, creation: Creation) -> bool:
         """Let the value come along with the reply to its creation, if that has not been sent yet.
 
-        Then creating and fetching is one message and one reply. None: it must be asked for.
+        Then creating and fetching is one message, one reply and one future.
         """
         agent, caller, inherited = self.agent, creation._caller, creation._inherited
         if (
@@ -264,13 +279,10 @@ class RRefs:
             or (agent.baggage is not None and agent.baggage.current() is not creation._held)
             or not caller.copies.along(creation, caller.last_id, len(caller.pending) == 1)
         ):
-            return None
+            return False
         creation._until = agent.loop.time() + creation._seconds
-        creation._answer = answer = Answer(loop=agent.loop)
-        # All that it needs while it is no call of its own; references come by the thousand.
-        answer._rref, answer._function = rref, "rref.fetch"
-        answer._caller = answer._code = None
-        return answer
+        creation._rref = rref
+        return True
 
     def ask_again(self, answer: Answer, deadline: float) -> None:
         """The value did not come along: it cannot travel, or there is none."""

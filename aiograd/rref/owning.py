@@ -174,15 +174,17 @@ class Owning:
 
     def release(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
         """Take forks back. The flag says that the creation was never answered."""
+        owners = self.owners
         for ref_id, fork, never_created in releases:
-            owned = self.owners.get(ref_id)
+            owned = owners.get(ref_id)
             if owned is None:
                 if never_created:
                     self._give_up(fork)
                 continue
-            owned.forks.pop(fork, None)
-            if owned.ready and not owned.forks and not owned.making:
-                del self.owners[ref_id]
+            forks = owned.forks
+            forks.pop(fork, None)
+            if not forks and owned.ready and not owned.making:
+                del owners[ref_id]
                 continue
             if never_created and not owned.making and not owned.ready:
                 self._give_up(fork)  # its creation is still on its way, or lost

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -56,11 +56,12 @@ class Party(NamedTuple):
 
     @property
     def stamp(self) -> int:
-        return _stamp(self.incarnation)
+        return stamp_of(self.incarnation)
 
 
 @functools.lru_cache(1024)
-def _stamp(incarnation: bytes) -> int:
+def stamp_of(incarnation: bytes) -> int:
+    """What ids carry of an incarnation."""
     return int.from_bytes(incarnation[:8], "big")
 
 
@@ -225,10 +226,9 @@ def pack_releases(releases: Iterable[Held]) -> bytes:
     return b"".join([pack(*one.id, *one.fork, one.never_created) for one in releases])
 
 
-def unpack_forks(data: bytes) -> Iterator[tuple[RefId, RefId, int]]:
+def unpack_forks(data: bytes) -> list[tuple[RefId, RefId, int]]:
     """The forks of a message, one after the other."""
-    for a, b, c, d, e, f, mark in _FORK.iter_unpack(data):
-        yield (a, b, c), (d, e, f), mark
+    return [((a, b, c), (d, e, f), mark) for a, b, c, d, e, f, mark in _FORK.iter_unpack(data)]
 
 
 def unpack_fork(data: bytes) -> tuple[RefId, RefId, int]:

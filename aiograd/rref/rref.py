@@ -83,10 +83,8 @@ class RRef:
             return self._refs.wait(self, timeout, "RRef.to_here")
         if (creation := self._call) is not None:
             self._call = None
-            if timeout is None:
-                answer = self._refs.fetch_along(self, creation)
-                if answer is not None:
-                    return answer
+            if timeout is None and self._refs.fetch_along(self, creation):
+                return creation
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
 
     def __await__(self) -> Generator[Any, None, Any]:

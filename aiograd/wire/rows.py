@@ -66,17 +66,17 @@ def _array_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
 def value_entry(value: Any, boxes: Boxes) -> Any:
     """One result."""
     cls, note = type(value), ARRAY
-    if cls is int:
-        return value if -_INT < value < _INT else ALONE
-    if cls in _TINY:
-        return value
-    if cls in ATOMS:
-        return value if len(value) <= _SHORT else ALONE
     if boxes is not None and cls is boxes[0]:
         opened = boxes[1].open(value, None)
         if opened is None:
             return ALONE
         value, note = opened
+    elif cls is int:
+        return value if -_INT < value < _INT else ALONE
+    elif cls in _TINY:
+        return value
+    elif cls in ATOMS:
+        return value if len(value) <= _SHORT else ALONE
     elif cls is not np.ndarray:
         return ALONE
     code = CODES.get(value.dtype)

@@ -349,6 +349,12 @@ assert os.sched_getscheduler(0) == os.SCHED_IDLE
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_collections_need_not_look_through_what_workers_began_with(cluster, count):
+    async with cluster(count, processes=True) as c:
+        assert await c[0].call(gc.get_freeze_count) > 10_000
+
+
 async def test_each_worker_holds_only_pipes_of_its_own(cluster):
     async with cluster(3, processes=True) as c:
         pipes = [await worker.call(open_pipes) for worker in c]

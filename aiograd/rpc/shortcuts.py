@@ -119,7 +119,7 @@ class Shortcuts(Running):
         keeper.made(link.peer, token, value)
         if not flags & ALONG:
             link.send(REPLY, EMPTY, id, 0.0, 0, NOTHING, "reply")
-        elif (held is None and self._reply_in_row(id, value)) or self._reply_at_once(id, value, held):
+        elif self._reply_at_once(id, value, held):
             return
         elif flags & LEISURE:  # it has not been asked for so far
             link.send(REPLY, EMPTY | KEEP, id, 0.0, 0, NOTHING, "reply")

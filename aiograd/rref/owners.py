@@ -366,7 +366,7 @@ class RRefs:
         _log.warning(text)
 
     async def close(self) -> None:
-        self.closed = True
+        self.closed, self._series = True, None
         self.control.close()
 
     def counters(self) -> dict[str, int]:

@@ -152,8 +152,8 @@ class Creation(Answer):
             return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)
         if isinstance(error, WorkerLost):
             return owner_lost(error)  # type: ignore[no-any-return]
-        assert held.error is not None
-        return again(held.error)
+        # Given back already, because this worker shuts down: the creation itself has no outcome.
+        return error if held.error is None else again(held.error)
 
     def cancel(self, msg: Any | None = None) -> bool:
         caller, along = self._caller, self._made is not None and self._rref is not None

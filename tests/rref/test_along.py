@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.errors import DeadlineExceeded, OwnerLost, RRefError, SerializationError
+from aiograd.errors import (
+    DeadlineExceeded,
+    OwnerLost,
+    RRefError,
+    SerializationError,
+    WorkerClosed,
+)
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import remote
@@ -349,6 +355,19 @@ async def test_a_fetch_may_be_cancelled_by_a_thread(workers: Any) -> None:
         with pytest.raises(asyncio.CancelledError):
             await fetch
         thread.join()
+
+
+@pytest.mark.parametrize("turns", [0, 5])
+async def test_a_fetch_ends_when_its_worker_closes_while_the_function_runs(cluster, turns):
+    async with cluster(1, options=Options(grace=0.1)):
+        await rpc_async("worker0", max, args=(1, 2))
+        known = remote("worker0", never).to_here()
+        known.cancel()
+        fetch = remote("worker0", never).to_here()
+        for _ in range(turns):  # until it has arrived
+            await asyncio.sleep(0)
+    with pytest.raises((WorkerClosed, OwnerLost)):
+        await asyncio.wait_for(fetch, 5)
 
 
 async def test_the_loss_of_the_owner_is_told(workers: Any) -> None:

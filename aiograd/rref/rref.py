@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
 from aiograd.card import GREEN, card, code, quiet
-from aiograd.errors import NotOwner, RRefError, WrongThread
+from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
@@ -131,7 +131,7 @@ class RRef:
         """A future of something asynchronous about this reference, from any thread."""
         agent = self._refs.agent
         future = prepare(Future(loop=agent.loop), f"RRef {what}")
-        self._refs.control.on_loop(lambda: agent.spawn(_run(work, future)))
+        self._refs.control.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
         return future
 
     # ── calling its methods ─────────────────────────────────────────────────────────────────
@@ -269,12 +269,13 @@ class RRef:
         self.__reduce_ex__(2)
 
 
-async def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+async def _run(work: Callable[[], Any], future: Future[Any], name: str) -> None:
     """End a future with what some work gives."""
     try:
         result = await work()
-    except asyncio.CancelledError:
-        future.cancel()
+    except asyncio.CancelledError:  # not by who awaits it: the worker of this name closes
+        if not future.done():
+            future.set_exception(WorkerClosed(f"{name} was shut down", name))
         raise
     except Exception as error:
         if not future.done():  # its frames hold the reference, and who awaits holds the error

@@ -370,6 +370,14 @@ async def test_a_fetch_ends_when_its_worker_closes_while_the_function_runs(clust
         await asyncio.wait_for(fetch, 5)
 
 
+async def test_the_future_of_a_creation_ends_with_an_error_when_its_worker_closes(cluster):
+    async with cluster(1, options=Options(grace=0.1)):
+        created = remote("worker0", never).future()
+        await asyncio.sleep(0)
+    with pytest.raises(WorkerClosed, match="driver was shut down"):
+        await asyncio.wait_for(created, 5)
+
+
 async def test_the_loss_of_the_owner_is_told(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, never)

@@ -201,7 +201,9 @@ class Wait(Future[Any]):
         self._leave()
         owned = self._owned
         if not self.done():
-            if owned.error is not None:
+            if owned.doubt is not None:  # it was given up because of that
+                self.set_exception(again(owned.doubt))
+            elif owned.error is not None:
                 self.set_exception(again(owned.error, owned.trace))
             else:
                 self.set_result(owned.value)

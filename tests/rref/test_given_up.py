@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from aiograd.errors import Overloaded
+from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.options import Options
+from aiograd.rref import remote
 from aiograd.rref.owning import Owning
 from aiograd.rref.records import BY_CREATOR, Party
 
@@ -20,3 +28,16 @@ def test_the_last_fork_takes_an_unmade_value_with_it():
     owning.release([(REF, CHILD, False)])
     assert "given up" in str(woken[0])
     assert not owning.owners
+
+
+async def never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_who_waits_for_a_value_of_its_own_is_told_why_it_was_given_up(workers):
+    async with workers(1, options=Options(max_inflight=1)):
+        first = rpc_async("worker0", never)
+        rref = remote("worker0", never, timeout=0.05)
+        with pytest.raises(Overloaded, match="until the deadline"):
+            await rref.to_here(timeout=20)
+        assert first.cancel()

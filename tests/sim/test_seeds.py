@@ -33,6 +33,9 @@ FOUND = {
     5005277: "judge: what a last call of a dead worker put on a shelf stayed there",
     5014096: "a reference that got lost was never given up where the way is longer than the lease",
     5018994: "judge: a call that was cancelled before its worker was connected ended late",
+    7004158: "judge: a creation that found no room in time was no reason for its uses to fail",
+    7006496: "the simulated kernel never asked a vanished host whether its window had been opened",
+    7008008: "judge: a connection that was reset too often to come back was no reason for a loss",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

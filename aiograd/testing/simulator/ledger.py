@@ -143,7 +143,8 @@ class Ledger:
             if not self.harm.lossy and not (self.harm.any and isinstance(error, TimeoutError)):
                 self.violated("I3", f"nobody was lost, but {what}")
         elif isinstance(error, RRefError):
-            if not self.harm.any:
+            late = {"DeadlineExceeded", "Overloaded"} & self.outcomes.keys()  # so may a creation be
+            if not self.harm.any and not late:
                 self.violated("I2", f"nothing happened, but {what}")
         else:
             self.violated("I2", f"unexpected error from {what}")

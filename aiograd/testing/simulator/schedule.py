@@ -157,7 +157,7 @@ class Harm:
             self._away += fault.seconds
         if fault.kind == "refuse" or self._away > HANDSHAKE:
             self._everyone = True
-        if fault.kind in HINDERING:
+        if fault.kind in HINDERING | RESUMED:
             now = self._world.loop.time()
             whom = frozenset({fault.a, fault.b} - {""})
             self._in_the_way.append((whom, now, now + fault.seconds))
@@ -182,7 +182,7 @@ class Harm:
         }
 
     def _had_a_chance(self, pair: frozenset[str], begin: float, end: float) -> bool:
-        """Whether for `CHANCE` seconds nobody was paused, and nothing was cut or clogged."""
+        """Whether for `CHANCE` seconds nobody was paused, and nothing was cut, clogged or reset."""
         free = begin
         for whom, since, until in sorted(self._in_the_way, key=lambda each: each[1]):
             if whom <= pair and until > free:

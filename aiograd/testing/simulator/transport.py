@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aiograd.testing.simulator.world import Node
 
 USER_TIMEOUT: Final = 5.0  # seconds; what `rpc.transport.tune` asks of the kernel
+_PROBE: Final = 1.0  # seconds after which the kernel asks whether a closed window has been opened
 _READ: Final = 256 * 1024  # bytes that a loop reads at once
 
 Factory = Callable[[], asyncio.BufferedProtocol]
@@ -49,6 +50,8 @@ class Stream:
         while self.unsent and not self.dead:
             room = wire.manner.window - self.carried
             if room <= 0:
+                if self._timer is None:
+                    self._timer = self._call_at(wire.loop.time() + _PROBE, self._late)
                 return
             size = min(len(self.unsent), room)
             if wire.random.random() < wire.manner.crumbs:
@@ -133,9 +136,14 @@ class Stream:
     def _late(self) -> None:
         """The kernel looks whether anything is unacknowledged for too long."""
         self._timer = None
-        if self.dead or not self._unacked:
+        if self.dead or not (self._unacked or self.unsent):
             return
         now = self._wire.loop.time()
+        if not self._unacked:  # the window is closed: is anybody there?
+            if all(self._path()) and not self.sink.silent:
+                self._timer = self._call_at(now + _PROBE, self._late)
+                return
+            self._unacked.append(now)
         if now - self._unacked[0] < USER_TIMEOUT - 1e-9:
             self._timer = self._call_at(self._unacked[0] + USER_TIMEOUT, self._late)
         elif all(self._path()) and not self.sink.silent:

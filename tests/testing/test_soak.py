@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 
+import numpy as np
 import pytest
 
 import aiograd as ag
@@ -11,7 +13,7 @@ from aiograd.errors import WorkerLost
 from aiograd.rpc.options import Options
 from aiograd.testing.soak import jobs, run
 from aiograd.testing.soak.jobs import Wrong
-from aiograd.testing.soak.report import DRIFT, SETTLED, Report
+from aiograd.testing.soak.report import DRIFT, SETTLED, Report, held
 from aiograd.testing.soak.run import soak
 
 
@@ -70,6 +72,17 @@ async def test_a_soak_sees_what_goes_wrong(monkeypatch):
     assert "user_rrefs" in report.left["driver"]
     assert "owner_rrefs" in report.left["worker0"]
     LEAKED.clear()
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can be asked to give it back"
+)
+def test_memory_that_is_kept_for_the_next_arrays_does_not_count():
+    before = held()
+    arrays = [np.ones(8000) for _ in range(1000)]  # 64 MB
+    assert held() > before + (48 << 20)
+    arrays.clear()
+    assert held() < before + (16 << 20)
 
 
 def test_memory_that_grows_is_a_fault_once_it_should_have_settled():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import time
 from collections.abc import Awaitable
@@ -18,7 +17,7 @@ from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef
 from aiograd.testing.soak.jobs import JOBS, Wrong
-from aiograd.testing.soak.report import LATE, Report, resident
+from aiograd.testing.soak.report import LATE, Report, held
 
 TIMEOUT = 10.0  # seconds for a call that says nothing else
 HANG = 3 * TIMEOUT  # seconds after which something will not end by itself
@@ -26,7 +25,7 @@ AFTERMATH = 3.0  # seconds after a restart in which its loss may still be told
 REST = 5.0  # seconds beyond the lease after which nothing may be left
 SHELF = 50  # references kept for later
 PULSE = 0.02  # seconds between two looks whether this thread is given a core
-SAMPLE = 1.0  # seconds between two looks at memory
+SAMPLE = 5.0  # seconds between two looks at memory
 
 
 class Soak:
@@ -112,10 +111,10 @@ class Soak:
     # ── looking ─────────────────────────────────────────────────────────────────────────────────
 
     async def _look(self, end: float) -> None:
-        watched = {"driver": os.getpid(), self.names[0]: self.cluster.pid(self.names[0]) or 0}
+        first, memory = self.names[0], self.report.memory  # which is never killed
         while self._loop.time() < end:
-            for name, process in watched.items():
-                self.report.memory.setdefault(name, []).append(resident(process))
+            memory.setdefault("driver", []).append(held())
+            memory.setdefault(first, []).append(await rpc_async(first, held))
             await asyncio.sleep(min(SAMPLE, max(0.0, end - self._loop.time())))
 
     async def _feel_the_pulse(self, end: float) -> None:

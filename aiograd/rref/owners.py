@@ -45,7 +45,7 @@ from aiograd.rref.records import (
     pack_creation,
     pack_fork,
 )
-from aiograd.rref.series import Series
+from aiograd.rref.series import Series, begins_series
 from aiograd.rref.serving import BackwardHook, Serving
 
 if TYPE_CHECKING:
@@ -123,15 +123,10 @@ class RRefs:
         except BaseException:
             protocol.forget(made)
             raise
-        if self._may_go_on(future) and frame is not None:
+        if frame is not None and begins_series(future):
             shipment = agent.shipper.of(func, link.peer)
             self._series = Series(self, link, func, frame, owner, place, shipment)
         return self._wrap(self, made, future)
-
-    def _may_go_on(self, creation: Creation) -> bool:
-        """Whether the next one could be made likewise: plain, and its value comes unasked."""
-        unasked = creation._frame is not None and not creation._frame[1]
-        return unasked and creation._held is None and creation._inherited == math.inf
 
     def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
         """The owner has answered, or never will."""

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from aiograd.rref.owners import RRefs
 
 
+def begins_series(creation: Creation) -> bool:
+    """Whether the next one could be made likewise: plain, and its value comes unasked."""
+    unasked = creation._frame is not None and not creation._frame[1]
+    return unasked and creation._held is None and creation._inherited == math.inf
+
+
 class Series:
     """Ops called by one line on one worker, whose results stay there and are fetched at once."""
 

@@ -330,6 +330,27 @@ class BackwardFailed(ContextError):
         return f"the backward pass failed on {self.worker}{where}: {self.why}"
 
 
+class PassUndecided(ContextError):
+    """The outcome of a backward pass is not known on this worker yet, so no number is shown.
+
+    The originator of a pass decides how it ended. A participant that has not heard of the outcome
+    raises this instead of a gradient that may belong to a failed pass. Calls that the originator
+    makes in the context bring the outcome with them.
+    """
+
+    def __init__(self, context_id: int, originator: str, why: str = "") -> None:
+        super().__init__(context_id, originator, why)
+        self.context_id, self.originator, self.why = context_id, originator, why
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"a backward pass of {self.originator} in context {self.context_id} has not been "
+            f"decided as far as this worker knows{why}; read the gradients again later, or from a "
+            f"call that {self.originator} makes in the context after the pass"
+        )
+
+
 class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 

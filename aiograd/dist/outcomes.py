@@ -64,10 +64,10 @@ class Outcomes:
         if number not in self.running:
             return False
         del self.running[number]
-        if well:
-            self._best = max(self._best, number)
-        else:
+        if not well:
             self._failed.append(number)
+        elif number > self._best:
+            self._best = number
         self._own += 1
         self.version += 1
         return True

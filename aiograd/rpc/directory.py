@@ -70,6 +70,11 @@ class PeerInfo:
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, self.rank)
 
+    @property
+    def identity(self) -> tuple[str, int, bytes]:
+        """Name, rank and incarnation, which tell it from every other start of a worker."""
+        return self.name, self.rank, self.incarnation
+
     def restricts(self, name: str) -> bool:
         """Whether it speaks plain data only with the worker of this name."""
         return self.restricted != (name in self.exceptions)

@@ -1,4 +1,4 @@
-"""Instructions per operation, counted by callgrind: the same from run to run, on a busy machine too.
+"""Instructions per operation, counted by callgrind: the same in each run, also on a busy machine.
 
     python benchmarks/instructions.py                    # this tree
     python benchmarks/instructions.py --against ../old   # this tree beside another one

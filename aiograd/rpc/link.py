@@ -15,7 +15,6 @@ import errno
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import WorkerClosed, WorkerLost
@@ -30,7 +29,7 @@ from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.shared import Shared, shared_memory
 from aiograd.rpc.travel import run_undo
 from aiograd.wire.frames import SMALL, FrameReader
-from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, POST, RETURN, SHARED
+from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, NUMBERED, POST, RETURN, SHARED
 from aiograd.wire.payload import Payload
 from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
 
@@ -224,7 +223,8 @@ class Link:
         verdict = self.agent.faults.on_send(name, self.peer.name)
         put = functools.partial(self._put, kind, flags, id, budget, target, payload)
         if verdict.action == "delay":
-            self.agent.loop.call_later(verdict.seconds, self._put_late, put)
+            late = functools.partial(self._put_late, kind, flags, id, budget, target, payload)
+            self.agent.loop.call_later(verdict.seconds, late)
         elif verdict.action == "fail":
             run_undo(undo)
             if future is not None:
@@ -293,9 +293,13 @@ class Link:
         put = self.outbox.put_at_leisure if leisurely else self.outbox.put
         put(kind, 0, 0, 0.0, target, body)
 
-    def _put_late(self, put: Callable[[], None]) -> None:
+    def _put_late(
+        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
+    ) -> None:
         if self.error is None:
-            put()
+            if kind in NUMBERED:  # others have taken later numbers meanwhile
+                id = self.caller.renumber(id)
+            self._put(kind, flags, id, budget, target, payload)
 
     def _large_sent(self) -> None:
         self.caller.proceed()

@@ -67,6 +67,17 @@ class Receiving:
         self._shared: Shared | None = None
         self.goodbye = False  # the peer has said that it leaves
         self._handlers = self._make_handlers()
+        # What takes a message whose turn has come; its number was taken when it was announced.
+        self._takers = self._plain_only(
+            {
+                CALL: self._callee.call,
+                REQUEST: functools.partial(self._callee.service, REQUEST),
+                POST: functools.partial(self._callee.service, POST),
+                REPLY: link.caller.reply,
+                FAULT: link.caller.fault,
+                ITEM: link.caller.item,
+            }
+        )
 
     def _make_handlers(self) -> dict[int, Handler]:
         caller, callee, session = self._link.caller, self._callee, self._link.session
@@ -84,6 +95,10 @@ class Receiving:
             PING: lambda flags, id, budget, target, body: session.acknowledged(id),
             GOODBYE: self._on_goodbye,
         }
+        return self._plain_only(handlers)
+
+    def _plain_only(self, handlers: dict[int, Handler]) -> dict[int, Handler]:
+        """Let handlers of a restricted link see no pickles."""
         if self._restricted:
             for kind in (*NUMBERED, *ANSWERS):
                 handlers[kind] = functools.partial(self._plain, handlers[kind])
@@ -137,24 +152,38 @@ class Receiving:
         found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
             raise ProtocolError(f"{self._peer} sent a large message of kind {kind}")
+        if flags & ROW and kind in (CALL, REPLY):
+            self._receive_row(kind, flags, id, budget, found, body)
+            return
+        if kind in NUMBERED and not self._once.fresh(id):
+            if isinstance(body, Transfer) and not flags & SHARED:
+                self._inbox.announce(body, kind, id, lambda: None)  # its bytes are still to come
+            return
         if isinstance(body, Transfer) and flags & SHARED:
             self._inbox.put(kind, id, lambda: self._take(kind, flags, id, budget, found, body))
         elif isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
                 body, kind, id, lambda: self._take(kind, flags, id, budget, found, body)
             )
-        elif flags & ROW and kind in (CALL, REPLY):
-            if self._restricted:
-                raise self._pickled()
-            for number, entry in enumerate(decode_row(body), id):
-                data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
-                self._put_behind(kind, flags & ~ROW, number, budget, found, data)
         elif kind in NUMBERED or kind in ANSWERS:
             self._put_behind(kind, flags, id, budget, found, bytes(body))
         elif kind == CANCEL and self._inbox.has_call(id):
             self._unwanted.add(id)
         else:
             self._handlers[kind](flags, id, budget, target, body)
+
+    def _receive_row(
+        self, kind: int, flags: int, first: int, budget: float, target: Any, body: Any
+    ) -> None:
+        """Calls or replies in a row, while a large message is under way."""
+        if self._restricted:
+            raise self._pickled()
+        entries = decode_row(body)
+        if kind == CALL:
+            self._once.take_row(first, len(entries))
+        for number, entry in enumerate(entries, first):
+            data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
+            self._put_behind(kind, flags & ~ROW, number, budget, target, data)
 
     def _release(self, body: Any) -> None:
         """Give back what was reserved for a large message that is all here."""
@@ -183,35 +212,25 @@ class Receiving:
         if kind in NUMBERED and id in self._unwanted:
             self._unwanted.discard(id)
             budget = NO_TIME
-        self._handlers[kind](flags, id, budget, target, body)
+        self._takers[kind](flags, id, budget, target, body)
 
-    def _target(self, number: Any) -> Target:
-        if type(number) is Target:  # found when the message was announced
-            return number
+    def _target(self, number: int) -> Target:
         target = self._targets.get(number)
         if target is None:
             raise ProtocolError(f"{self._peer} named function {number} before defining it")
         return target
 
-    def _on_call(self, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
+    def _on_call(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if flags & ROW:
-            self._on_row(flags & ~ROW, id, budget, self._target(target), decode_row(body))
+            entries = decode_row(body)
+            self._once.take_row(id, len(entries))
+            self._callee.calls(flags & ~ROW, id, budget, self._target(target), entries)
         elif self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)
             self._callee.call(flags, id, budget, found, body)
 
-    def _on_row(
-        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
-    ) -> None:
-        if self._once.fresh_row(first, len(entries)):
-            self._callee.calls(flags, first, budget, target, entries)
-        else:
-            for id, entry in enumerate(entries, first):
-                if self._once.fresh(id):
-                    self._callee.calls(flags, id, budget, target, [entry])
-
     def _on_numbered(
-        self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
+        self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
     ) -> None:
         if self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)

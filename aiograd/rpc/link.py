@@ -87,7 +87,13 @@ class Link:
             self._share(transport)
         agent = self.agent
         shared = self.shared.arrived if self.shared is not None else None
-        return FrameReader(agent.options.max_message, agent.budget.reserve, agent.memory, shared)
+        return FrameReader(
+            agent.options.max_message,
+            agent.budget.reserve,
+            agent.memory,
+            shared,
+            agent.budget.unavailable,
+        )
 
     def offer(self) -> Offer:
         """What to say to the peer in a handshake that we began."""

@@ -123,10 +123,16 @@ class Receiving:
         outbox.corked = True
         try:
             for kind, flags, id, budget, target, body in frames:
-                if waiting or (type(body) is Transfer and not flags & SHARED):
-                    self._receive_between(kind, flags, id, budget, target, body)
-                else:
-                    handlers[kind](flags, id, budget, target, body)
+                try:
+                    if waiting or (type(body) is Transfer and not flags & SHARED):
+                        self._receive_between(kind, flags, id, budget, target, body)
+                    else:
+                        handlers[kind](flags, id, budget, target, body)
+                except MemoryError as error:
+                    if flags & ROW or (kind not in NUMBERED and kind not in ANSWERS):
+                        raise  # which calls it was, or what the peer defined, is not known here
+                    found = self._target(target) if kind in NUMBERED else None
+                    self._refuse(kind, id, found, error)
         except Exception as error:
             if not isinstance(error, ProtocolError):  # of a message no honest peer would send
                 error = ProtocolError(f"{type(error).__name__}: {error}", self._peer)
@@ -191,13 +197,27 @@ class Receiving:
             body.reserved = False
             self._agent.budget.release(body.size)
 
+    def _refuse(self, kind: int, id: int, target: Target | None, error: Exception) -> None:
+        """Let one message take no effect for want of memory, and nothing else suffer from it."""
+        if isinstance(error, MemoryError):
+            self._agent.budget.unavailable()
+        if target is not None:
+            self._callee.refuse(kind, id, target, error)
+        else:
+            self._link.caller.refuse(kind, id, error)
+
     def _put_behind(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes
     ) -> None:
         """Let a small message wait for a large one, within the memory for what comes in."""
         size = len(body) + _BEHIND
         if not self._agent.budget.reserve(size):
-            raise ProtocolError(f"{self._peer} sends too much behind a large message")
+            if self._outbox.over(self._agent.options.outbound_buffer):  # nobody reads refusals
+                raise ProtocolError(f"{self._peer} sends too much behind a large message")
+            what = "its arguments" if kind in NUMBERED else "the result"
+            refusal = self._agent.budget.refusal(self._agent.name, what, size, "inbound_budget")
+            self._refuse(kind, id, target if kind in NUMBERED else None, refusal)
+            return
         self._behind += size
 
         def go() -> None:
@@ -212,7 +232,10 @@ class Receiving:
         if kind in NUMBERED and id in self._unwanted:
             self._unwanted.discard(id)
             budget = NO_TIME
-        self._takers[kind](flags, id, budget, target, body)
+        try:
+            self._takers[kind](flags, id, budget, target, body)
+        except MemoryError as error:  # not `receive`: it has another message in its hands
+            self._refuse(kind, id, target if kind in NUMBERED else None, error)
 
     def _target(self, number: int) -> Target:
         target = self._targets.get(number)

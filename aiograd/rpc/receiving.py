@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[..., None]  # of one kind of message: flags, id, budget, target, body
 _BEHIND = 512  # bytes that a waiting message takes besides its body
+_REFUSALS = 8192  # headers and bodies for a peer that does not read: no more is refused, it is over
 
 
 class Receiving:
@@ -212,7 +213,7 @@ class Receiving:
         """Let a small message wait for a large one, within the memory for what comes in."""
         size = len(body) + _BEHIND
         if not self._agent.budget.reserve(size):
-            if self._outbox.over(self._agent.options.outbound_buffer):  # nobody reads refusals
+            if self._outbox.paused and len(self._outbox.small) > _REFUSALS:  # nobody reads them
                 raise ProtocolError(f"{self._peer} sends too much behind a large message")
             what = "its arguments" if kind in NUMBERED else "the result"
             refusal = self._agent.budget.refusal(self._agent.name, what, size, "inbound_budget")

@@ -439,6 +439,11 @@ class Engine:
                 if peer is not None and peer.incarnation not in context.lost:
                     self.tell_outcomes(context, peer)
 
+    def outcomes_refused(self, peer: PeerInfo, error: Exception) -> None:
+        """A peer could not take a report: the next message of the context brings it again."""
+        for context in self.contexts.all():
+            context.outcomes.forget_told(peer.incarnation)
+
     def outcomes_told(
         self, sender: PeerInfo, context_id: int, reports: list[tuple[Any, ...]]
     ) -> None:

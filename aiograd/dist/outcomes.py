@@ -99,6 +99,10 @@ class Outcomes:
         """Whether a peer was told everything that is known here."""
         return self._told.get(peer, 0) == self.version
 
+    def forget_told(self, peer: bytes) -> None:
+        """What a peer was told has not reached it: tell it again."""
+        self._told.pop(peer, None)
+
     def tell(self, peer: bytes, me: tuple[str, bytes]) -> Iterator[Report]:
         """The reports that a peer may not have; from now on it counts as told."""
         self._told[peer] = self.version

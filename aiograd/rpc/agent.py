@@ -95,6 +95,10 @@ class Agent:
         self.keeper: Keeper | None = None
         self.services: dict[str, Service] = {}
         self.lost: list[Callable[[PeerInfo, Exception], None]] = []
+        # By the name of a service: told on the loop when a peer could not take a post for it, for
+        # want of memory above all. Posts are not numbered for their senders, so the error says who
+        # refused, not which one: what may have depended on it fails.
+        self.post_refused: dict[str, Callable[[PeerInfo, Exception], None]] = {}
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
         self.faults: Faults | None = None
         self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
@@ -328,8 +332,8 @@ class Agent:
     def post(self, to: Any, service: str, *args: Any, held: Any = None) -> None:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
-        Raises if the peer is lost; one that is lost later is announced by `lost`. `held` is the
-        baggage to take along, if any."""
+        Raises if the peer is lost. One that is lost later is announced by `lost`, and one that
+        cannot take the post by `post_refused`. `held` is the baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
         shipment = self._service_shipments[service]

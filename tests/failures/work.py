@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import threading
 import time
@@ -74,6 +75,28 @@ def hold_the_loop(seconds: float) -> float:
 
 
 seen.__aiograd_quiet__ = True  # type: ignore[attr-defined]
+
+
+@ag.inline
+def leave_memory(spare: int) -> None:
+    """Let this process allocate only so many bytes more."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + spare, resource.RLIM_INFINITY))
+
+
+@ag.inline
+def limit_reached(name: str) -> int:
+    return ag.current_worker().agent.limits[name]
+
+
+async def length(x: Any) -> int:
+    return len(x)
+
+
+async def fetch(size: int) -> int:
+    """Get so many bytes from the driver."""
+    return len(await ag.rpc_async("driver", bytes, (size,)))
 
 
 async def told(name: str, what: str) -> float:

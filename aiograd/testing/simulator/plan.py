@@ -18,6 +18,7 @@ THEMES: Final = (
     ["calls", "references", "gradients"],
 )
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
+CROWDED: Final = 0.01  # of the seeds: a crowd takes as long as three other seeds
 MESSAGES: Final = (
     "call",
     "reply",
@@ -46,6 +47,7 @@ class Plan:
     actors: int
     acts: int
     themes: list[str]  # what the actors do
+    crowd: bool = False  # a large call is overtaken by thousands of small ones
     collections: list[float] = field(default_factory=list)  # when garbage is collected
 
     def with_faults(self, faults: list[Fault]) -> Plan:
@@ -59,6 +61,14 @@ def make_plan(seed: int) -> Plan:
     options, manner = _options(rng), _manner(rng)
     if manner.latency > 0.001:  # a few round trips must not be late
         options = replace(options, timeout=20.0)
+    # Drawn by itself: a seed without a crowd means the same as before there were any.
+    draw = random.Random(f"{seed} crowd")
+    crowd = draw.random() < CROWDED
+    if crowd:
+        # All of it is under way at once, and has time to cross the narrowest wire.
+        options = replace(options, max_inflight=8192, timeout=20.0)
+        if draw.random() < 0.7:  # where nothing goes wrong, nothing excuses a call that is lost
+            profile = "calm"
     return Plan(
         seed=seed,
         names=names,
@@ -69,6 +79,7 @@ def make_plan(seed: int) -> Plan:
         actors=rng.randint(2, 5),
         acts=rng.randint(3, 8),
         themes=["gradients"] if profile == "backward" else rng.choice(THEMES),
+        crowd=crowd,
         collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
     )
 

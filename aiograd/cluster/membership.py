@@ -150,6 +150,12 @@ class Membership(Generic[P]):
             if other.name == peer.name:
                 ranks = f"ranks {other.rank} and {peer.rank}"
                 return f"worker names must be unique: {peer.name!r} is the name of {ranks}"
+            if other.name.lower() == peer.name.lower():
+                # One of them in a mode or a certificate is soon taken for the other.
+                return (
+                    f"worker names must differ in more than case: {other.name!r} is rank "
+                    f"{other.rank}, and {peer.name!r} is rank {peer.rank}"
+                )
             if other.rank == peer.rank:
                 names = f"{other.name!r} and {peer.name!r}"
                 return f"ranks must be unique: {names} both have rank {peer.rank}"

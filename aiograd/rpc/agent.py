@@ -28,7 +28,7 @@ from aiograd.rpc.connection import LAST_WORDS, hang_up
 from aiograd.rpc.copying import Copier
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
-from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
 from aiograd.rpc.functions import ServiceShipments, Shipper, Target
@@ -51,6 +51,7 @@ from aiograd.wire.flat import encode_call, encode_plain
 from aiograd.wire.frames import SMALL
 from aiograd.wire.memory import Memory
 from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
+from aiograd.wire.names import check_name
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from aiograd.rpc.directory import check_name
 from aiograd.rpc.tls import TLS
+from aiograd.wire.names import check_name
 from aiograd.wire.secret import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")

@@ -69,6 +69,14 @@ def test_a_duplicate_name_ends_the_start_of_everyone_who_waits():
     assert "'b'" in why["a"]
 
 
+def test_names_that_differ_only_in_case_are_duplicates():
+    why = refusals(opened(A, B, world_size=3).join(peer("B", 2), 3))
+    assert set(why) == {"a", "b", "B"}
+    assert "'b'" in why["B"]
+    assert "'B'" in why["B"]
+    assert set(refusals(opened(A, B).join(peer("A", 2), None))) == {"A"}
+
+
 def test_a_duplicate_rank_names_both_workers():
     why = refusals(opened(A, B, world_size=3).join(peer("c", 1), 3))
     assert set(why) == {"a", "b", "c"}

@@ -102,7 +102,7 @@ async def test_a_certificate_for_another_name_is_refused(papers):
 @pytest.mark.parametrize("name", ["BANK", "Bank"])
 @pytest.mark.parametrize("dials", ["bank", "registry"])
 async def test_a_certificate_does_not_cover_its_name_in_other_letters(papers, name, dials):
-    """Modes are given by name: `{"bank": "restricted", "*": "trusted"}` must hold for `BANK`, too."""
+    """The mode of `bank` must hold for whoever shows its certificate."""
     registry = Agent("registry", 0, secret=SECRET, options=Options(tls=papers("registry")))
     bank = Agent(name, 1, secret=SECRET, options=Options(tls=papers("bank")))
     try:

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
+from aiograd.rpc.forks import close_in_children
 from aiograd.rpc.functions import ServiceShipments, Shipper, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
@@ -79,6 +80,7 @@ class Agent:
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
         settle(self)
+        close_in_children(self)
         self.incarnation = self.runtime.token_bytes(16)
         self.closed = False
         self.started = 0  # calls ever made; two equal readings say that none was made between
@@ -191,6 +193,12 @@ class Agent:
             # Those who wanted to wait for them have done so; some ignore that they are cancelled.
             await asyncio.wait(tasks, timeout=LAST_WORDS)
         await hang_up([link.connection for link in links if link.connection is not None])
+
+    def descriptors(self) -> Iterator[int]:
+        """Give what this worker has open: its listeners and connections."""
+        yield from self._doors.descriptors()
+        for link in list(self.links.all()):
+            yield from link.descriptors()
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None

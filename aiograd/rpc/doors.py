@@ -13,12 +13,14 @@ import collections
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.forks import descriptor
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
@@ -51,6 +53,7 @@ class Doors:
         self.cluster = cluster
         self._listeners: list[Listener] = []
         self._strangers: dict[Greeting, str] = {}  # with the host they come from
+        self._dialled: weakref.WeakSet[Greeting] = weakref.WeakSet()  # handshakes that we began
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}  # for the peer's own dial
 
     @property
@@ -70,6 +73,13 @@ class Doors:
         how = "secret and TLS" if secure else "secret"
         where = listener.address
         _log.info("%s listens at %s (%s, mode %s)", self._agent.name, where, how, options.mode)
+
+    def descriptors(self) -> Iterator[int]:
+        """What is open here: listeners, and connections that have proven nothing yet."""
+        for listener in self._listeners:
+            yield from listener.descriptors()
+        for greeting in (*self._strangers, *self._dialled):
+            yield descriptor(greeting.transport)
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -317,6 +327,7 @@ class Doors:
         handshake = self._handshake(offer)
         greeting = Greeting(handshake, timeout, over, credentials=credentials)
         greeting.expected = expected
+        self._dialled.add(greeting)
         return greeting
 
 

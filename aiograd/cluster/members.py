@@ -314,6 +314,20 @@ class Members:
             self.dismissed.set_result((False, None))
         self._gone(peer, error)
 
+    def process_ended(self, peer: PeerInfo, why: str) -> None:
+        """The process of a member has ended, as its parent saw: lose it, unless it has left.
+
+        Its connections may tell nothing: a child that it forked can keep them open.
+        """
+        if not self.agent.closed:
+            self.agent.spawn(self._lose_ended(peer, why))
+
+    async def _lose_ended(self, peer: PeerInfo, why: str) -> None:
+        await self.agent.links.read_out(peer)  # its last answers, and maybe its goodbye
+        member = self._led().members.get(peer.name)
+        if member is not None and member.incarnation == peer.incarnation:
+            self.agent.links.declare_lost(peer, why)
+
     def _gone(self, peer: PeerInfo, error: Exception) -> None:
         self.assembly.gone(peer, error)
         self._decide()

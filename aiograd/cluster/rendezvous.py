@@ -18,14 +18,17 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport import is_loopback, split_tcp
 from aiograd.wire.secret import SHORTEST, Secret
 
-__all__ = ["Place", "Sign", "find_secret", "parse_place", "read_secret_file"]
+__all__ = ["Place", "Sign", "Verdict", "find_secret", "parse_place", "read_secret_file"]
+
+LATE: Final = 10.0  # seconds in which ranks of one start come, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +77,39 @@ def parse_place(text: str) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a start was refused, for ranks that come when rank 0 has gone."""
+
+    why: str
+    at: float  # wall time
+    told: tuple[int, ...] = ()  # ranks that were there and know it
+
+    def is_for(self, rank: int | None, now: float) -> bool:
+        """Whether it is about the start that this rank takes part in, as far as can be known.
+
+        Not if it is old: the next start begins where this file is. And not if the rank was told
+        once already: then it comes again, for the next start. Told twice, it is a duplicate.
+        """
+        return abs(now - self.at) <= LATE and self.told.count(-1 if rank is None else rank) != 1
+
+
+@dataclass(frozen=True, slots=True)
 class Sign:
-    """What rank 0 writes into the file: where it listens, and the secret if it made one."""
+    """What rank 0 writes into the file: where it listens, and the secret if it made one.
+
+    Or, with a verdict, that it listens no more because the start was refused.
+    """
 
     addresses: tuple[str, ...]
     secret: Secret | None = None
+    verdict: Verdict | None = None
 
     def write(self, path: str) -> None:
         """Put it there in one step, so that nobody reads half of it; only this user may read it."""
         secret = self.secret.hex() if self.secret else None
-        text = json.dumps({"addresses": self.addresses, "secret": secret})
+        verdict = asdict(self.verdict) if self.verdict else None
+        data = {"addresses": self.addresses, "secret": secret, "verdict": verdict}
+        text = json.dumps(data)
         try:
             _write_private(Path(path), text.encode(), os.replace)
         except OSError as error:  # for example, another user's file is there
@@ -98,11 +124,17 @@ class Sign:
         try:
             data = json.loads(_read_private(path, "the rendezvous file", follow=False))
             secret = Secret.fromhex(data["secret"]) if data["secret"] else None
-            return cls(tuple(data["addresses"]), secret)
+            return cls(tuple(data["addresses"]), secret, _verdict(data.get("verdict")))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             raise RpcError(f"{path} is there, but no worker wrote it: use another file") from None
+
+
+def _verdict(data: Any) -> Verdict | None:
+    if data is None:
+        return None
+    return Verdict(str(data["why"]), float(data["at"]), tuple(map(int, data["told"])))
 
 
 def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) -> None:

@@ -166,6 +166,13 @@ class Agent:
     def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
         return self.data_codec if self.restricts(peer) else self.codec
 
+    @property
+    def turned_away(self) -> Mapping[str, str]:
+        """Names that the latest connections claimed that were refused here, and why.
+
+        Nobody has proven these names: it is a hint for whoever misses a worker."""
+        return self._doors.turned_away
+
     async def connect(self, address: str) -> PeerInfo:
         """Dial an address of which only the address is known (a rendezvous); who answered."""
         return await self._doors.meet(address)

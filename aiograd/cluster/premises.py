@@ -21,7 +21,7 @@ from typing import Any
 from aiograd.cluster.freed import free_one_large_array
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.rendezvous import Place, Sign, Verdict, find_secret
-from aiograd.errors import RpcError, SecurityError
+from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.runtime import Runtime
@@ -58,6 +58,7 @@ class Premises:
         self._deadline = asyncio.get_running_loop().time() + plan.patience
         self._began = self._runtime.wall_time()
         secret, made = await self._secret()
+        await self._check_only_rank_0(secret)
         rank = plan.rank
         if rank is None:
             rank = await self._ask_for_rank(secret)
@@ -96,6 +97,30 @@ class Premises:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._sign = self._folder = None
+
+    async def _check_only_rank_0(self, secret: bytes | Mapping[str, bytes]) -> None:
+        """Look whether another rank 0 has written the file and lives; RpcError if so.
+
+        Joining it is how everybody hears of the clash: both of rank 0, and all who wait there.
+        """
+        plan, place = self._plan, self._plan.place
+        if place is None or place.kind != "file" or not plan.leads:
+            return
+        sign = Sign.read(place.text)
+        if sign is None or sign.verdict is not None:
+            return
+        known, world_size = sign.secret or secret, plan.world_size
+        guest = Agent(plan.name, 0, secret=known, options=plan.options, runtime=self._runtime)
+        try:
+            for address in sign.addresses:
+                # OSError: nobody is there any more, or somebody without our secret.
+                with contextlib.suppress(OSError, ProtocolError):
+                    other = await guest.connect(address)
+                    guest.directory.add(other)
+                    join = "cluster.join", guest.info, world_size
+                    await guest.request(other, *join, timeout=plan.patience)
+        finally:
+            await guest.close()
 
     # ── the secret ──────────────────────────────────────────────────────────────────────────────
 

@@ -16,6 +16,7 @@ from aiograd.errors import AuthError, ProtocolError, RpcError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.wire.session import VERSION
+from tests.waiting import until
 
 QUICK = Options(grace=2.0, timeout=10.0)
 
@@ -103,6 +104,23 @@ async def test_those_who_wait_hear_that_the_world_was_not_complete(plan):
     )
     assert len(set(told)) == 1
     assert "no word from rank 2" in told[0]
+
+
+async def test_a_second_rank_0_at_a_file_ends_the_start_of_everyone(tmp_path):
+    first = asyncio.create_task(refusal(Worker.planned(file_plan(tmp_path, "a", 0))))
+    await until(lambda: (tmp_path / "meet").exists())
+    other = asyncio.create_task(refusal(Worker.planned(file_plan(tmp_path, "b", 1))))
+    why = await refusal(Worker.planned(file_plan(tmp_path, "c", 0)))
+    assert why == "ranks must be unique: 'a' and 'c' both have rank 0"
+    assert await asyncio.gather(first, other) == [why, why]
+
+
+async def test_a_file_that_a_dead_rank_0_left_is_replaced(tmp_path):
+    Sign((f"unix:{tmp_path}/gone", "tcp:127.0.0.1:1"), b"s" * 32).write(f"{tmp_path}/meet")
+    ranks = [Worker.planned(file_plan(tmp_path, f"w{rank}", rank)) for rank in range(3)]
+    await asyncio.gather(*(worker.start() for worker in ranks))
+    assert [info.name for info in ranks[2].workers()] == ["w0", "w1", "w2"]
+    await asyncio.gather(*(worker.close() for worker in ranks))
 
 
 # ── what is told in a file ──────────────────────────────────────────────────────────────────────

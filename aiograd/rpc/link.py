@@ -15,6 +15,7 @@ import errno
 import functools
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import WorkerClosed, WorkerLost
@@ -22,6 +23,7 @@ from aiograd.rpc.callee import Callee
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.connection import Connection
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.forks import descriptor
 from aiograd.rpc.functions import TABLE, Shipment
 from aiograd.rpc.future import Future
 from aiograd.rpc.outbox import Outbox
@@ -327,6 +329,11 @@ class Link:
     def _large_sent(self) -> None:
         self.caller.proceed()
         self.callee.proceed()
+
+    def descriptors(self) -> Iterator[int]:
+        """What is open here for this peer."""
+        if self.connection is not None:
+            yield descriptor(self.connection.transport)
 
     def beat(self) -> None:
         """Once per heartbeat: say that we live, and notice when the peer does not."""

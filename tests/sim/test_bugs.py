@@ -13,6 +13,7 @@ from aiograd.testing.simulator.run import run
 QUICK = (
     *("run_twice", "late_deadline", "no_lease", "early_free", "answer_twice", "forget_context"),
     *("resend_all", "resend_nothing", "no_ack", "half_frames", "forget_overtaken"),
+    "unheeded_exit",
 )
 HUNTED = list(BUGS) if os.environ.get("AIOGRAD_BUGS") else QUICK
 LIMIT = 2000 if os.environ.get("AIOGRAD_BUGS") else 100

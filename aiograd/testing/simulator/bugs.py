@@ -22,6 +22,7 @@ from aiograd.rpc.caller import Caller
 from aiograd.rpc.deadlines import Deadlines
 from aiograd.rpc.inbox import Once
 from aiograd.rpc.link import Link
+from aiograd.rpc.links import Links
 from aiograd.rpc.outbox import Outbox
 from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.reconnect import _Return
@@ -170,6 +171,9 @@ BUGS: Final[dict[str, Bug]] = {
     "late_deadline": Bug("deadlines come a second late", Deadlines, "bucket", _late),
     "claims_no": Bug("says that a lost call never ran", caller, "lost", _claim_no),
     "unnoticed_death": Bug("a closed connection is ignored", Link, "disconnected", _nothing),
+    "unheeded_exit": Bug(
+        "the end of a process is told, and not believed", Links, "declare_lost", _nothing
+    ),
     "resend_all": Bug("what came is sent again", Session, "rest", _resend_all),
     "resend_nothing": Bug("what a cut took is not sent again", Session, "rest", _resend_nothing),
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),

@@ -19,6 +19,7 @@ THEMES: Final = (
 )
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
 CROWDED: Final = 0.01  # of the seeds: a crowd takes as long as three other seeds
+FORKED: Final = 0.3  # of those that crash: they have forked a child
 MESSAGES: Final = (
     "call",
     "reply",
@@ -75,7 +76,7 @@ def make_plan(seed: int) -> Plan:
         options=options,
         manner=manner,
         profile=profile,
-        faults=PROFILES[profile](rng, names),
+        faults=_with_forks(seed, PROFILES[profile](rng, names)),
         actors=rng.randint(2, 5),
         acts=rng.randint(3, 8),
         themes=["gradients"] if profile == "backward" else rng.choice(THEMES),
@@ -99,6 +100,20 @@ def _manner(rng: random.Random) -> Manner:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
     window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
     return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
+
+
+def _with_forks(seed: int, faults: list[Fault]) -> list[Fault]:
+    """Let some of those that crash have forked a child, which keeps their connections open.
+
+    Drawn apart from all else, so that seeds go on to mean what they meant.
+    """
+    rng = random.Random(f"{seed} forks")
+    return [
+        replace(fault, seconds=rng.choice((0.01, 0.1, 0.4)))
+        if fault.kind == "crash" and rng.random() < FORKED
+        else fault
+        for fault in faults
+    ]
 
 
 # ── profiles ────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,8 @@
 fewer of them.
 
     crash, vanish, restart     a process is killed, a host loses power, the worker comes back
+    crash, with seconds        … and a child that it forked keeps its connections open; its parent
+                               tells of its end after so long
     pause, slow                SIGSTOP for a while; a loop that is busy with something else
     cut, cut_one_way           bytes do not get through, both ends keep their connection
     reset, reset_after, close  a connection ends at once, after so many bytes, or in one direction
@@ -122,7 +124,7 @@ def _restart(world: World, fault: Fault) -> None:
 
 
 _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
-    "crash": lambda world, fault: world.crash(fault.a),
+    "crash": lambda world, fault: world.crash(fault.a, told=fault.seconds),
     "vanish": lambda world, fault: world.crash(fault.a, silent=True),
     "restart": _restart,
     "pause": lambda world, fault: world.pause(fault.a, fault.seconds),

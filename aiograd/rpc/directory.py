@@ -31,7 +31,8 @@ def check_name(name: Any) -> str:
 class WorkerInfo:
     """A worker's name and rank, in the order of ranks.
 
-    `suspect`: in `ag.workers()`, whether it is silent, or its connection being made again."""
+    `suspect`: in `ag.workers()`, whether it is silent, its connection being made again, or lost:
+    then the next call to it begins a new session, if it can be reached."""
 
     name: str
     rank: int

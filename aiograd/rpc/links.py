@@ -78,7 +78,11 @@ class Links:
             raise WorkerClosed(f"{agent.name} was shut down", agent.name)
         if type(to) is PeerInfo and (met := self.table.get(to.incarnation)) is not None:
             return met  # at a rendezvous, or it was replaced meanwhile
-        if type(to) is PeerInfo and (to.name, to.incarnation) in self.losses:
+        if (
+            type(to) is PeerInfo
+            and (to.name, to.incarnation) in self.losses
+            and not self._is_member(to.name, to.incarnation)  # who knows where it listens
+        ):
             return self.of(to)
         peer = agent.directory.find(to)
         link = self.of(peer)

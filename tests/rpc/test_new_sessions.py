@@ -198,6 +198,15 @@ async def test_a_callback_may_send_and_may_end_the_session(agents):
             await a.call("worker1", add, (1, 2))
 
 
+async def test_a_lost_peer_is_dialled_where_the_directory_says(agents):
+    """Who dialled us did not say where it listens."""
+    async with agents(2, options=QUICK) as (a, b):
+        assert await a.call("worker1", add, (1, 2)) == 3
+        lose(b, a)
+        await until(lambda: is_lost(a, b))
+        assert await b.call(replace(a.info, addresses=()), add, (1, 2)) == 3
+
+
 # ── what is final ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -67,6 +67,10 @@ class Assembly:
         for brought in self._gatherings.gone(peer.incarnation):
             self._end(brought, error)
 
+    def returned(self, peer: PeerInfo) -> None:
+        """A worker that was lost is there again."""
+        self._gone.pop(peer.incarnation, None)
+
     def close(self, error: Exception) -> None:
         """End everything that is waited for here."""
         for brought in self._waiting:

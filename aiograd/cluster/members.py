@@ -78,6 +78,7 @@ class Members:
         )
         agent.plain_travellers.add(Update, RecordTraveller("update", Update))
         agent.lost.append(self._on_lost)
+        agent.returned.append(self.assembly.returned)
 
     @property
     def leads(self) -> bool:

@@ -128,7 +128,7 @@ class Worker:
         return self.agent.directory.find(name_or_rank).info
 
     def workers(self) -> list[WorkerInfo]:
-        """List the members, in order of rank; those that are silent are marked as suspect."""
+        """List the members, in order of rank; suspect are those that are silent, or lost to us."""
         suspects = self.agent.links.suspects()
         return [
             WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.members.peers

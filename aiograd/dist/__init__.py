@@ -45,6 +45,7 @@ def attach(agent: Agent) -> Contexts:
         agent.parts[RRefs].backward_hook = engine.from_value
         agent.parts[RRefs].serving.context_guard = partners.takes_part
     agent.lost.append(contexts.lost)
+    agent.returned.append(contexts.returned)
     return contexts
 
 

@@ -43,6 +43,7 @@ class Context:
         self.sends: dict[int, SendNode] = {}
         self.receives: dict[int, RecvNode] = {}
         self.told: dict[str, PeerInfo] = {}  # whom we sent the context to, so whom to release
+        self._once_told: set[str] = set()  # names of those who were lost afterwards
         self.callers: dict[bytes, str] = {}  # who sent it to us: incarnation → name
         self.partners: dict[bytes, str] = {}  # to or from whom edges lead: incarnation → name
         self.lost: set[bytes] = set()  # peers that were lost while this context was open
@@ -207,7 +208,7 @@ class Context:
     @property
     def known_workers(self) -> set[str]:
         """The names of the workers this one sent the context to."""
-        return set(self.told)
+        return self._once_told | self.told.keys()
 
     @property
     def send_nodes(self) -> dict[int, Node]:
@@ -233,7 +234,7 @@ class Context:
     def _repr_html_(self) -> str:
         rows = {
             "worker": code(self.home.agent.name),
-            "known workers": ", ".join(map(code, sorted(self.told))) or quiet("none yet"),
+            "known workers": ", ".join(map(code, sorted(self.known_workers))) or quiet("none yet"),
             "edges": f"{len(self.sends)} sent, {len(self.receives)} received",
             "gradients": "failed" if self.failure is not None else str(len(self.totals)),
         }
@@ -246,6 +247,20 @@ class Context:
         return bool(self.told or self.callers or self.totals or self.passes)
 
     # ── for the machinery ───────────────────────────────────────────────────────────────────────
+
+    def cut_off(self, peer: PeerInfo) -> None:
+        """A start of a worker is lost: its edges are, too, and its part ends by its lease.
+
+        If the two find each other again, and the context goes there once more, it is told of the
+        end as others are.
+        """
+        told = self.told.get(peer.name)
+        if told is not None and told.incarnation == peer.incarnation:
+            del self.told[peer.name]
+            self._once_told.add(peer.name)
+            self.lost.add(peer.incarnation)
+        elif peer.incarnation in self.partners or peer.incarnation in self.callers:
+            self.lost.add(peer.incarnation)
 
     def unsend(self, edge: int) -> None:
         """The message of this edge never left."""

@@ -141,7 +141,7 @@ class Contexts:
             self._forget_old()
         self.engine.released(context)
         for peer in context.told.values():
-            if peer.name != self.agent.name and peer.incarnation not in self.gone:
+            if peer.name != self.agent.name:
                 self._ends.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
         if self._ends:
             self._company.expect()
@@ -174,8 +174,7 @@ class Contexts:
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""
         for context in list(self._table.values()):
-            if peer.incarnation in context.partners or peer.incarnation in context.callers:
-                context.lost.add(peer.incarnation)
+            context.cut_off(peer)
         self.gone[peer.incarnation] = None
         self.engine.endings.lost(peer, error)
         if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too
@@ -185,6 +184,10 @@ class Contexts:
                 continue  # ours: whoever opened it will leave it
             if context.callers.pop(peer.incarnation, None) is not None:
                 self.shell.later(self.agent.options.lease, self._doubt, context)
+
+    def returned(self, peer: PeerInfo) -> None:
+        """A peer that was lost is back in a new session: contexts opened from now on may use it."""
+        self.gone.pop(peer.incarnation, None)
 
     def _doubt(self, context: Context) -> None:
         """Who would have released a context is gone, and the other callers may wait for us."""

@@ -1,9 +1,9 @@
 """The agent: one worker's machinery for calling others and being called.
 
 It decides for each call and request to whom, until when and how it goes, and is where other layers
-plug in: `travellers`, `baggage`, `keeper`, `services`, `parts`, `lost`, `ops`, `faults`. How a call
-is packed is `outgoing.py`'s business, what becomes of it that of its link. Who the peers are is
-known to the cluster layer; it fills the `directory`.
+plug in: `travellers`, `baggage`, `keeper`, `services`, `parts`, `lost`, `returned`, `ops`,
+`faults`. How a call is packed is `outgoing.py`'s business, what becomes of it that of its link. Who
+the peers are is known to the cluster layer; it fills the `directory`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class Agent:
         self.baggage: Baggage | None = None
         self.keeper: Keeper | None = None
         self.services: dict[str, Service] = {}
+        # Called on the loop when a session with a peer is lost, or could not begin (then again and
+        # again); and on both sides when another one begins, before anything of it is delivered.
         self.lost: list[Callable[[PeerInfo, Exception], None]] = []
+        self.returned: list[Callable[[PeerInfo], None]] = []
         # By the name of a service: told on the loop when a peer could not take a post for it, for
         # want of memory above all. Posts are not numbered for their senders, so the error says who
         # refused, not which one: what may have depended on it fails.
@@ -316,7 +319,7 @@ class Agent:
         future._seconds, future._code = seconds, None
         future._id = future._instruction = 0
         if retry:
-            insist(self, future, link.peer, service, args, deadline, carry)
+            insist(self, future, link, service, args, deadline, carry)
             return future
         held = None
         if carry:  # asked in a user's name

@@ -19,7 +19,8 @@ LOST_PEERS: Final = 1000  # remembered as such, by whoever has to; older ones ar
 class WorkerInfo:
     """A worker's name and rank, in the order of ranks.
 
-    `suspect`: in `ag.workers()`, whether it is silent, or its connection being made again."""
+    `suspect`: in `ag.workers()`, whether it is silent, its connection being made again, or lost:
+    then the next call to it begins a new session, if it can be reached."""
 
     name: str
     rank: int

@@ -39,6 +39,7 @@ _STRANGERS_PER_HOST = 16
 _TURNED_AWAY = 8  # of whom we remember why
 _MOMENT = 0.5  # seconds; a peer that dies while it dials us must not be waited for much longer
 _RETRIES = 5  # a busy door closes without a word, and a network may; knock again
+_PATIENCE = 0.5  # seconds to connect to a lost peer at first: the network may return meanwhile
 
 
 class Doors:
@@ -130,14 +131,14 @@ class Doors:
         self._strangers[visitor] = host
         return True
 
-    def admit(self, identity: Identity, offer: Offer) -> tuple[int, int]:
-        """What becomes of a proven client's connection, and how much of its session is here."""
+    def admit(self, identity: Identity, offer: Offer) -> tuple[int, int, int]:
+        """What becomes of a proven client's connection, how much of its session is here, and the
+        number of our latest dial."""
         agent = self._agent
         peer = self._known(identity)
         if peer.restricts(agent.name) != identity.restricted:
             raise AuthError("another mode than the one it joined with", identity.name)
-        link = agent.links.of(peer)
-        return (LOST, 0) if link.error is not None else link.answer(offer)
+        return (*agent.links.answer(peer, offer), agent.links.dials)
 
     def _known(self, identity: Identity) -> PeerInfo:
         agent = self._agent
@@ -160,10 +161,11 @@ class Doors:
                 self._turn_away(greeting.error)
                 _log.debug("%s refused a connection: %s", self._agent.name, greeting.error)
             return
-        if greeting.status != ACCEPTED or self._agent.closed:
+        link = self._agent.links.get(peer.incarnation)
+        if greeting.status != ACCEPTED or self._agent.closed or link is None:
             greeting.transport.close()
             return
-        self._open(self._agent.links.of(self._known(peer)), greeting)
+        self._open(link, greeting)
 
     def _turn_away(self, error: ProtocolError | SecurityError) -> None:
         """Remember why somebody was refused who spoke our protocol; the latest few of them."""
@@ -195,11 +197,12 @@ class Doors:
         if not self._keyring.shares(peer.name):
             error = AuthError(f"{self._agent.name} and {peer.name} share no secret", peer.name)
             addresses.clear()
-        patience = self._agent.loop.time() + self._agent.options.handshake_timeout
+        limit = self._agent.loop.time() + self._agent.options.handshake_timeout
+        patience = _PATIENCE if link.after is not None else math.inf
         while addresses:
             address = addresses.pop(0)
             try:
-                greeting = await self._greet(address, lambda _: link.offer(), peer)
+                greeting = await self._greet(address, lambda _: link.offer(), peer, patience)
             except (OSError, ProtocolError, SecurityError) as trouble:
                 error = trouble
                 continue
@@ -220,15 +223,18 @@ class Doors:
                 if await self._their_dial_came(link):
                     return
                 error = WorkerLost(peer.name, "no", "it never finished connecting")
-                if self._agent.loop.time() < patience:
+                if self._agent.loop.time() < limit:
                     addresses.insert(0, address)  # is it still there?
                 continue
             if self.take(link, greeting, address):
                 return
             error = WorkerLost(peer.name, "no", "the connection broke at once")
-            if self._agent.loop.time() < patience:
+            if self._agent.loop.time() < limit:
                 addresses.insert(0, address)
         if link.state == "dialling":
+            if link.after is not None and link.after.met and isinstance(error, AuthError):
+                # It knew the secret before: a handshake that was not finished was cut.
+                error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
             if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
                 error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
             elif isinstance(error, ProtocolError | SecurityError) and not error.worker:
@@ -239,7 +245,7 @@ class Doors:
         """Go on over a connection that was dialled and accepted; False if it is gone already."""
         if greeting.gone:
             return False
-        if link.session.accepted(greeting.offer.number, greeting.received):
+        if link.session.accepted(greeting.offer, greeting.received, greeting.latest):
             link.address = address
             self._open(link, greeting)
         else:
@@ -270,7 +276,10 @@ class Doors:
         if greeting.status == LOST:
             greeting.transport.abort()
             raise WorkerLost(peer.name, "no", "it took this worker for lost")
-        link = self._agent.links.of(peer)
+        link = self._agent.links.admit(peer)
+        if link is None:
+            greeting.transport.abort()
+            raise WorkerLost(peer.name, "no", "it was declared lost")
         if greeting.status != ACCEPTED or link.state not in ("new", "dialling"):
             greeting.transport.abort()
         elif not self.take(link, greeting, address):
@@ -280,24 +289,42 @@ class Doors:
     def _introduction(self, server: Identity) -> Offer:
         """What to say to somebody who may turn out to be known."""
         link = self._agent.links.get(server.incarnation)
-        known = link is not None and link.state not in ("new", "dialling")
-        return Offer(LOOK) if known else Offer(DIAL, self._agent.links.next_dial())
+        if link is not None and link.state not in ("new", "dialling"):
+            return Offer(LOOK)
+        number = self._agent.links.next_dial()
+        # Another dial of the same link may be under way: both begin the same session.
+        return Offer(DIAL, number, 0, number) if link is None else link.session.offer(number)
 
     async def _greet(
-        self, address: str, offer: Callable[[Identity], Offer], expected: PeerInfo | None = None
+        self,
+        address: str,
+        offer: Callable[[Identity], Offer],
+        expected: PeerInfo | None = None,
+        patience: float = math.inf,
     ) -> Greeting:
-        """Connect and prove ourselves; raises OSError, AuthError or ProtocolError."""
-        runtime = self._agent.runtime
-        for attempt in range(_RETRIES):
-            greeting = await self.knock(address, offer, expected)
+        """Connect and prove ourselves; raises OSError, AuthError or ProtocolError.
+
+        `patience`: seconds for the first attempt to connect, doubled for each one that follows."""
+        runtime, loop = self._agent.runtime, self._agent.loop
+        limit = loop.time() + self._agent.options.handshake_timeout
+        attempt = 0
+        while True:
+            try:
+                greeting = await self.knock(address, offer, expected, patience)
+            except TimeoutError:
+                if patience == math.inf or loop.time() + patience > limit:
+                    raise
+                patience *= 2  # a fresh SYN gets through sooner than a repeated one
+                continue
             if greeting.error is None:
                 return greeting
             # A connection that is cut looks like one that is refused: knock again to see.
             certain = isinstance(greeting.error, ProtocolError | WorkerLost)
-            if certain or attempt + 1 == _RETRIES:
+            attempt += 1
+            late = patience != math.inf and loop.time() >= limit
+            if certain or late or attempt == _RETRIES:
                 raise greeting.error
-            await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
-        raise AssertionError("unreachable")
+            await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.01 * 2**attempt)
 
     async def knock(
         self,

@@ -16,9 +16,9 @@ from aiograd.rpc.tls import Credentials
 from aiograd.wire.resume import Offer
 from aiograd.wire.session import Handshake, Identity
 
-# Decides about a proven client: ACCEPTED, DUPLICATE or LOST, and how much of the session is here;
-# or raises to refuse.
-Admit = Callable[[Identity, Offer], tuple[int, int]]
+# Decides about a proven client: ACCEPTED, DUPLICATE or LOST, how much of the session is here, and
+# the number of our latest dial; or raises to refuse.
+Admit = Callable[[Identity, Offer], tuple[int, int, int]]
 
 
 class Greeting(asyncio.BufferedProtocol):
@@ -64,6 +64,11 @@ class Greeting(asyncio.BufferedProtocol):
     def received(self) -> int:
         """Bytes of the session that the other side has."""
         return self._handshake.received
+
+    @property
+    def latest(self) -> int:
+        """The number of the server's latest dial."""
+        return self._handshake.latest
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport

@@ -1,8 +1,9 @@
 """Requests that are sent again until they are answered.
 
 For the library's own idempotent messages only: a user's call runs at most once. Ends with the first
-answer, at the deadline, or when the peer is gone. There are many, and nearly all are answered the
-first time, so this is a timer and callbacks, not a task.
+answer, at the deadline, or when the session is lost: in another one the peer may be told the same
+thing after it was taken back. There are many, and nearly all are answered the first time, so this
+is a timer and callbacks, not a task.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aiograd.rpc.future import Future, fail
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.directory import PeerInfo
+    from aiograd.rpc.link import Link
 
 _FIRST, _LONGEST = 0.2, 2.0  # seconds between attempts: doubled each time
 
@@ -25,7 +26,7 @@ _FIRST, _LONGEST = 0.2, 2.0  # seconds between attempts: doubled each time
 def insist(
     agent: Agent,
     future: Future[Any],
-    peer: PeerInfo,
+    link: Link,
     service: str,
     args: tuple[Any, ...],
     deadline: float,
@@ -33,7 +34,7 @@ def insist(
 ) -> None:
     """Answer `future` with the first answer to as many requests as it takes."""
     context = agent.context.copy()  # not the caller's: its deadline is not that of one attempt
-    efforts = _Efforts(agent, future, peer, service, args, deadline, carry, context)
+    efforts = _Efforts(agent, future, link, service, args, deadline, carry, context)
     if asyncio._get_running_loop() is agent.loop:
         context.run(efforts.start)
     else:
@@ -51,6 +52,7 @@ class _Efforts:
         "_context",
         "_deadline",
         "_future",
+        "_link",
         "_pause",
         "_peer",
         "_service",
@@ -61,14 +63,15 @@ class _Efforts:
         self,
         agent: Agent,
         future: Future[Any],
-        peer: PeerInfo,
+        link: Link,
         service: str,
         args: tuple[Any, ...],
         deadline: float,
         carry: bool,
         context: contextvars.Context,
     ) -> None:
-        self._agent, self._future, self._peer = agent, future, peer
+        self._agent, self._future = agent, future
+        self._link, self._peer = link, link.peer
         self._service, self._args, self._carry = service, args, carry
         self._deadline, self._context = deadline, context
         self._pause = _FIRST
@@ -94,6 +97,9 @@ class _Efforts:
             now is None or now.incarnation != self._peer.incarnation
         ):
             fail(self._future, WorkerLost(self._peer.name, why="it left, or was restarted"))
+            return
+        if not self._still_there():
+            fail(self._future, WorkerLost(self._peer.name, why="the session with it was lost"))
             return
         try:
             attempt = self._agent.request(
@@ -121,7 +127,7 @@ class _Efforts:
             fail(self._future, error)
 
     def _still_there(self) -> bool:
-        return not self._agent.closed and self._agent.link(self._peer).error is None
+        return not self._agent.closed and self._link.error is None
 
     def _finish(self, future: Future[Any]) -> None:
         if self._timer is not None:

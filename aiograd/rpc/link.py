@@ -5,6 +5,9 @@ made again within `Options.resume` seconds, and nobody notices; else the peer is
 call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its process may be
 stopped or its loop blocked, and it resumes unharmed when it wakes.
 
+A link is one session. A lost one stays lost; if the peer lives on, another link with a new session
+takes its place (see `Links`), and shares nothing with it.
+
 What comes over it is sorted by `Receiving`; calls are the `Caller`'s and `Callee`'s business.
 """
 
@@ -37,6 +40,7 @@ from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
+    from aiograd.rpc.links import Loss
 
 _log = logging.getLogger("aiograd")
 
@@ -44,8 +48,9 @@ _log = logging.getLogger("aiograd")
 class Link:
     """One peer. States: new → dialling → open ⇄ away → lost (or closed by us)."""
 
-    def __init__(self, agent: Agent, peer: PeerInfo) -> None:
+    def __init__(self, agent: Agent, peer: PeerInfo, after: Loss | None = None) -> None:
         self.agent, self.peer = agent, peer
+        self.after = after  # the loss before this session, until it has begun
         self.state = "new"
         self.quick = False  # open and unhindered: small messages may go straight to the outbox
         self.error: Exception | None = None  # why it is lost or closed
@@ -53,7 +58,8 @@ class Link:
         self.connection: Connection | None = None
         self.address = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
-        self.session = Session(agent.options.outbound_buffer if agent.options.resume else 0)
+        limit = agent.options.outbound_buffer if agent.options.resume else 0
+        self.session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
         self.outbox = Outbox(agent.loop, self.session, self._large_sent)
@@ -75,7 +81,14 @@ class Link:
         if self._reader is None:
             self._reader = self._begin_reading(transport)
         self._stop_coming_back()
-        self.state, self.quick = "open", True
+        self.state = "open"
+        if self.after is not None:  # before anything of the new session is delivered
+            self.after = None
+            self.agent.links.returned(self.peer)
+        if self.error is not None:  # a callback ended it
+            transport.abort()
+            return
+        self.quick = True
         self._silent, self.suspect = 0, False
         self.connection = Connection(self, transport, self._reader, self.session)
         transport.set_protocol(self.connection)
@@ -129,9 +142,7 @@ class Link:
         """The peer broke the protocol: end the connection."""
         self.agent.limits.reached("protocol")
         _log.error("%s: closing the connection to %s: %s", self.agent.name, self.peer.name, error)
-        if self.connection is not None:
-            self.connection.transport.abort()
-        self.lose(WorkerLost(self.peer.name, why=str(error)))
+        self.abort(WorkerLost(self.peer.name, why=str(error)))
 
     def disconnected(self, connection: Connection, exc: Exception | None) -> None:
         if connection is not self.connection or self.state != "open":
@@ -140,7 +151,7 @@ class Link:
         # A kernel that acknowledged nothing for seconds was given its time already.
         late = isinstance(exc, OSError) and exc.errno in _GIVEN_UP
         if self.receiving.goodbye or late or not self.agent.options.resume:
-            self.lose(WorkerLost(self.peer.name, why=why))
+            self.lose(WorkerLost(self.peer.name, why=why), final=self.receiving.goodbye)
         else:
             self.cut(why)
 
@@ -164,12 +175,18 @@ class Link:
         if comeback is not None and comeback is not asyncio.current_task():
             comeback.cancel()
 
-    def lose(self, error: Exception) -> None:
-        """The peer is gone, or was never there."""
+    def lose(self, error: Exception, *, final: bool = False) -> None:
+        """The peer is gone, or was never there. `final`: this start of it will not come back."""
         if self.error is None:
             self.state = "lost"
             self._end(error)
-            self.agent.links.lost(self.peer, error)
+            self.agent.links.lost(self, error, final=final)
+
+    def abort(self, error: Exception, *, final: bool = False) -> None:
+        """Lose the peer, and end the connection to it."""
+        if self.connection is not None:
+            self.connection.transport.abort()
+        self.lose(error, final=final)
 
     def as_lost(self) -> Exception:
         """A fresh error for a message that cannot be sent any more."""

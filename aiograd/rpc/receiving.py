@@ -115,7 +115,11 @@ class Receiving:
         }
 
     def close(self) -> None:
-        """What waits here takes no effect any more."""
+        """What waits here takes no effect any more, nor what is still in the batch being read.
+
+        The peer may come back in another session, which knows nothing of this one."""
+        for kind in self._handlers:
+            self._handlers[kind] = _ignore
         self._agent.budget.release(self._behind)
         self._behind = 0
 
@@ -280,3 +284,7 @@ class Receiving:
 
     def _on_goodbye(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         self.goodbye = True
+
+
+def _ignore(flags: int, id: int, budget: float, target: Any, body: Any) -> None:
+    """A message of a session that has ended."""

@@ -4,11 +4,13 @@
     rref.accept    child → parent   these are confirmed      answer: nothing
     rref.release   user → owner     I am done with these     answer: nothing
     rref.audit     sharer → holder  do you know these?       answer: how far each has come
+    rref.session   creator → owner  creations up to this id never come; posted when a lost session
+                                    is followed by a new one
 
-All four are sent again until answered, so the protocol takes them in any order and number. What
-collects in one tick of the loop leaves as one message per receiver and kind; what user code drops
-one by one, in a few milliseconds (`Company`). Leases of dead workers and questions about forks not
-heard of run on timers of the loop; what they mean is the protocol's business.
+The first four are sent again until answered, so the protocol takes them in any order and number.
+What collects in one tick of the loop leaves as one message per receiver and kind; what user code
+drops one by one, in a few milliseconds (`Company`). Leases of lost workers and questions about
+forks not heard of run on timers of the loop; what they mean is the protocol's business.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from aiograd.errors import AiogradError, OwnerLost, RRefExpired, WorkerClosed, WorkerLost
+from aiograd.errors import (
+    AiogradError,
+    OwnerLost,
+    ProtocolError,
+    RRefExpired,
+    WorkerClosed,
+    WorkerLost,
+)
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.company import Company
 from aiograd.rref.partners import Partners
@@ -31,6 +40,7 @@ from aiograd.rref.records import (
     Owned,
     Party,
     RefId,
+    Use,
     pack_fork,
     pack_ids,
     pack_releases,
@@ -69,7 +79,9 @@ class Control:
         agent.services["rref.accept"] = self._on_accept
         agent.services["rref.release"] = self._on_release
         agent.services["rref.audit"] = self._on_audit
+        agent.services["rref.session"] = self._on_session
         agent.lost.append(self._on_lost)
+        agent.returned.append(self._on_returned)
 
     # ── who is who ──────────────────────────────────────────────────────────────────────────
 
@@ -80,11 +92,6 @@ class Control:
             party = Party(peer.name, peer.rank, peer.incarnation)
             self._parties[peer.incarnation] = party
         return party
-
-    def heard(self, peer: PeerInfo) -> Party:
-        if self.protocol.gone:
-            self.protocol.heard(peer.incarnation)
-        return self._parties.get(peer.incarnation) or self.party(peer)
 
     def on_loop(self, work: Callable[..., T], *args: Any) -> T:
         """Do something with the protocol, whose state belongs to the loop, from any thread."""
@@ -143,11 +150,18 @@ class Control:
             else:
                 owning.drop(ref)
         for batch in using.take():
-            if batch.releases:
+            # What belongs to a lost session is nothing to dial for. A fork may have come after the
+            # loss, from another user: then it is worth it.
+            out_of_reach = batch.to.incarnation in self.protocol.gone
+            if batch.releases and out_of_reach:
+                for held in batch.releases:
+                    using.released(held)
+            elif batch.releases:
                 self._tell_releases(batch)
-            if batch.forks:
+            if batch.forks:  # some may have failed with a session since they came
+                batch.forks = [held for held in batch.forks if held.use is Use.CONFIRMING]
                 self._tell_forks(batch)
-            if batch.accepts:
+            if batch.accepts and not out_of_reach:
                 self.telling.tell(batch.to, _nothing, "rref.accept", pack_ids(batch.accepts))
         self.changed()
 
@@ -163,6 +177,8 @@ class Control:
         self.telling.tell(batch.to, ended, "rref.release", releases, leisure=leisure)
 
     def _tell_forks(self, batch: Batch) -> None:
+        if not batch.forks:
+            return
         owner, using = batch.to, self.protocol.using
         number, low = using.number(owner)
 
@@ -178,42 +194,55 @@ class Control:
     # ── being told ──────────────────────────────────────────────────────────────────────────
 
     def _on_fork(self, sender: PeerInfo, number: int, low: int, forks: bytes) -> bytes:
-        party, told = self.heard(sender), list(unpack_forks(forks))
+        party, told = self.party(sender), list(unpack_forks(forks))
         if self.agent.restricts(sender):
             self.partners.may_claim(party, told)
         return bytes(self.protocol.requested(party, number, low, told))
 
     def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
-        party, told = self.heard(sender), list(unpack_ids(forks))
+        party, told = self.party(sender), list(unpack_ids(forks))
         if self.agent.restricts(sender):
             self.partners.may_confirm(party, told)
         self.protocol.accepted(told)
         self.soon()
 
     def _on_release(self, sender: PeerInfo, releases: bytes) -> None:
-        party, told = self.heard(sender), unpack_forks(releases)
+        party, told = self.party(sender), unpack_forks(releases)
         if self.agent.restricts(sender):
             self.partners.may_give_back(party, told)
         self.protocol.released(told)
         self.changed()
 
     def _on_audit(self, sender: PeerInfo, forks: bytes) -> bytes:
-        self.heard(sender)
         return bytes(self.protocol.look_for(unpack_ids(forks)))
 
-    # ── death ───────────────────────────────────────────────────────────────────────────────
+    def _on_session(self, sender: PeerInfo, number: int) -> None:
+        if type(number) is not int or number < 0:
+            raise ProtocolError("rref.session: no id of a reference", sender.name)
+        self.protocol.session_begun(self.party(sender), number)
+        self.changed()
+
+    # ── loss and return ─────────────────────────────────────────────────────────────────────
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         number = self.protocol.lost(peer.incarnation)
 
         def over() -> None:
             self._timers.discard(timer)
-            if self.protocol.lease_over(self.party(peer), number):
+            out_of_reach = self.protocol.lease_over(self.party(peer), number)
+            # What was sent to it since then is still asked about, or lost again.
+            if out_of_reach and not self.protocol.watch.held_by(peer.incarnation):
                 self._parties.pop(peer.incarnation, None)
             self.soon()
 
         timer = self.agent.loop.call_later(self.agent.options.lease, over, context=self._context)
         self._timers.add(timer)
+        self.soon()  # forks that failed are told to who shared them
+
+    def _on_returned(self, peer: PeerInfo) -> None:
+        number = self.protocol.returned(peer.incarnation)
+        if number is not None:
+            self.agent.post(peer, "rref.session", number)
 
     # ── forks not heard of ──────────────────────────────────────────────────────────────────
 

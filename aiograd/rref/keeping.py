@@ -45,7 +45,7 @@ class Keeping:
     def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, Place]:
         """What somebody creates here: the id, the creator's fork, and the line."""
         rank, stamp, number = ref_id = unpack_id(token)
-        creator = self._control.heard(sender)
+        creator = self._control.party(sender)
         if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
         if len(self._owning.owners) >= VALUES and self._agent.restricts(sender):

@@ -194,7 +194,7 @@ class RRefs:
 
     def receive(self, data: Any, sender: PeerInfo) -> Owned | Held:
         """Take in a reference that a message brought."""
-        party = self.control.heard(sender)
+        party = self.control.party(sender)
         if self.agent.restricts(sender):
             self.control.partners.may_bring(party, data)
         ref = self.protocol.arrive(data, party)

@@ -193,21 +193,42 @@ class Owning:
                 owned.settle(None, RRefError("RRef creation was given up", self.me.name))
             self._free(owned)
 
-    def reclaim(self, gone: Party) -> None:
-        """The lease of a dead incarnation is over: take back all it held."""
-        stamp = gone.stamp
+    def sever(self, incarnation: bytes, ghost: bytes) -> None:
+        """A session is lost: what its holder held belongs to a ghost until the lease is over.
+
+        The holder may come back, but not to these: on its side they are lost already."""
+        for owned in self.owners.values():
+            for fork, holder in owned.forks.items():
+                if holder == incarnation:
+                    owned.forks[fork] = ghost
+        self._requests.pop(incarnation, None)  # no copy of one comes in another session
+
+    def reclaim(self, ghost: bytes) -> None:
+        """The lease of a lost holder is over: take back all it held."""
         for owned in list(self.owners.values()):
-            if owned.id[1] == stamp:
-                self._expired[stamp] = max(owned.id[2], self._expired.get(stamp, -1))
-            for fork in [fork for fork, who in owned.forks.items() if who == gone.incarnation]:
+            forks = [fork for fork, who in owned.forks.items() if who == ghost]
+            for fork in forks:
                 del owned.forks[fork]
-            if owned.id[1] == stamp and not owned.ready and not owned.making:
-                why = f"RRef creation never came: {gone.name}, which asked for it, is gone"
-                owned.settle(None, RRefError(why, gone.name))
-            self._free(owned)
+            if forks:
+                self._free(owned)
+
+    def expire(self, creator: Party, last: int | None = None) -> None:
+        """Creations of this worker that are not here never come: all, or those up to an id."""
+        stamp = creator.stamp
         for fork in [fork for fork in self._given_up if fork[1] == stamp]:
-            del self._given_up[fork]
-        self._requests.pop(gone.incarnation, None)
+            if last is None or fork[2] <= last:
+                del self._given_up[fork]
+        theirs = [owned for owned in self.owners.values() if owned.id[1] == stamp]
+        if last is not None:
+            theirs = [owned for owned in theirs if owned.id[2] <= last]
+        for owned in theirs:
+            if not owned.ready and not owned.making:
+                why = f"RRef creation never came: {creator.name}, which asked for it, is gone"
+                owned.settle(None, RRefError(why, creator.name))
+            self._free(owned)
+        if last is None:
+            last = max((owned.id[2] for owned in theirs), default=-1)
+        self._expired[stamp] = max(last, self._expired.pop(stamp, -1))
         if len(self._expired) > 2 * LOST_PEERS:
             del self._expired[next(iter(self._expired))]
 

@@ -10,9 +10,15 @@ there are four ways for one to come about:
                      until then the sender keeps its own fork
 
 Nothing here assumes an order of messages, only that the shell repeats a message until it is
-answered or the receiver is gone. A worker that is gone keeps its forks for a lease; if it is heard
-of before that is over, nothing has happened. A restarted worker has another incarnation and is
-somebody else.
+answered or the session with the receiver is lost. A loss cuts off all that was agreed on in that
+session: references to the lost worker's values are dead for ever, and its own forks are kept for a
+lease, as of nobody. It may come back in a new session, and begins with nothing then. A restarted
+worker has another incarnation and is somebody else.
+
+         user                                          owner
+    lost its Held have an error from now on       its forks belong to a *ghost* from now on
+         ┊                                             ┊ a lease later: reclaimed
+    back ids up to the loss are never created ──▶      what waits for one of these is told
 
 `Protocol` joins the owner's side (`owning`), the user's side (`using`) and the forks that were sent
 away (`watch`). What it wants told to others is in `using`'s outbox; `owners.RRefs` carries it.
@@ -61,8 +67,11 @@ class Protocol:
         self._shared: dict[RefId, RefId] = {}  # watched fork of our own value → reference
         self._counter = itertools.count()
         self._stamp = me.stamp
-        self.gone: dict[bytes, int] = {}  # incarnation out of reach → number of the loss
-        self._losses = itertools.count(1)
+        # Incarnations out of reach, and the number of the loss. It comes from the counter of ids:
+        # all that was made before has a lower one, and what a new session makes, a higher one.
+        self.gone: dict[bytes, int] = {}
+        # Losses whose lease is not over: number → who, and the forks it was sent.
+        self._severed: dict[int, tuple[bytes, list[RefId]]] = {}
 
     def new_id(self) -> RefId:
         return (self.me.rank, self._stamp, next(self._counter))
@@ -146,9 +155,9 @@ class Protocol:
                 "released, or its worker was shut down",
                 ref.owner.name,
             )
-        if ref.owner.incarnation in self.gone:
-            raise OwnerLost(ref.owner.name)
         if ref.error is not None:
+            if ref.owner.incarnation in self.gone:  # says more than that a creation failed
+                raise OwnerLost(ref.owner.name)
             raise again(ref.error)
 
     # ── what others tell ────────────────────────────────────────────────────────────────────
@@ -212,29 +221,43 @@ class Protocol:
     # ── death and return ────────────────────────────────────────────────────────────────────
 
     def lost(self, incarnation: bytes) -> int:
-        """Somebody is out of reach. Returns the number to give to `lease_over` after the lease."""
-        number = self.gone[incarnation] = next(self._losses)
+        """A session is lost. Returns the number to give to `lease_over` after the lease."""
+        self.gone.pop(incarnation, None)
+        number = self.gone[incarnation] = next(self._counter)
         if len(self.gone) > 2 * LOST_PEERS:  # whose lease is over, and whom no directory knows
             del self.gone[next(iter(self.gone))]
+        self.using.sever(incarnation)
+        self.owning.sever(incarnation, _ghost(incarnation, number))
+        forks = self.watch.held_by(incarnation)
+        for fork in forks:
+            self.watch.discard(fork)  # there is nobody to ask any more
+        self._severed[number] = incarnation, forks
         return number
 
-    def heard(self, incarnation: bytes) -> None:
-        """Somebody is there (again)."""
-        if self.gone:
-            self.gone.pop(incarnation, None)
+    def returned(self, incarnation: bytes) -> int | None:
+        """A new session begins. Returns what to tell the peer for its `session_begun`."""
+        return self.gone.pop(incarnation, None)
+
+    def session_begun(self, peer: Party, number: int) -> None:
+        """What the peer created under ids up to this number, and is not here, never comes."""
+        self.owning.expire(peer, number)
 
     def lease_over(self, gone: Party, number: int) -> bool:
-        """Take back what a dead worker held, unless it was heard of since that loss."""
-        if self.gone.get(gone.incarnation) != number:
-            return False
-        self._give_up(self.watch.held_by(gone.incarnation))
-        self.owning.reclaim(gone)
-        return True
+        """Take back what a worker held when it was lost. Returns whether it is still out of
+        reach since that loss."""
+        out_of_reach = self.gone.get(gone.incarnation) == number
+        if out_of_reach:  # else it has told itself what never comes
+            self.owning.expire(gone)
+        _, forks = self._severed.pop(number, (b"", []))
+        self._give_up(forks)
+        self.owning.reclaim(_ghost(gone.incarnation, number))
+        return out_of_reach
 
     def end_of(self, gone: Party) -> None:
-        """Do not wait for the lease of somebody who is out of reach: this worker shuts down."""
-        if (number := self.gone.get(gone.incarnation)) is not None:
-            self.lease_over(gone, number)
+        """Do not wait for the lease of somebody who was lost: this worker shuts down."""
+        for number, (incarnation, _) in list(self._severed.items()):
+            if incarnation == gone.incarnation:
+                self.lease_over(gone, number)
 
     # ── counting ────────────────────────────────────────────────────────────────────────────
 
@@ -242,3 +265,8 @@ class Protocol:
     def at_rest(self) -> bool:
         """Nothing is held, shared or on its way."""
         return not (self.owning.owners or self.using.held or self.using.children)
+
+
+def _ghost(incarnation: bytes, number: int) -> bytes:
+    """Whose forks they are when a session is lost: nobody's who can ask for them."""
+    return incarnation + number.to_bytes(8, "big")

@@ -44,7 +44,7 @@ class Serving:
             ref_id, fork_id, known = unpack_fork(fork)
         except (struct.error, TypeError):
             raise ProtocolError("a fork of another form", sender.name) from None
-        party = self._control.heard(sender)
+        party = self._control.party(sender)
         if self._agent.restricts(sender):
             self._control.partners.may_use(party, ref_id, fork_id)
         return self._control.protocol.look_up(party, ref_id, fork_id, known)

@@ -1,5 +1,8 @@
 """Messages that are sent again until they are answered, at the price of an ordinary request.
 
+A message belongs to the session in which it was sent first: if that is lost, it has failed. Said
+again in the next one, it might name what was taken back meanwhile.
+
 Nearly every message is answered the first time. So the first attempt is a plain request, and a look
 at what is open, now and then, finds those that need patience; they are left to the agent's own way
 of insisting.
@@ -19,10 +22,15 @@ from aiograd.rref.records import Party
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
+    from aiograd.rpc.link import Link
 
 Ended = Callable[[Any, Any], None]  # gets an answer, or an error
 
 _PATIENCE = 0.2  # seconds; an answer takes far less, and lost messages are rare
+
+
+# The link of its session (None: there was none), to whom, who waits for the end, and what it says.
+_Message = tuple["Link | None", Party, Ended, str, tuple[Any, ...]]
 
 
 class Telling:
@@ -32,7 +40,7 @@ class Telling:
         self._agent = agent
         self._gone = gone  # incarnations that are out of reach
         self._context = context  # in which answers are taken
-        self._open: dict[asyncio.Future[Any], tuple[Party, Ended, str, tuple[Any, ...]]] = {}
+        self._open: dict[asyncio.Future[Any], _Message] = {}
         self._look: asyncio.TimerHandle | None = None
 
     def reach(self, party: Party) -> str:
@@ -55,7 +63,8 @@ class Telling:
         except AiogradError as error:
             ended(None, error)
             return
-        self._open[future] = (to, ended, service, args)
+        link = self._agent.links.get(to.incarnation)
+        self._open[future] = (link, to, ended, service, args)
         future.add_done_callback(self._answered, context=self._context)
         if self._look is None:
             self._look = self._agent.loop.call_later(_PATIENCE, self._look_around, frozenset())
@@ -63,12 +72,12 @@ class Telling:
     def _answered(self, future: asyncio.Future[Any]) -> None:
         if (message := self._open.pop(future, None)) is None:
             return  # it is being repeated
-        to, ended, service, args = message
+        link, to, ended, service, args = message
         error = WorkerClosed() if future.cancelled() else future.exception()
         if error is None:
             ended(future.result(), None)
         elif isinstance(error, WorkerLost) and to.incarnation not in self._gone:
-            self._repeat(to, ended, service, args)
+            self._repeat(link, to, ended, service, args)
         else:
             ended(None, error)
 
@@ -83,9 +92,13 @@ class Telling:
             again = frozenset(self._open)
             self._look = self._agent.loop.call_later(_PATIENCE, self._look_around, again)
 
-    def _repeat(self, to: Party, ended: Ended, service: str, args: tuple[Any, ...]) -> None:
+    def _repeat(
+        self, link: Link | None, to: Party, ended: Ended, service: str, args: tuple[Any, ...]
+    ) -> None:
         try:
             name = self.reach(to)
+            if link is None or link.error is not None:
+                raise WorkerLost(to.name, why="the session with it was lost")
             future = self._agent.request(name, service, *args, timeout=math.inf, retry=True)
         except AiogradError as error:
             ended(None, error)

@@ -5,6 +5,8 @@
     from a user     ──▶ CONFIRMING ──┤                ├───┘
                                      └──▶ FAILED ─────┘   once dropped, and no child is unconfirmed
 
+A fork is FAILED, too, when the session with its owner is lost; then there is nothing to give back.
+
 A fork is given back when user code has let go of it, its own existence is settled, and every child
 made from it has been confirmed by the owner: so at every moment the owner knows at least one fork
 of any reference that is alive somewhere.
@@ -18,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from aiograd.errors import OwnerLost
 from aiograd.rref.records import BY_OWNER, Held, Party, RefId, Use
 
 # On the way of every reference: an attribute of an enum is looked up slowly.
 _CONFIRMING: Final = Use.CONFIRMING
 _CONFIRMED: Final = Use.CONFIRMED
+_FAILED: Final = Use.FAILED
 _RELEASING: Final = Use.RELEASING
 _RELEASED: Final = Use.RELEASED
 
@@ -140,9 +144,24 @@ class Using:
 
     def _let_go(self, held: Held) -> None:
         if held.dropped and not held.children and _CONFIRMED <= held.use < _RELEASING:
+            if held.use is _FAILED and held.fork not in self.held:
+                return self.released(held)  # its session is lost
             held.use = _RELEASING
             batch = self.outbox.get(held.owner.incarnation) or self._batch(held.owner)
             batch.releases.append(held)
+
+    def sever(self, owner: bytes) -> None:
+        """The session with an owner is lost, and with it all forks of its values, for ever."""
+        for held in [held for held in self.held.values() if held.owner.incarnation == owner]:
+            # A creation that has not failed with the session was not sent in it. What is being
+            # released ends with the message that says so.
+            if held.use is Use.CREATING or held.use >= _RELEASING:
+                continue
+            del self.held[held.fork]
+            error = OwnerLost(held.owner.name)
+            self.answered(held, error)
+            held.use, held.error = _FAILED, error
+            self._let_go(held)
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────
 

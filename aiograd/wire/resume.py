@@ -10,6 +10,14 @@ whatever was cut in the middle of what, and nothing above has to know:
 
 Memory is bounded: beyond `limit` bytes the oldest are let go, and who needs them cannot resume.
 
+A session that is lost never goes on, but the two may begin another one. So a session has an id: the
+number of the dial that began it. Every offer names the session it is about, and dials have rising
+numbers. Together they keep what is late out of a session that it does not belong to:
+
+    dial of another session, newer than all that is known ──▶ the peer has lost this one
+    dial that is not newer ──▶ it was given up over there, and comes late: DUPLICATE
+    resume or nudge of another session ──▶ LOST
+
 A pure state machine: when to dial, and for how long, is `rpc.reconnect`'s business.
 """
 
@@ -26,7 +34,7 @@ LITTLE: Final = 64 * 1024  # bytes received after which the next write takes the
 MUCH: Final = 1024 * 1024  # bytes received after which the news does not wait for a write
 
 # What a client wants. Only the side that dialled first dials again, so that no two dials cross.
-DIAL: Final = 0  # the first connection
+DIAL: Final = 0  # the first connection of a new session
 RESUME: Final = 1  # the next one
 NUDGE: Final = 2  # the connection broke here: please dial again
 LOOK: Final = 3  # nothing: a connection came up meanwhile
@@ -45,6 +53,7 @@ class Offer(NamedTuple):
     word: int = DIAL
     number: int = 1  # of the connection; a worker never dials with the same number twice
     received: int = 0
+    session: int = 0  # the number of the dial that began it
 
 
 class Session:
@@ -54,7 +63,9 @@ class Session:
         "_limit",
         "base",
         "due",
+        "fence",
         "full",
+        "id",
         "kept",
         "number",
         "overdue",
@@ -64,8 +75,10 @@ class Session:
         "told",
     )
 
-    def __init__(self, limit: int = 64 << 20) -> None:
+    def __init__(self, limit: int = 64 << 20, fence: int = 0) -> None:
         self._limit = limit
+        self.id = 0  # the number of the dial that began it; 0: not known yet
+        self.fence = fence  # dials of the peer up to this number are out of date
         self.role = ""  # "dials" or "waits", from the first connection on
         self.number = 0  # of the latest connection, given by the side that dials
         self.sent = 0
@@ -126,8 +139,16 @@ class Session:
     def offer(self, number: int) -> Offer:
         """What to say when there is no connection, and this side makes one of that number."""
         if self.role == "waits":
-            return Offer(NUDGE, self.number, self.received)
-        return Offer(RESUME if self.role else DIAL, number, self.received)
+            return Offer(NUDGE, self.number, self.received, self.id)
+        # All dials of one session name it alike, so that the peer knows a repeated one.
+        self.id = self.id or number
+        return Offer(RESUME if self.role else DIAL, number, self.received, self.id)
+
+    def replaced_by(self, offer: Offer) -> bool:
+        """Whether the peer begins another session: then it has lost this one."""
+        if offer.word != DIAL or not self.role or offer.number <= self.fence:
+            return False
+        return self.role == "dials" or offer.session != self.id
 
     def answer(self, offer: Offer, *, dialling: bool = False, first: bool = False) -> int:
         """Decide about a proven client.
@@ -137,21 +158,29 @@ class Session:
         if offer.word == LOOK:
             return DUPLICATE
         if offer.word == NUDGE:
-            return DUPLICATE if self.role == "dials" or (dialling and not self.role) else LOST
+            ours = self.role == "dials" and offer.session == self.id
+            return DUPLICATE if ours or (dialling and not self.role) else LOST
         if self.role == "dials" or (not self.role and dialling and first):
             return DUPLICATE
-        if self.role and offer.number <= self.number:
+        if offer.number <= self.fence:
             return DUPLICATE  # it was given up over there, and comes late
-        if (offer.word == RESUME and not self.role) or not self.resumable(offer.received):
+        if offer.word == RESUME and (not self.role or offer.session != self.id):
             return LOST
-        self.role, self.number = "waits", offer.number
+        if not self.resumable(offer.received):
+            return LOST
+        self.role, self.number, self.id = "waits", offer.number, offer.session
+        self.fence = offer.number
         return ACCEPTED
 
     def nudged(self, offer: Offer) -> bool:
         """Whether the peer says that the latest connection is broken."""
         return offer.word == NUDGE and self.role == "dials" and offer.number == self.number
 
-    def accepted(self, number: int, received: int) -> bool:
-        """The peer took our offer: whether this side can go on, too."""
-        self.role, self.number = "dials", number
+    def accepted(self, offer: Offer, received: int, latest: int) -> bool:
+        """The peer took our offer: whether this side can go on, too.
+
+        `latest`: the peer's latest dial by then. If it dialled us at the same time, that dial may
+        still arrive, and must not be taken for the beginning of the next session."""
+        self.role, self.number, self.id = "dials", offer.number, offer.session
+        self.fence = max(self.fence, latest)
         return self.resumable(received)

@@ -4,7 +4,8 @@
     HELLO_C  version, nonce, who I am    ──▶
                                          ◀──  HELLO_S  version, nonce, who I am
     PROOF_C  terms, offer, HMAC          ──▶
-                                         ◀──  PROOF_S  terms, status, bytes received, HMAC
+                                         ◀──  PROOF_S  terms, status, latest dial, bytes
+                                                       received, HMAC
 
 Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
 replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
@@ -33,7 +34,8 @@ from aiograd.wire.secret import Secret
 VERSION: Final = 5  # of everything on the wire; raised with every change of a layout or a meaning
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
-_CLAIM: Final = struct.Struct("<BIQ")  # offer, or status, 0 and bytes received
+# The offer; or status, number of the server's latest dial, bytes received and 0.
+_CLAIM: Final = struct.Struct("<BIQI")
 _PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
@@ -121,6 +123,7 @@ class Handshake:
         self.offer = Offer()  # what the client wants
         self.status = 0  # what the server decided; known on both sides at the end
         self.received = 0  # bytes of the session that the other side has
+        self.latest = 0  # the number of the server's latest dial; known to the client at the end
 
     def bind(self, binding: bytes) -> None:
         """Tie the proofs to a channel that is known only now."""
@@ -138,12 +141,12 @@ class Handshake:
             return self._receive_proof(message)
         raise ProtocolError("the handshake is over")
 
-    def admit(self, status: int, received: int = 0) -> bytes:
+    def admit(self, status: int, received: int = 0, latest: int = 0) -> bytes:
         """The server's last word to a proven client: PROOF_S."""
         assert self.proven
         assert not self._client
         self.status = status
-        return self._proof(b"server", status, 0, received)
+        return self._proof(b"server", status, latest, received, 0)
 
     def _receive_hello(self, message: bytes) -> bytes:
         self._theirs = message
@@ -181,21 +184,21 @@ class Handshake:
         if not hmac.compare_digest(mac, self._mac(label, claim)):
             raise self.refusal("the other side does not know the secret they would share")
         self.proven, self._expects, self.needed = True, "nothing", 0
-        word, number, self.received = _CLAIM.unpack(claim)
+        word, number, self.received, session = _CLAIM.unpack(claim)
         assert self.peer is not None
         self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
         word &= ~_RESTRICTED
         if self._client:
-            self.status = word
+            self.status, self.latest = word, number
         else:
-            self.offer = Offer(word, number, self.received)
+            self.offer = Offer(word, number, self.received, session)
         return b""
 
-    def _proof(self, label: bytes, word: int, number: int, received: int) -> bytes:
+    def _proof(self, label: bytes, word: int, number: int, received: int, session: int) -> bytes:
         assert self.peer is not None
         if self._restricts(self.peer.name):
             word |= _RESTRICTED
-        claim = _CLAIM.pack(word, number, received)
+        claim = _CLAIM.pack(word, number, received, session)
         return _PROOF.pack(claim, self._mac(label, claim))
 
     def _mac(self, label: bytes, claim: bytes) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from aiograd.cluster.current import all_gather, current_worker
 from aiograd.errors import UnknownWorker, WorkerLost
 from aiograd.testing.faults import Faults
+from tests.waiting import until
 
 
 async def test_a_member_that_missed_news_catches_up(meeting):
@@ -110,3 +111,58 @@ async def test_what_a_process_sent_before_its_end_is_read_before_its_worker_is_l
 async def _slow() -> str:
     await asyncio.sleep(0.005)
     return "in time"
+
+
+# ── losses that the coordinator does not see, and those that it does ────────────────────────────
+
+
+def lose(worker, other):
+    """Give a member up, as after a cut for longer than `Options.resume`."""
+    link = worker.agent.links.of(other.agent.info)
+    link.abort(WorkerLost(other.agent.name, why="on purpose"))
+
+
+def lost(worker, other):
+    info = other.agent.info
+    return (info.name, info.incarnation) in worker.agent.links.losses
+
+
+def seen(worker):
+    return [(info.name, info.suspect) for info in worker.workers()]
+
+
+def add(x, y):
+    return x + y
+
+
+async def test_members_that_lost_each_other_stay_members_and_meet_again(meeting):
+    a, b, c = workers = await meeting.static("a", "b", "c")
+    assert await b.agent.call("c", add, (1, 2)) == 3
+    lose(b, c)
+    await until(lambda: lost(c, b))
+    assert seen(a) == [("a", False), ("b", False), ("c", False)]
+    assert seen(b) == [("a", False), ("b", False), ("c", True)]
+    assert seen(c) == [("a", False), ("b", True), ("c", False)]
+    assert await c.agent.call("b", add, (1, 2)) == 3
+    for worker in workers:
+        assert seen(worker) == [("a", False), ("b", False), ("c", False)]
+
+    async def run():
+        return list(await all_gather(current_worker().rank))
+
+    assert await meeting.everyone(workers, run) == [["a", "b", "c"]] * 3
+
+
+async def test_a_member_that_the_coordinator_lost_is_lost_to_all_for_ever(meeting):
+    a, b, c = await meeting.static("a", "b", "c")
+    assert await b.agent.call("c", add, (1, 2)) == 3
+    lose(a, c)
+    await until(lambda: lost(b, c) and lost(c, b))
+    for worker in (a, b):
+        assert seen(worker) == [("a", False), ("b", False)]
+        with pytest.raises(WorkerLost, match="on purpose"):
+            await worker.agent.call("c", add, (1, 2))
+    for name in ("a", "b"):
+        with pytest.raises(WorkerLost, match="took this worker for lost"):
+            await c.agent.call(name, add, (1, 2))
+    assert c.members.dismissed.done()

@@ -275,7 +275,7 @@ async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
             links.append(weakref.ref(agent.link("worker1")))
             await c.kill("worker1")
             await c.restart("worker1")
-        await until(lambda: len(agent.links.buried) == 3)
+        await until(lambda: len(agent.links.losses) == 3)
         assert len(nursery._hosts) == 2
         gc.collect()
         assert [host() for host in killed if host() is not None] == []  # with all it has written

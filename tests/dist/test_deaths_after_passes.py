@@ -69,7 +69,7 @@ async def is_sure(context_id: int) -> bool:
 
 async def knows_the_loss_of(name: str) -> bool:
     agent = current_agent()
-    return name in {peer for peer, _ in agent.links.buried} or agent.link(name).error is not None
+    return name in {peer for peer, _ in agent.links.losses}
 
 
 class FallAsleep(ag.Function):

@@ -73,6 +73,10 @@ async def behind_a_proxy(agents, tmp_path, kind="unix", **settings):
         yield a, b, proxy
 
 
+def is_lost(agent, peer):
+    return (peer.name, peer.incarnation) in agent.links.losses
+
+
 def sever(agent, name):
     agent.link(name).connection.transport.abort()
 
@@ -271,7 +275,7 @@ async def test_more_lost_than_was_kept_is_a_lost_worker(agents, tmp_path):
             with pytest.raises(WorkerLost) as caught:
                 await future
             assert caught.value.executed == "unknown"
-        await until(lambda: b.link("worker0").error is not None)
+        await until(lambda: is_lost(b, a))
         assert RUNS[1] == 0
 
 
@@ -293,6 +297,8 @@ async def test_a_worker_that_ended_is_lost_at_once(agents, address, who):
             await call
         assert time.monotonic() - start < 0.5
         assert caught.value.executed == "unknown"
+        assert left.links.suspects() == [ended.name]  # nobody has declared it lost so far
+        left.links.declare_lost(ended.info, "its process ended")
         assert left.links.suspects() == []
 
 
@@ -322,7 +328,7 @@ async def test_a_network_that_stays_away_is_a_lost_worker_on_both_sides(agents, 
                 await future
             assert (caught.value.worker, caught.value.executed) == ("worker1", executed)
         await until(lambda: not b.links.counters()["running_calls"])
-        assert b.link("worker0").state == "lost"
+        assert is_lost(b, a)
         assert time.monotonic() - start < 4 * 1.1
 
 
@@ -397,7 +403,7 @@ async def test_two_workers_without_addresses_of_each_other_are_patient_and_no_mo
         await resumed(a, b, a.link("worker1").session.number)
         proxy.close()
         proxy.cut()
-        await until(lambda: a.link("worker1").error and b.link("worker0").error)
+        await until(lambda: is_lost(a, b) and is_lost(b, a))
         for agent, other in ((a, "worker1"), (b, "worker0")):
             with pytest.raises(WorkerLost, match=other):
                 await agent.call(other, add, (1, 2))

@@ -555,24 +555,64 @@ def test_the_forks_of_a_dead_user_are_kept_for_a_lease_and_then_reclaimed(
     assert b.at_rest
 
 
-def test_a_user_heard_of_within_the_lease_loses_nothing(a: Protocol, b: Protocol) -> None:
-    held = created(a, b)
-    number = b.lost(a.me.incarnation)
-    b.heard(a.me.incarnation)
-    assert b.lease_over(a.me, number) is False
-    assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
+def lose_each_other(a: Protocol, b: Protocol) -> tuple[int, int]:
+    return a.lost(b.me.incarnation), b.lost(a.me.incarnation)
 
 
-def test_the_lease_of_an_earlier_loss_does_not_count_for_a_later_one(
-    a: Protocol, b: Protocol
-) -> None:
-    held = created(a, b)
-    first = b.lost(a.me.incarnation)
-    b.heard(a.me.incarnation)
-    second = b.lost(a.me.incarnation)
-    b.lease_over(a.me, first)
-    assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
-    b.lease_over(a.me, second)
+def meet_again(a: Protocol, b: Protocol) -> None:
+    """A new session begins on both sides."""
+    for one, other in ((a, b), (b, a)):
+        number = one.returned(other.me.incarnation)
+        assert number is not None
+        other.session_begun(one.me, number)
+
+
+def test_references_of_a_lost_session_stay_lost_in_the_next_one(a: Protocol, b: Protocol) -> None:
+    old, lent = created(a, b), arrived_held(a, b.depart(b.own("lent"), a.me), b)
+    _, number = lose_each_other(a, b)
+    meet_again(a, b)
+    for held in (old, lent):
+        for use in (lambda held=held: a.check(held), lambda held=held: a.depart(held, b.me)):
+            with pytest.raises(OwnerLost, match="worker1"):
+                use()
+        with pytest.raises(RRefExpired):  # nor does the owner know it as theirs
+            b.look_up(a.me, held.id, held.fork, held.known)
+    new = created(a, b, "new")
+    a.check(new)
+    assert b.lease_over(a.me, number) is False  # it is back
+    assert [owned.value for owned in b.owning.owners.values()] == ["new"]
+    assert b.look_up(a.me, new.id, new.fork, new.known).value == "new"
+
+
+def test_a_reference_of_a_lost_session_is_released_without_a_word(a: Protocol, b: Protocol) -> None:
+    held, dropped = created(a, b), created(a, b)
+    a.using.drop(dropped)  # is about to be told
+    lose_each_other(a, b)
+    meet_again(a, b)
+    a.using.drop(held)
+    assert held.use is Use.RELEASED
+    assert [batch.releases for batch in a.using.take()] == [[dropped]]
+
+
+def test_each_loss_has_a_lease_of_its_own(a: Protocol, b: Protocol) -> None:
+    created(a, b, "first")
+    _, first = lose_each_other(a, b)
+    meet_again(a, b)
+    created(a, b, "second")
+    _, second = lose_each_other(a, b)
+    assert b.lease_over(a.me, first) is False
+    assert [owned.value for owned in b.owning.owners.values()] == ["second"]
+    assert b.lease_over(a.me, second) is True
+    assert b.at_rest
+    assert not b.owning._requests
+
+
+def test_a_worker_that_shuts_down_waits_for_no_lease_of_any_loss(a: Protocol, b: Protocol) -> None:
+    for _ in range(2):
+        created(a, b)
+        lose_each_other(a, b)
+        meet_again(a, b)
+    b.end_of(a.me)
     assert b.at_rest
 
 
@@ -580,12 +620,55 @@ def test_a_user_that_returns_after_its_lease_is_told_that_it_expired(
     a: Protocol, b: Protocol
 ) -> None:
     held = created(a, b)
+    a.lost(b.me.incarnation)
     b.lease_over(a.me, b.lost(a.me.incarnation))
-    b.heard(a.me.incarnation)
+    meet_again(a, b)
     with pytest.raises(RRefExpired):
         b.look_up(a.me, held.id, held.fork, held.known)
     fresh = created(a, b, "new")
     assert b.look_up(a.me, fresh.id, fresh.fork, fresh.known).value == "new"
+
+
+def test_a_creation_that_went_down_with_its_session_is_awaited_by_nobody(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    """What its creator makes after the loss is waited for, also if a use overtakes it."""
+    lost, late = a.create(b.me), a.create(b.me)
+    child = arrived_held(c, a.depart(lost, c.me), a)
+    tell_forks(c, b)
+    awaited = b.look_up(c.me, child.id, child.fork, child.known)
+    lose_each_other(a, b)
+    fresh = a.create(b.me)  # before the two have met again
+    early = b.look_up(a.me, fresh.id, fresh.fork, BY_CREATOR)
+    meet_again(a, b)
+    assert isinstance(awaited.error, RRefError)
+    with pytest.raises(RRefExpired):
+        b.look_up(a.me, late.id, late.fork, BY_CREATOR)
+    b.owning.made(a.me.incarnation, fresh.id, fresh.fork, NOWHERE, "value")
+    assert early.value == "value"
+
+
+def test_a_fork_that_came_while_its_owner_was_out_of_reach_is_asked_for(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    """It belongs to no lost session; another user, who has not lost the owner, passed it on."""
+    held = created(a, b)
+    c.lost(b.me.incarnation)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    c.returned(b.me.incarnation)
+    tell_forks(c, b)
+    assert child.use is Use.CONFIRMED
+
+
+def test_a_child_that_was_about_to_be_confirmed_fails_with_the_session(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    held = created(a, b)
+    child = arrived_held(c, a.depart(held, c.me), a)
+    c.lost(b.me.incarnation)
+    assert isinstance(child.error, OwnerLost)
+    batches = c.using.take()
+    assert [batch.accepts for batch in batches if batch.to == a.me] == [[child.fork]]
 
 
 def test_what_a_dead_creator_made_is_not_awaited_when_it_returns(a: Protocol, b: Protocol) -> None:

@@ -42,7 +42,7 @@ class Node:
     alive: bool = True
     refs: list[Owned | Held] = field(default_factory=list)  # in the hands of user code
     arriving: list[Held] = field(default_factory=list)  # not confirmed, so not visible yet
-    losses: dict[bytes, int] = field(default_factory=dict)
+    losses: dict[int, Party] = field(default_factory=dict)  # whose leases are not over
 
     @property
     def me(self) -> Party:
@@ -56,8 +56,8 @@ class World:
         self.starts = 0
         self.nodes: list[Node] = []  # every start ever
         self.bag: list[Message] = []
-        self.running: list[tuple[Node, Node, Held | Owned]] = []  # creating functions
-        self.mistakes: set[tuple[int, int]] = set()  # who took which living worker for dead
+        # Creating functions; None: the session in which they were called is lost.
+        self.running: list[tuple[Node | None, Node, Held | Owned]] = []
         self.excused: set[RefId] = set()  # references hit by an expiry or a given-up creation
 
     def start(self, rank: int) -> Node:
@@ -75,7 +75,16 @@ class World:
         return next(node for node in self.nodes if node.me.incarnation == incarnation)
 
     def send(self, kind: str, source: Node, to: Node, body: Any = None) -> None:
+        self.meet(source, to)
         self.bag.append(Message(kind, source, to, body))
+
+    def meet(self, one: Node, two: Node) -> None:
+        """Begin a new session, if the one before was lost."""
+        for node, other in ((one, two), (two, one)):
+            if other.alive and node.alive:
+                number = node.protocol.returned(other.me.incarnation)
+                if number is not None:
+                    other.protocol.session_begun(node.me, number)
 
     # ── user code ───────────────────────────────────────────────────────────────────────────
 
@@ -120,8 +129,10 @@ class World:
                 if body := getattr(batch, kind):
                     message = Message(kind, node, to, body)
                     if kind == "forks":
+                        body[:] = [held for held in body if held.use is Use.CONFIRMING]
                         message.number = node.protocol.using.number(to.me)
-                    if to.alive and to.me.incarnation not in node.losses:
+                        self.meet(node, to)
+                    if to.alive and to.me.incarnation not in node.protocol.gone:
                         self.bag.append(message)
                     else:
                         self.failed(message)
@@ -145,8 +156,6 @@ class World:
             self.bag.remove(message)
         if not message.to.alive:
             return
-        if message.source.alive and message.to.losses.pop(message.source.me.incarnation, None):
-            message.to.protocol.heard(message.source.me.incarnation)
         getattr(self, f"on_{message.kind}")(message)
         if control and not keep and not message.answered and message not in self.bag:
             self.bag.append(message)  # repeated until answered
@@ -158,10 +167,11 @@ class World:
         message.to.protocol.owning.expect(source, ref.id, fork, NOWHERE)
         self.running.append((message.source, message.to, ref))
 
-    def finish(self, source: Node, owner: Node, ref: Owned | Held) -> None:
+    def finish(self, source: Node | None, owner: Node, ref: Owned | Held) -> None:
         if owner.alive:
             owner.protocol.owning.settle(ref.id, ("value", ref.id))
-            self.send("created", owner, source, ref)
+            if source is not None:
+                self.send("created", owner, source, ref)
 
     def on_created(self, message: Message) -> None:
         protocol, ref = message.to.protocol, message.body
@@ -219,54 +229,54 @@ class World:
         self.bag = [m for m in self.bag if node not in (m.source, m.to)]
 
     def lose(self, node: Node, gone: Node) -> None:
-        """`node` believes that `gone` is gone, rightly or not."""
-        node.losses[gone.me.incarnation] = node.protocol.lost(gone.me.incarnation)
-        if gone.alive:
-            self.mistakes |= {(node.me.stamp, gone.me.stamp), (gone.me.stamp, node.me.stamp)}
+        """`node` loses `gone`, which is dead or loses it, too."""
+        using = node.protocol.using
+        for held in list(using.held.values()):
+            if held.owner == gone.me and held.use is Use.CREATING:
+                using.answered(held, OwnerLost(gone.me.name))
+        node.losses[node.protocol.lost(gone.me.incarnation)] = gone.me
         for message in self.bag:
             control = message.kind in ("forks", "accepts", "releases")
             if control and (message.source, message.to) == (node, gone) and not message.answered:
-                self.failed_by_loss(message)
-        if not gone.alive:
-            for held in list(node.protocol.using.held.values()):
-                if held.owner == gone.me and held.use is Use.CREATING:
-                    node.protocol.using.answered(held, OwnerLost(gone.me.name))
+                self.failed(message)
 
-    def failed_by_loss(self, message: Message) -> None:
-        # If the receiver lives, what it did not learn now it learns from the lease or an audit.
-        if message.to.alive and message.kind != "accepts":
-            self.excused.update(held.id for held in message.body)
-        self.failed(message)
+    def lose_session(self, one: Node, two: Node) -> None:
+        """Two living workers lose each other; nothing that is under way between them arrives."""
+        self.lose(one, two)
+        self.lose(two, one)
+        pair = {one, two}
+        lost = [message for message in self.bag if {message.source, message.to} == pair]
+        self.excused.update(m.body.id for m in lost if m.kind == "creation")
+        self.bag = [message for message in self.bag if message not in lost]
+        self.running = [
+            (None if {source, owner} == pair else source, owner, ref)
+            for source, owner, ref in self.running
+        ]
 
-    def end_lease(self, node: Node, gone: Node) -> None:
-        number = node.losses[gone.me.incarnation]
-        if gone.alive:  # expired although alive: whatever it held there may go
+    def end_lease(self, node: Node, number: int) -> None:
+        gone = node.losses.pop(number)
+        _, sent = node.protocol._severed.get(number, (b"", []))
+        if self.node_of(gone.incarnation).alive:
+            # Others to whom it passed a reference have one lease to tell the owner, and those to
+            # whom it passed one that it was about to create; here it took longer.
             self.excused.update(
                 owned.id
                 for owned in node.protocol.owning.owners.values()
-                if gone.me.incarnation in owned.forks.values() or owned.id[1] == gone.me.stamp
+                if gone.incarnation in {who[:16] for who in owned.forks.values()}
+                or owned.id[1] == gone.stamp
             )
-            self.excused.update(
-                node.protocol.using.children[fork].id
-                for fork in node.protocol.watch.held_by(gone.me.incarnation)
-                if fork in node.protocol.using.children
-            )
-            self.excused.update(
-                m.body[3] for m in self.bag if m.kind == "call" and m.source in (node, gone)
-            )
-            self.excused.update(
-                m.body.id for m in self.bag if m.kind == "creation" and m.source is gone
-            )
+            children = node.protocol.using.children
+            self.excused.update(children[fork].id for fork in sent if fork in children)
         # A child whose parent is gone has one lease to tell the owner; here it took longer.
         self.excused.update(
-            held.id for other in self.alive for held in other.arriving if held.parent == gone.me
+            held.id for other in self.alive for held in other.arriving if held.parent == gone
         )
-        node.protocol.lease_over(gone.me, number)
+        node.protocol.lease_over(gone, number)
 
     def audit(self, node: Node, hurry: bool) -> None:
         for holder, forks in node.protocol.watch.round(hurry).items():
             to = self.node_of(holder)
-            if to.alive:
+            if to.alive and holder not in node.protocol.gone:
                 node.protocol.audited(forks, to.protocol.look_for(forks), hurry)
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
@@ -302,7 +312,7 @@ PROFILES = {
     "calm": USER,
     "rough": ROUGH,
     "deaths": ROUGH | {"kill": 1, "restart": 2, "end_lease": 2},
-    "mistakes": ROUGH | {"kill": 1, "restart": 2, "take_for_dead": 2, "end_lease": 2},
+    "partitions": ROUGH | {"kill": 1, "restart": 2, "lose_session": 2, "end_lease": 2},
 }
 
 
@@ -386,16 +396,15 @@ class Play:
         if dead := sorted({node.me.rank for node in self.world.nodes} - alive):
             self.world.start(self.chance.choice(dead))
 
-    def take_for_dead(self) -> None:
+    def lose_session(self) -> None:
         node, other = self.worker(), self.worker()
         if node is not other:
-            self.world.lose(node, other)
+            self.world.lose_session(node, other)
 
     def end_lease(self) -> None:
         node = self.worker()
         if node.losses:
-            incarnation = self.chance.choice(sorted(node.losses))
-            self.world.end_lease(node, self.world.node_of(incarnation))
+            self.world.end_lease(node, self.chance.choice(sorted(node.losses)))
 
     def audit(self) -> None:
         node = self.worker()
@@ -415,12 +424,8 @@ class Play:
                 world.audit(node, hurry=True)
         world.run_dry(self.chance)
         for node in world.alive:
-            for gone in [n for n in world.nodes if n is not node]:
-                if (node.me.stamp, gone.me.stamp) in world.mistakes:
-                    # The release that a mistaken loss swallowed is made up for when it is final.
-                    node.losses[gone.me.incarnation] = node.protocol.lost(gone.me.incarnation)
-                if gone.me.incarnation in node.losses:
-                    node.protocol.lease_over(gone.me, node.losses[gone.me.incarnation])
+            for number in list(node.losses):
+                world.end_lease(node, number)
         world.run_dry(self.chance)
         for node in world.alive:
             left = node.protocol

@@ -44,7 +44,6 @@ def test_a_broken_connection_alone_justifies_no_loss(story):
     story.breaks(1.0, "a", "b")
     story.until(9.0)
     assert not story.harm.may_lose("a")
-    assert not story.harm.between("a", "b")
     assert not story.harm.lossy
 
 
@@ -58,10 +57,8 @@ def test_two_of_whom_one_cannot_be_reached_while_they_should_come_back_may_lose_
     story.until(4.0)
     assert story.harm.may_lose("a")
     assert story.harm.may_lose("b")
-    assert story.harm.between("b", "a")
     assert story.harm.lossy
     assert not story.harm.may_lose("c")
-    assert not story.harm.between("a", "c")
 
 
 def test_being_away_before_the_connection_breaks_counts_from_then_on(story):

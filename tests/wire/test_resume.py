@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -130,14 +134,14 @@ def test_borrowed_memory_is_copied_when_nobody_knows_for_how_long():
 def connected(number=1):
     dials, waits = Session(), Session()
     assert waits.answer(dials.offer(number)) == ACCEPTED
-    assert dials.accepted(number, waits.received)
+    assert dials.accepted(Offer(DIAL, number, 0, number), waits.received, 0)
     return dials, waits
 
 
 def test_the_side_that_dialled_dials_again_and_the_other_one_nudges():
     dials, waits = connected()
-    assert dials.offer(2) == Offer(RESUME, 2, 0)
-    assert waits.offer(7) == Offer(NUDGE, 1, 0)
+    assert dials.offer(2) == Offer(RESUME, 2, 0, 1)
+    assert waits.offer(7) == Offer(NUDGE, 1, 0, 1)
     assert waits.answer(dials.offer(2)) == ACCEPTED
     assert waits.number == 2
 
@@ -153,21 +157,23 @@ def test_a_nudge_counts_for_the_connection_it_is_about():
     nudge = waits.offer(9)
     assert dials.answer(nudge) == DUPLICATE
     assert dials.nudged(nudge)
-    dials.accepted(5, 0)
+    dials.accepted(Offer(RESUME, 5, 0, 4), 0, 0)
     assert not dials.nudged(nudge)
 
 
 def test_a_dial_that_was_given_up_comes_too_late():
     _, waits = connected(3)
-    assert waits.answer(Offer(RESUME, 3, 0)) == DUPLICATE
-    assert waits.answer(Offer(RESUME, 2, 0)) == DUPLICATE
+    assert waits.answer(Offer(RESUME, 3, 0, 3)) == DUPLICATE
+    assert waits.answer(Offer(RESUME, 2, 0, 3)) == DUPLICATE
 
 
 def test_the_first_connection_may_be_dialled_again_when_the_answer_got_lost():
     waits = Session()
-    assert waits.answer(Offer(DIAL, 1)) == ACCEPTED
+    assert waits.answer(Offer(DIAL, 1, 0, 1)) == ACCEPTED
     waits.keep(b"hello")
-    assert waits.answer(Offer(DIAL, 2)) == ACCEPTED
+    again = Offer(DIAL, 2, 0, 1)
+    assert not waits.replaced_by(again)
+    assert waits.answer(again) == ACCEPTED
     assert waits.rest(0) == [b"hello"]
 
 
@@ -178,14 +184,171 @@ def test_whoever_forgot_the_session_does_not_begin_it_anew():
 
 def test_positions_that_cannot_be_are_the_end():
     dials, waits = connected()
-    assert waits.answer(Offer(RESUME, 2, 1)) == LOST
-    assert not dials.accepted(2, 1)
+    assert waits.answer(Offer(RESUME, 2, 1, 1)) == LOST
+    assert not dials.accepted(Offer(RESUME, 2, 0, 1), 1, 0)
 
 
 def test_a_look_changes_nothing():
     _, waits = connected()
     assert waits.answer(Offer(LOOK)) == DUPLICATE
     assert (waits.role, waits.number) == ("waits", 1)
+
+
+# ── the session after a lost one ────────────────────────────────────────────────────────────────
+
+
+def test_a_dial_of_another_session_says_that_this_one_is_lost():
+    dials, waits = connected(4)
+    assert waits.replaced_by(Offer(DIAL, 5, 0, 5))
+    assert dials.replaced_by(Offer(DIAL, 1, 0, 1))  # the other side numbers its own dials
+    for session in (dials, waits):
+        for word in (RESUME, NUDGE, LOOK):
+            assert not session.replaced_by(Offer(word, 5, 0, 5))
+    assert not Session().replaced_by(Offer(DIAL, 1, 0, 1))  # nothing has begun
+
+
+def test_a_dial_that_crossed_ours_does_not_end_the_session_that_ours_began():
+    """It was made before the peer took our dial, and says nothing about the session."""
+    ours = Session()
+    offer = ours.offer(1)
+    assert ours.accepted(offer, 0, latest=7)
+    crossed, later = Offer(DIAL, 7, 0, 6), Offer(DIAL, 8, 0, 8)
+    assert not ours.replaced_by(crossed)
+    assert ours.answer(crossed) == DUPLICATE
+    assert ours.replaced_by(later)
+
+
+def test_a_dial_that_is_older_than_the_loss_comes_too_late():
+    fresh = Session(fence=5)
+    assert fresh.answer(Offer(DIAL, 5, 0, 5)) == DUPLICATE
+    assert fresh.role == ""
+    assert fresh.answer(Offer(DIAL, 6, 0, 6)) == ACCEPTED
+
+
+def test_nothing_of_an_old_session_goes_on_in_a_new_one():
+    dials, waits = connected(9)
+    assert waits.answer(Offer(RESUME, 10, 0, 3)) == LOST
+    assert waits.number == 9
+    assert dials.answer(Offer(NUDGE, 9, 0, 3)) == LOST
+    assert dials.answer(Offer(NUDGE, 9, 0, 9)) == DUPLICATE
+
+
+class End:
+    """One of two workers, as `Links` treats its sessions; what it says goes into `sent`."""
+
+    def __init__(self, first: bool) -> None:
+        self.first, self.dials, self.fence = first, 0, 0
+        self.session: Session | None = None
+        self.state = "lost"
+        self.attempt: Offer | None = None  # the dial under way
+        self.sent: list[Any] = []
+
+    def dial(self) -> None:
+        if self.session is None:
+            self.session, self.state = Session(fence=self.fence), "dialling"
+        if self.state in ("dialling", "away"):
+            self.dials += 1
+            self.attempt = self.session.offer(self.dials)
+            self.sent.append(("offer", self.session, self.attempt))
+
+    def lose(self) -> None:
+        if self.session is not None:
+            self.fence, self.session, self.state = self.session.fence, None, "lost"
+
+    def cut(self) -> None:
+        if self.state == "open":
+            self.state = "away"
+
+    def asked(self, client: Session, offer: Offer) -> None:
+        if self.session is not None and self.session.replaced_by(offer):
+            self.lose()
+        if self.session is None:
+            if offer.word != DIAL or offer.number <= self.fence:
+                status = LOST if offer.word != DIAL else DUPLICATE
+                self.sent.append(("answer", client, offer, status, None, self.dials))
+                return
+            self.session, self.state = Session(fence=self.fence), "new"
+        status = self.session.answer(offer, dialling=self.state == "dialling", first=self.first)
+        if status == ACCEPTED:
+            self.state, self.attempt = "open", None
+        elif self.state == "open" and self.session.nudged(offer):
+            self.state = "away"
+        self.sent.append(("answer", client, offer, status, self.session, self.dials))
+
+    def answered(
+        self, client: Session, offer: Offer, status: int, server: Any, latest: int
+    ) -> Session | None:
+        """The session at the other end of the one that goes on now, if one does."""
+        if client is not self.session or offer is not self.attempt:
+            return None  # it gave that attempt up, and closed its connection
+        if status == LOST:
+            self.lose()
+        elif status == ACCEPTED:
+            client.accepted(offer, 0, latest)
+            self.state, self.attempt = "open", None
+            return server  # type: ignore[no-any-return]
+        return None
+
+
+class TwoEnds:
+    """Runs a list of choices: losses, cuts and dials at both ends, late and lost messages."""
+
+    def __init__(self) -> None:
+        self.ends = (End(True), End(False))
+        self.partners: dict[Session, Session] = {}  # which two sessions ever shared a connection
+
+    def step(self, choice: int) -> None:
+        which, what = choice % 2, choice // 2
+        end, other = self.ends[which], self.ends[1 - which]
+        if what < 3:
+            (end.dial, end.lose, end.cut)[what]()
+        elif end.sent and what == 3:
+            end.sent.pop(0)
+        elif end.sent:
+            self.deliver(end, other, 0 if what == 4 else -1)
+
+    def deliver(self, end: End, other: End, at: int) -> None:
+        kind, client, *rest = end.sent.pop(at)
+        if kind == "offer":
+            other.asked(client, *rest)
+        elif (server := other.answered(client, *rest)) is not None:
+            assert self.partners.setdefault(client, server) is server
+            assert self.partners.setdefault(server, client) is client
+
+    def settle(self) -> None:
+        """The network is back: whoever has no open session dials, and nothing gets lost."""
+        for _ in range(12):
+            for end, other in (self.ends, self.ends[::-1]):
+                if end.state != "open":
+                    end.dial()
+                while end.sent:
+                    self.deliver(end, other, 0)
+                while other.sent:
+                    self.deliver(other, end, 0)
+            if {end.state for end in self.ends} == {"open"}:
+                # One whose partner has lost it finds out by its connection, which ends.
+                one, two = (end.session for end in self.ends)
+                assert one is not None
+                if self.partners.get(one) is two:
+                    return
+                self.ends[0].cut()
+        raise AssertionError("two live workers do not find each other")
+
+
+def check_two_ends(choices: Iterable[int]) -> None:
+    ends = TwoEnds()
+    for choice in choices:
+        ends.step(choice)
+    ends.settle()
+
+
+def test_two_ends_meet_in_one_session_whatever_was_lost_or_late_before():
+    """Every short order of events, and many long ones: never are two sessions mixed up."""
+    for choices in itertools.product(range(12), repeat=4):
+        check_two_ends((0, 8, 9, *choices))  # from an open session on
+    chance = random.Random(15)
+    for _ in range(4_000):
+        check_two_ends(chance.randrange(12) for _ in range(chance.randrange(5, 40)))
 
 
 # ── any order ───────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +370,7 @@ class Sessions(RuleBasedStateMachine):
         self.a, self.b = Side(), Side()  # a dials
         self.wires: dict[tuple[int, str], bytearray] = {}  # bytes on their way, by connection
         self.proofs: list[Offer] = []  # of a, on their way to b
-        self.answers: list[tuple[int, int, int]] = []  # of b: number, status, received
+        self.answers: list[tuple[Offer, int, int]] = []  # of b: to what, status, received
         self.dials = 0
         self.over = False
 
@@ -279,23 +442,23 @@ class Sessions(RuleBasedStateMachine):
             for piece in self.b.session.rest(offer.received):
                 self.wires[offer.number, "b"] += piece
         if offer.number == self.dials and not lost:
-            self.answers.append((offer.number, status, self.b.session.received))
+            self.answers.append((offer, status, self.b.session.received))
 
     @precondition(lambda self: self.answers and not self.a.online)
     @rule()
     def answer(self) -> None:
-        number, status, received = self.answers.pop()
+        offer, status, received = self.answers.pop()
         if status == LOST:
             assert self.a.session.received < self.b.session.base  # only what was let go
             self.over = True
         elif status == ACCEPTED:
-            if not self.a.session.accepted(number, received):
+            if not self.a.session.accepted(offer, received, 0):
                 assert received < self.a.session.base
                 self.over = True
                 return
-            self.a.online = number
+            self.a.online = offer.number
             for piece in self.a.session.rest(received):
-                self.wires[number, "a"] += piece
+                self.wires[offer.number, "a"] += piece
 
     @rule()
     def nudge(self) -> None:

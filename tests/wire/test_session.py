@@ -135,6 +135,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     2: "0f9067e8",
     3: "4428fb59",
     4: "cbcd4aeb",
+    5: "2a2cb3c2",
 }
 
 
@@ -260,15 +261,15 @@ def test_each_side_learns_how_much_the_other_one_has():
 
     def offer(server):
         asked.append(server)
-        return Offer(RESUME, 3, 1 << 40)
+        return Offer(RESUME, 3, 1 << 40, 2)
 
     client = Handshake(ALICE, SECRET, b"1" * 32, client=True, offer=offer)
     _, server = pair()
     server.receive(client.receive(server.receive(client.start())))
     assert asked == [BOB]
-    assert (server.offer, server.received) == (Offer(RESUME, 3, 1 << 40), 1 << 40)
-    client.receive(server.admit(ACCEPTED, 1 << 41))
-    assert (client.status, client.received) == (ACCEPTED, 1 << 41)
+    assert (server.offer, server.received) == (Offer(RESUME, 3, 1 << 40, 2), 1 << 40)
+    client.receive(server.admit(ACCEPTED, 1 << 41, 7))
+    assert (client.status, client.received, client.latest) == (ACCEPTED, 1 << 41, 7)
 
 
 @pytest.mark.parametrize("byte", range(PROOF_SIZE))

@@ -125,8 +125,10 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     await _all_ended(world, tasks, book)
     player.stop()
     book.finish()
+    await asyncio.sleep(max(0.0, player.harm.until - world.loop.time()))
+    await invariants.check_alive(world, book, 9000)
     await invariants.check_quiet(world, book)
-    await invariants.check_alive(world, book)
+    await invariants.check_alive(world, book, 9001)
     await world.stop()
     await invariants.check_closed(world, book)
 

@@ -52,6 +52,7 @@ RESUMED: Final = frozenset({"reset", "reset_after", "close"})
 HINDERING: Final = frozenset({"pause", "cut", "cut_one_way", "clog"})
 SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen
 CHANCE: Final = 1.0  # seconds without anything in the way, in which two come back to each other
+RESTARTED: Final = 0.5  # seconds in which a worker has started, and everybody knows it
 HANDSHAKE: Final = 4.5  # seconds; whoever is away for longer may miss a handshake
 
 
@@ -148,6 +149,7 @@ class Harm:
         self.pairs: set[frozenset[str]] = set()  # who may have lost whom
         self.any = False
         self.kinds: set[str] = set()
+        self.until = 0.0  # when the last of it is over
         self._everyone = False  # anybody may have lost anybody
         self._away = 0.0  # seconds that somebody was paused or slow, together
         self._in_the_way: list[tuple[frozenset[str], float, float]] = []  # of whom, from, to
@@ -155,6 +157,7 @@ class Harm:
     def note(self, fault: Fault) -> None:
         self.any = True
         self.kinds.add(fault.kind)
+        self.until = max(self.until, self._world.loop.time() + max(fault.seconds, RESTARTED))
         if fault.kind in ("pause", "slow"):
             self._away += fault.seconds
         if fault.kind == "refuse" or self._away > HANDSHAKE:
@@ -201,11 +204,6 @@ class Harm:
         """Whether somebody may have lost this worker."""
         pairs = self.pairs | self._stranded()
         return self._everyone or name in self.nodes or any(name in pair for pair in pairs)
-
-    def between(self, a: str, b: str) -> bool:
-        """Whether these two may have lost each other."""
-        pairs = self.pairs | self._stranded()
-        return self._everyone or bool({a, b} & self.nodes) or frozenset({a, b}) in pairs
 
 
 class Player:

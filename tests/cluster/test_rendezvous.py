@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,17 +68,14 @@ def test_a_file_of_something_else_is_not_taken_for_a_sign(tmp_path):
 
 
 @pytest.fixture
-def planted(tmp_path, monkeypatch):
+def planted(monkeypatch):
     """A file with these contents that another user has put into a folder like /tmp."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="aiograd-shared-", dir="/tmp"))  # not below a private one
     folder.chmod(0o1777)
 
     def plant(data: str) -> Path:
         path = folder / "meet"
         if os.geteuid() == 0:
-            for each in list(folder.parents)[:3]:
-                each.chmod(each.stat().st_mode | 0o011)
             command = ["/bin/sh", "-c", 'umask 077; printf %s "$1" > "$2"', "sh", data, str(path)]
             subprocess.run(command, user=65534, group=65534, extra_groups=[], check=True)
             assert path.stat().st_uid == 65534
@@ -87,7 +86,8 @@ def planted(tmp_path, monkeypatch):
             monkeypatch.setattr("os.geteuid", lambda: me + 1)
         return path
 
-    return plant
+    yield plant
+    shutil.rmtree(folder)
 
 
 SIGN = '{"addresses": ["unix:/nowhere"], "secret": "%s"}' % ("ab" * 32)

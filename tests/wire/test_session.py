@@ -182,6 +182,7 @@ NO_NAMES = [
     b"",
     b"a b",
     b"../alice",
+    b"*",  # the rule for all others, where secrets and modes are given by name
     "ban\u212a".encode(),
 ]
 

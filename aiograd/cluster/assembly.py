@@ -99,6 +99,7 @@ class Assembly:
 
     async def _take_part(self, group: Group, name: str, value: Any) -> dict[str, Any]:
         """Bring a member's value and wait for the others'; if cancelled, it was never here."""
+        self._check_alive(group)  # not before: a loss may be read in the same tick as the request
         brought = self._gatherings.bring(group, name, value)
         future: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
         self._waiting[brought] = future
@@ -128,7 +129,6 @@ class Assembly:
     def _on_gather(self, sender: PeerInfo, group: Group, value: Any) -> Any:
         if (sender.name, sender.incarnation) not in group:
             raise NotAllowed(f"{sender.name} is not one of those who gather", self._agent.name)
-        self._check_alive(group)
         return self._take_part(group, sender.name, value)
 
 

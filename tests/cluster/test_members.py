@@ -57,6 +57,19 @@ async def test_many_join_at_once_and_all_know_all(meeting):
     assert await meeting.everyone([first, *others], run) == [12] * 12
 
 
+async def test_a_loss_that_is_read_right_behind_a_barrier_ends_the_barrier(meeting):
+    """Both messages may come in one read, and a coroutine begins only after it."""
+    a, b, c = await meeting.open("a", "b", "c")
+    members = [worker.agent.info for worker in (a, b, c)]
+    group = tuple((peer.name, peer.incarnation) for peer in members)
+    asked = a.agent.services["cluster.gather"](b.agent.info, group, None)
+    a.members.assembly.gone(c.agent.info, WorkerLost("c"))
+    with pytest.raises(WorkerLost) as caught:
+        async with asyncio.timeout(5):
+            await asked
+    assert caught.value.worker == "c"
+
+
 # ── a process that ended ────────────────────────────────────────────────────────────────────────
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from aiograd.rpc.verdict import Verdict
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.actors import CALLS, Act, Actor
-from aiograd.testing.simulator.gradients import GRADIENTS
+from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
@@ -27,6 +27,7 @@ ACTS: Final[dict[str, list[Act]]] = {
     "calls": CALLS,
     "references": REFERENCES,
     "gradients": GRADIENTS,
+    "drains": DRAINS,
 }
 LIMIT: Final = 240.0  # simulated seconds after which a program that has not ended hangs
 

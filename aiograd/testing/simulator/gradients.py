@@ -36,17 +36,17 @@ Expression = tuple[Any, ...]
 SHAPE = (2, 2)
 
 
-def _leaf(number: int) -> Tensor:
+def leaf(number: int) -> Tensor:
     values = np.arange(4.0).reshape(SHAPE) % 3 + number % 3 + 1
     return Tensor(values, requires_grad=True)
 
 
-def _parameter(name: int) -> Tensor:
+def parameter(name: int) -> Tensor:
     """A parameter of this worker, made when first asked for."""
     shelf = here().shelf
     key = ("parameter", name)
     if key not in shelf:
-        shelf[key] = _leaf(name)
+        shelf[key] = leaf(name)
     found: Tensor = shelf[key]
     return found
 
@@ -86,7 +86,7 @@ async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
     if kind == "x":
         return xs[expression[1]]
     if kind == "w":
-        return _parameter(expression[2])
+        return parameter(expression[2])
     if kind == "at":
         result: Tensor = await rpc_async(expression[1], there, (id, expression[2], xs))
         return result
@@ -123,7 +123,7 @@ def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], T
     if kind == "x":
         return xs[expression[1]]
     if kind == "w":
-        return ws.setdefault((expression[1], expression[2]), _leaf(expression[2]))
+        return ws.setdefault((expression[1], expression[2]), leaf(expression[2]))
     if kind in ("at", "shared", "heavy"):
         return oracle(expression[2], xs, ws)
     if kind == "double":
@@ -137,7 +137,7 @@ async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any
     enter(id)
     if here().start_number != start:  # the call itself has brought the context here
         raise UnknownContext(context_id)
-    found = get_gradients(context_id).get(_parameter(name))
+    found = get_gradients(context_id).get(parameter(name))
     return None if found is None else np.asarray(found)
 
 
@@ -158,7 +158,7 @@ async def heavy_backward(actor: Actor) -> None:
 
 async def _backward(actor: Actor, expression: Expression) -> None:
     passes = actor.random.choice((1, 1, 1, 2))
-    xs = [_leaf(0), _leaf(1)]
+    xs = [leaf(0), leaf(1)]
     starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
@@ -190,7 +190,7 @@ class Expected:
         starts: dict[str, int],
     ) -> None:
         self.actor, self.ctx, self.xs, self.starts = actor, ctx, xs, starts
-        self.copies = [_leaf(0), _leaf(1)]
+        self.copies = [leaf(0), leaf(1)]
         self.ws: dict[tuple[str, int], Tensor] = {}
         oracle(expression, self.copies, self.ws).sum().backward()
 
@@ -305,7 +305,7 @@ async def leave_early(actor: Actor) -> None:
         task = asyncio.ensure_future(
             actor.book.watch(
                 entry,
-                lambda: _forward(entry.id, expression, [_leaf(0), _leaf(1)]),
+                lambda: _forward(entry.id, expression, [leaf(0), leaf(1)]),
                 ANY,
                 errors=(ExceptionGroup, UnknownContext),
             )
@@ -317,7 +317,7 @@ async def leave_early(actor: Actor) -> None:
 async def cancel_backward(actor: Actor) -> None:
     """A pass is cancelled at some moment; the next one in the same context is right."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
-    xs = [_leaf(0), _leaf(1)]
+    xs = [leaf(0), leaf(1)]
     starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
@@ -337,7 +337,7 @@ async def cancel_backward(actor: Actor) -> None:
 async def derivative(actor: Actor) -> None:
     """`grad` gives numbers and leaves nothing behind."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
-    xs, copies = [_leaf(0), _leaf(1)], [_leaf(0), _leaf(1)]
+    xs, copies = [leaf(0), leaf(1)], [leaf(0), leaf(1)]
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if loss is None or loss.grad_fn is None:

@@ -172,20 +172,27 @@ def quiet() -> Iterator[Errors]:
             gc.enable()
 
 
-def bury(world: World) -> None:
-    """Let go of everything without a sound: what crashed never ran its `finally` blocks."""
+@contextmanager
+def hushed() -> Iterator[None]:
+    """What is let go of makes no sound: what crashed never ran its `finally` blocks."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            world.bury()
-            world.loop.close()
-            for node in (*world.dead, *world.nodes.values()):
-                node.buried.clear()
-                node.held.clear()
-                node.shelf.clear()
-            del node, world
-            gc.collect()
+            yield
     finally:
         sys.unraisablehook = hook
+
+
+def bury(world: World) -> None:
+    """Let go of everything."""
+    with hushed():
+        world.bury()
+        world.loop.close()
+        for node in (*world.dead, *world.nodes.values()):
+            node.buried.clear()
+            node.held.clear()
+            node.shelf.clear()
+        del node, world
+        gc.collect()

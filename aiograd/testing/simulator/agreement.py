@@ -81,9 +81,8 @@ def _wrong_error(error: AiogradError, outcome: Outcome, forgotten: bool) -> str:
     if isinstance(error, UnknownContext):
         if outcome is not Outcome.GOOD or forgotten:
             return ""
-    elif isinstance(error, BackwardFailed):
-        if outcome is not Outcome.GOOD:
-            return ""
+    elif isinstance(error, BackwardFailed) and outcome is not Outcome.GOOD:
+        return ""
     return f"raises {error!r:.120} for a pass that is {outcome.value}"
 
 

@@ -1,8 +1,8 @@
 """Crash points: small programs, with one fault at every boundary of every one of them.
 
-    python -m aiograd.testing.simulator.crashpoints                      all of it (make crashpoints)
-    python -m aiograd.testing.simulator.crashpoints --sample 5000        so many cases, drawn by --seed
-    python -m aiograd.testing.simulator.crashpoints --case chain3/once:57:c:kill --trace
+    make crashpoints                                       all cases
+    make crashpoints SAMPLE=5000 SEED=7                    so many of them, drawn from the seed
+    make crashpoints CASE=chain3/once:57:c:kill TRACE=1    one of them, and all that happens in it
 
 A boundary is the moment before a callback of a worker, or before a worker writes to a connection.
 A program is run once without a fault to count them. Then it is run again for each case: at one
@@ -13,9 +13,8 @@ boundary, one worker is
     resumed    its connections are reset, and come back half a second later
     cut        nobody hears of it any more, nor it of anybody
 
-Whatever happens within one callback of one worker is seen by the others only through what it writes.
-So a boundary before a write matters to the writer's own death alone; all other faults there do the
-same as at the next callback.
+Others see of a callback only what it writes. So a boundary before a write matters to the writer's
+own death alone; all other faults there do the same as at the next callback.
 
 The same simulator as that of random seeds runs the programs, and the same invariants are checked.
 """
@@ -53,9 +52,11 @@ AWAY: Final = 0.5  # seconds for which connections are away until they resume
 LATENCY: Final = 0.001
 TIMEOUT: Final = 20.0  # of calls and passes: far longer than any loss takes to be noticed
 AFTER: Final = (0.05, 0.5, 1.5, 6.0)  # seconds after which survivors are read again
-REST: Final = 12.0  # seconds in which everything is forgotten
+REST: Final = {"cut": 9.0, "": 2.0}  # seconds in which everything is forgotten; a cut is seen late
+SOON: Final = 0.3
 LIMIT: Final = 120.0  # simulated seconds after which a program hangs
 COLLECT: Final = 25  # runs between two collections of garbage
+ABOUT: Final = 310_000  # cases of all programs, to turn a number of cases into a share
 
 
 class Point(NamedTuple):
@@ -132,7 +133,7 @@ class Boundaries:
         world.trace("fault", str(case))
         # What follows is drawn for this case alone, so that cases differ.
         world.random = random.Random(str(case))
-        trial.victim, trial.fault = case.victim, case.fault
+        trial.victim, trial.fault, trial.early = case.victim, case.fault, not trial.kind
         now, victim = world.loop.time(), case.victim
         if case.fault in DEADLY:
             trial.known_at = now + 2 * LATENCY
@@ -144,7 +145,9 @@ class Boundaries:
             return
         if case.fault == "cut":
             trial.known_at = now + world.options.silence + world.options.heartbeat
-            self._harm.note(Fault(now, "cut", victim, seconds=LIMIT))
+            for other in world.nodes:
+                if other != victim:
+                    self._harm.note(Fault(now, "cut", victim, other, LIMIT))
         else:
             self._harm.note(Fault(now, "reset", victim, seconds=AWAY))
             for other in world.nodes:
@@ -167,7 +170,7 @@ class Boundaries:
 def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     """Run one case; inside `quiet()`."""
     program = PROGRAMS[case.program]
-    options = Options(timeout=TIMEOUT, secret=None, lease=0.5)
+    options = Options(timeout=TIMEOUT, secret=None, lease=0.5, heartbeat=2.0)
     manner = Manner(LATENCY, 0.0, 1 << 20, 0.0)
     world = World(case.seed, options=options, manner=manner, trace=trace)
     harm = Harm(world)
@@ -213,8 +216,9 @@ async def _main(world: World, program: Program, trial: Trial, boundaries: Bounda
         await asyncio.sleep(seconds)
         trial.look_everywhere()
     world.loop.boundary = world.wire.on_write = None
-    book.finish()
-    await invariants.check_quiet(world, book, REST, (1.0,))
+    await asyncio.sleep(SOON)  # all are told that the context was left; then garbage is collected
+    await invariants.check_quiet(world, book, REST.get(trial.fault, REST[""]), (1.0,))
+    book.finish()  # now that whoever was cut off has noticed
     await _check_alive(world, trial)
     await world.stop()
     await invariants.check_closed(world, book)
@@ -312,11 +316,8 @@ def run_portion(portion: Portion) -> Tally:
 
 def sample(count: int, seed: int, programs: Iterable[str] = PROGRAMS) -> list[Portion]:
     """About so many cases of all programs; all cases if `count` is 0."""
-    share = 1.0 if not count else min(1.0, count / TOTAL)
+    share = min(1.0, count / ABOUT) if count else 1.0
     return [Portion(program, share, seed) for program in programs]
-
-
-TOTAL: Final = 400_000  # cases of all programs, roughly: turns a number of cases into a share
 
 
 def _say(text: str) -> None:
@@ -346,22 +347,23 @@ def _run_all(portions: list[Portion], processes: int) -> int:
         for part in (bar := Progress(found, "programs", total=len(portions))):
             tally.add(part)
             for result in part.failed[:3]:
-                bar.say(_told(result))
+                bar.say(told(result))
     seconds = time.perf_counter() - begin
     kinds = Counter(text.split(":")[0] for result in tally.failed for text in result.violations)
     _say(
-        f"{tally.programs} programs, {tally.points} points, {tally.cases} cases, {tally.runs} runs, "
-        f"{len(tally.failed)} violations {dict(sorted(kinds.items())) or ''}"
+        f"{tally.programs} programs, {tally.points} points, {tally.cases} cases, "
+        f"{tally.runs} runs, {len(tally.failed)} violations {dict(sorted(kinds.items())) or ''}"
     )
     _say(f"outcomes {dict(sorted(tally.outcomes.items()))}")
     _say(f"{seconds:.1f} s, {tally.runs / seconds:.0f} runs/s in {processes} processes")
     return bool(tally.failed)
 
 
-def _told(result: Result) -> str:
+def told(result: Result) -> str:
     case = result.case
-    again = f"python -m aiograd.testing.simulator.crashpoints --case {case} --seed {case.seed}"
-    return "\n".join([f"{case}: {result.violations[0]}", f"  {again} --trace"])
+    return (
+        f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
+    )
 
 
 def _replay(case: Case, *, trace: bool) -> int:

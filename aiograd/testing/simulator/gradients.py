@@ -218,7 +218,7 @@ class Expected:
             same_start = node.start_number == self.starts[name]
             # A worker that came back meanwhile has nothing to show of a pass that failed; in a good
             # pass the forward calls may have reached it.
-            if not node.alive or not (same_start or outcome is Outcome.FAILED):
+            if not node.alive or not node.parts or not (same_start or outcome is Outcome.FAILED):
                 continue
             wrong = disagreement(
                 read(node, self.ctx.id),

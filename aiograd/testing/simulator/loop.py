@@ -82,7 +82,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._still = 0  # callbacks since time passed last
         self._made = 0  # tasks and futures so far
         self.steps = 0  # callbacks run so far
-        # Called before each callback, with its owner: where crash points are counted and faults begin.
+        # Called before each callback with its owner: crash points are counted here.
         self.boundary: Callable[[Owner | None], None] | None = None
         self.blocked: list[tuple[Any, contextvars.Context, Any, Any]] = []  # threads and locks
         self.owners: weakref.WeakKeyDictionary[asyncio.Task[Any], Owner | None] = (

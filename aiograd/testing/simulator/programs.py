@@ -1,11 +1,11 @@
 """Small programs for crash points: every shape of a graph over workers, in every way of using it.
 
-A program is a tree of `Part`s. Each part multiplies a parameter of its worker with what its children
-give, so every worker has a gradient to show, and a wrong one shows everywhere. Numbers are small
-integers in floats, so that sums in any order are exactly equal.
+A program is a tree of `Part`s. Each part multiplies a parameter of its worker with what its
+children give, so every worker has a gradient to show, and a wrong one shows everywhere. Numbers are
+small integers in floats, so that sums in any order are exactly equal.
 
-    chain3      a → b → c → d         fan2, fan3   a → b, c, d        shared    a makes a value on b,
-    bounce      a → b → c → b         tree         a → b → c, d                 c and d fetch it
+    chain3      a → b → c → d         fan2, fan3   a → b, c, d        shared   a has b make a value,
+    bounce      a → b → c → b         tree         a → b → c, d                c and d fetch it
     back, loop  … → a                 diamond      a → b, c → d
     self        a → a → b, a → b → b  mixed        a → b → c and a → d
 """
@@ -112,7 +112,8 @@ async def compute(id: CallId, part: Part, xs: list[Tensor], kept: Any = None) ->
 
 
 async def loss_of(id: CallId, part: Part, xs: list[Tensor]) -> Tensor:
-    return (await compute(id, part, xs)).sum()
+    loss: Tensor = (await compute(id, part, xs)).sum()
+    return loss
 
 
 # ── the oracle ──────────────────────────────────────────────────────────────────────────────────
@@ -228,7 +229,5 @@ def _variants(shape: str, root: Part) -> Iterator[Program]:
 
 
 PROGRAMS: Final[dict[str, Program]] = {
-    program.name: program
-    for shape, root in _shapes().items()
-    for program in _variants(shape, root)
+    program.name: program for shape, root in _shapes().items() for program in _variants(shape, root)
 }

@@ -32,6 +32,7 @@ def attach(agent: Agent) -> Contexts:
     agent.services["gradients.flat"] = engine.arrived_flat
     agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
     agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
+    agent.services["gradients.outcomes"] = partners.guard_outcomes(engine.outcomes_told)
     agent.services["gradients.waits"] = partners.guard(functools.partial(waits, engine))
     agent.services["context.release"] = partners.guard_release(contexts.release_asked)
     agent.services["context.known"] = contexts.known

@@ -20,9 +20,10 @@ from aiograd.card import ORANGE, card, code, quiet, table
 from aiograd.dist.boundary import CrossingHook, crossed_all
 from aiograd.dist.explaining import explain
 from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.outcomes import Outcomes
 from aiograd.dist.passes import Pass
 from aiograd.dist.topology import Topology
-from aiograd.errors import BackwardFailed, NestedContext, UnknownContext
+from aiograd.errors import BackwardFailed, NestedContext, PassUndecided, UnknownContext
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
@@ -44,17 +45,19 @@ class Context:
         self.told: dict[str, PeerInfo] = {}  # whom we sent the context to, so whom to release
         self.callers: dict[bytes, str] = {}  # who sent it to us: incarnation → name
         self.partners: dict[bytes, str] = {}  # to or from whom edges lead: incarnation → name
+        self.lost: set[bytes] = set()  # peers that were lost while this context was open
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
-        self.passes: dict[int, Pass] = {}  # passes joined here that may not be over yet
+        self.passes: dict[int, Pass] = {}  # passes joined here whose outcome is not known
+        self.outcomes = Outcomes()
         self.aborted: set[int] = set()
         self.early: dict[int, list[Any]] = {}  # messages of passes we have not been told of yet
-        self.failure: BackwardFailed | None = None  # of the last pass, until a later one is good
+        self.failure: BackwardFailed | None = None  # of a pass, until a later one ends well
+        self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
         self.hooks: dict[int, CrossingHook] = {}  # asked about every array that leaves this worker
         self.topology: Topology | None = None  # of the last pass, while the tape is retained
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds = 0.0  # spent computing in passes on this worker
-        self._view: dict[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
         state = (
@@ -133,43 +136,61 @@ class Context:
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:
-        """The gradients of this worker's leaves, by leaf; summed over the passes so far."""
+        """The gradients of this worker's leaves, by leaf; summed over the passes so far.
+
+        Raises `BackwardFailed` after a pass that failed, and `PassUndecided` while this worker has
+        not heard from the originator of a pass how it ended.
+        """
         self.check()
+        for number, play in list(self.passes.items()):  # we may be in a thread
+            # A pass that was begun here and still runs is no secret: its numbers are not shown.
+            if play.terms.keep and number not in self.outcomes.running:
+                gone = play.originator.incarnation in self.home.gone
+                why = "its originator is lost" if gone else ""
+                raise PassUndecided(self.id, play.originator.name, why)
         if self.failure is not None:
             raise self.failure
-        if self._view is None:
-            view = dict(self.totals)
-            for number in sorted(self.passes):
-                if self.passes[number].complete and not self.home.engine.leads(self, number):
-                    _add_up(view, self.passes[number].gradients)
-            self._view = view
-        return dict(self._view)
+        return dict(self.totals)
 
-    def changed(self) -> None:
-        """What `gradients` shows must be made anew."""
-        self._view = None
-
-    def commit(self, number: int) -> None:
+    def ended_well(self, originator: bytes, number: int) -> None:
         """A pass is known to have ended well: its gradients join the totals."""
-        ended = self.passes.pop(number, None)
+        ended = self.passes.get(number)
         if ended is not None:
-            _add_up(self.totals, ended.gradients)
-            self.changed()
+            # Replaced at once, and before the pass is forgotten: a thread that reads meanwhile
+            # sees all of these gradients or none.
+            self.totals = _add_up(self.totals, ended.gradients)
+            del self.passes[number]
+            if ended.retries is self.failure:
+                self.failure = None
+        self.outlived(originator, number)
+
+    def outlived(self, originator: bytes, number: int) -> None:
+        """A pass of this number ended well: failures of earlier ones hide the numbers no longer.
+
+        Numbers of different originators cannot be compared. A pass of another one counts if it
+        began here after the failure was known (`Pass.retries`).
+        """
+        if (originator, number) > self._failed and originator == self._failed[0]:
+            self.failure = None
+
+    def ended_badly(self, originator: bytes, number: int, failure: BackwardFailed) -> bool:
+        """A pass is known to have failed: forget its gradients; False if that was known before."""
+        if number in self.aborted:
+            return False
+        self.aborted.add(number)
+        self.passes.pop(number, None)
+        if number > self.outcomes.best(originator):  # else the news of it comes late
+            self.failure, self._failed = failure, (originator, number)
+        return True
 
     def replace_gradient(self, leaf: Tensor, gradient: Tensor) -> None:
         """Put another gradient in the place of a leaf's, e.g. a clipped one."""
-        totals = self.gradients
-        for number in [n for n, p in self.passes.items() if p.complete]:
-            if not self.home.engine.leads(self, number):
-                self.commit(number)
-        if leaf not in totals:
+        if leaf not in self.gradients:
             raise KeyError("the leaf has no gradient in this context")
         self.totals[leaf] = gradient.detach()
-        self.changed()
 
     def take_gradient(self, leaf: Tensor) -> Tensor | None:
         """Take a leaf's gradient of passes started here out, e.g. of one made only for them."""
-        self.changed()
         return self.totals.pop(leaf, None)
 
     def on_crossing(self, hook: CrossingHook) -> HookHandle:
@@ -241,7 +262,8 @@ class Context:
             raise UnknownContext(self.id, "it was released")
 
 
-def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> None:
+def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> dict[Tensor, Tensor]:
+    totals = dict(totals)
     for leaf, gradient in gradients.items():
         old = totals.get(leaf)
         if old is None:
@@ -250,3 +272,4 @@ def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> None:
             totals[leaf] = old + gradient
         else:
             totals[leaf] = wrap(old.data + gradient)
+    return totals

@@ -170,8 +170,11 @@ class Contexts:
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""
-        self.engine.endings.lost(peer, error)
+        for context in list(self._table.values()):
+            if peer.incarnation in context.partners or peer.incarnation in context.callers:
+                context.lost.add(peer.incarnation)
         self.gone[peer.incarnation] = None
+        self.engine.endings.lost(peer, error)
         if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too
             del self.gone[next(iter(self.gone))]
         for context in list(self._table.values()):
@@ -191,7 +194,7 @@ class Contexts:
         known = False
         if home is not None and home.incarnation not in self.gone:
             try:
-                known = await self.shell.ask(home.name, "context.known", context.id, timeout=ASKING)
+                known = await self.shell.ask(home, "context.known", context.id, timeout=ASKING)
             except DeadlineExceeded:
                 known = True  # silent, not gone: ask again
             except AiogradError:
@@ -210,6 +213,7 @@ class Contexts:
         return {"contexts": len(self._table), "backward_passes": self.engine.running()}
 
     async def close(self) -> None:
+        self.engine.close()
         for context in list(self._table.values()):
             if context.id >> 48 != self.agent.rank:
                 context.told.clear()  # it is not ours to end: others may still work in it

@@ -1,8 +1,15 @@
-"""How a pass that cannot be finished ends: on every participant, before anyone hears of it.
+"""How a pass that cannot be finished ends: on every participant, before its originator raises.
 
-Whoever sees a failure reports it to the originator. The originator drops its part and tells the
-peers it had to do with; each of them does the same; when the survivors have acknowledged,
-`BackwardFailed` is raised. So nothing of a failed pass can be read once backward has raised.
+Whoever sees a failure reports it to the originator, which alone decides the outcome. The originator
+drops its part and tells the peers it exchanged messages with; each of them does the same. If one of
+them is lost or silent, those that only it had invited are told directly. When the survivors have
+acknowledged, `BackwardFailed` is raised.
+
+Nothing of a failed pass can be read even by a worker that hears of all this late: it shows no number
+before it knows the outcome (`outcomes.py`).
+
+A participant whose own part is unfinished holds credit, so the pass cannot have ended well: it may
+call the pass failed before the originator does. One whose part is done cannot know.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.dist.failures import failure_of
 from aiograd.dist.running import Running
-from aiograd.errors import BackwardFailed, PassTimedOut, WorkerLost
+from aiograd.errors import AiogradError, BackwardFailed, PassTimedOut, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ class Endings:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.agent, self.shell = engine.agent, engine.shell
+        # Passes that we tell peers the end of: an abort that comes meanwhile waits for that.
+        self._telling: dict[tuple[int, int], asyncio.Future[bool]] = {}
+
+    # ── seeing a failure ────────────────────────────────────────────────────────────────────────
 
     def failed(self, running: Running, error: Exception) -> None:
         """Something here went wrong: end the pass, or have its originator end it."""
@@ -45,38 +56,32 @@ class Endings:
         failure = failure_of(worker, op, error)
         if running.done is not None:
             self.agent.spawn(self._end_unless_over(running, failure))
-        else:
-            fault = self.shell.describe(error, play.originator)
-            running.context.failure = failure  # in doubt: no number is shown until it is settled
-            running.context.changed()
-            self.agent.spawn(self._report(running, failure, (worker, op, fault)))
+            return
+        if not play.complete:
+            self.agent.spawn(self.end(running, failure))
+        self._report(running, (worker, op, error))
 
-    async def _report(
-        self, running: Running, failure: BackwardFailed, facts: tuple[str, str, Any]
-    ) -> None:
-        """Tell the originator, and learn whether the pass had ended well before."""
+    def _report(self, running: Running, facts: tuple[str, str, Exception]) -> None:
+        """Tell the originator until it has heard it; it may answer that the pass had ended well."""
         context, play = running.context, running.play
-        try:
-            well = await self.shell.ask(
-                play.originator,
-                "gradients.failed",
-                context.id,
-                play.number,
-                *facts,
-                timeout=ABORT_WAIT,
-            )
-        except Exception:
-            well = False
-        if not well:
-            await self.end(running, failure)
-        elif context.failure is failure:
-            context.failure = None
-            context.commit(play.number)
-            context.changed()
+        worker, op, error = facts
+        home = self._peer(play.originator.name, play.originator.incarnation)
+        if home is None:
+            return  # lost, too: `lost` deals with that
+        with contextlib.suppress(AiogradError):
+            fault = self.shell.describe(error, home)
+            args = (context.id, play.number, worker, op, fault)
+            answer = self.shell.insist(home, "gradients.failed", *args)
+            answer.add_done_callback(lambda done: self._answered(running, done))
 
-    async def _end_unless_over(self, running: Running, failure: BackwardFailed) -> None:
-        if not running.over:  # it may have ended well in the same tick
-            await self.end(running, failure)
+    def _answered(self, running: Running, answer: asyncio.Future[Any]) -> None:
+        """The originator knows. Unless the pass had ended well, it ends it everywhere now."""
+        if answer.cancelled() or answer.exception() is not None or not answer.result():
+            return
+        context, number = running.context, running.play.number
+        if number in context.passes:
+            context.ended_well(running.play.originator.incarnation, number)
+        self._engine.passes.pop((context.id, number), None)
 
     def failure_reported(
         self,
@@ -89,17 +94,40 @@ class Endings:
     ) -> bool:
         """A participant cannot go on; the answer says whether the pass had ended well before."""
         running = self._engine.passes.get((context_id, number))
-        if running is not None and running.done is not None and not running.over:
-            error = self.shell.rebuild(fault, sender, worker)
-            self.agent.spawn(self._end_unless_over(running, failure_of(worker, op, error)))
-            return False
+        if running is not None and running.done is not None:
+            if not running.over:
+                error = self.shell.rebuild(fault, sender, worker)
+                self.agent.spawn(self._end_unless_over(running, failure_of(worker, op, error)))
+            return False  # or not decided yet, in the tick of its end
         context = self._engine.contexts.find(context_id)
         return context is not None and number not in context.aborted
+
+    def lost(self, peer: PeerInfo, error: Exception) -> None:
+        """A start of a peer is gone: passes that need it cannot end any more."""
+        for key, running in list(self._engine.passes.items()):
+            play = running.play
+            if running.done is None and play.originator.incarnation == peer.incarnation:
+                if play.complete:
+                    # It may have ended well: whoever heard so from the originator may tell us.
+                    # Until then its numbers are not shown.
+                    del self._engine.passes[key]
+                else:
+                    self.agent.spawn(self.end(running, failure_of(peer.name, "", error)))
+            elif play.names(peer.incarnation):
+                # Even if our part is complete: credit we sent there is lost. A pass that has ended
+                # meanwhile is not harmed, its originator says so.
+                self.failed(running, WorkerLost(peer.name, "unknown", str(error)))
+
+    # ── ending a pass ───────────────────────────────────────────────────────────────────────────
+
+    async def _end_unless_over(self, running: Running, failure: BackwardFailed) -> None:
+        if not running.over:  # it may have ended well in the same tick
+            await self.end(running, failure)
 
     async def end(self, running: Running, failure: BackwardFailed) -> None:
         """End a pass that failed: here first, then wherever it went; then tell who awaits it."""
         if self._drop(running, failure):
-            await self._tell_abort(running, failure)
+            await self._spread(running, failure)
         done = running.done
         if done is not None and not done.done():
             done.set_exception(failure)
@@ -109,75 +137,105 @@ class Endings:
         """Nobody awaits a pass any more: end it here at once, and elsewhere soon."""
         failure = BackwardFailed(self.agent.name, "", "it was cancelled")
         if self._drop(running, failure):
-            self.agent.spawn(self._tell_abort(running, failure))
+            self._spread(running, failure)
 
     def _drop(self, running: Running, failure: BackwardFailed) -> bool:
-        context, number = running.context, running.play.number
-        if number in context.aborted:
-            return False
-        context.aborted.add(number)
-        context.passes.pop(number, None)
-        context.failure = failure
-        context.changed()
-        self._engine.passes.pop((context.id, number), None)
-        return True
+        """Forget our part of a failed pass; False if that is done already."""
+        context, play = running.context, running.play
+        self._engine.passes.pop((context.id, play.number), None)
+        if running.done is not None:
+            context.outcomes.decided(play.number, well=False)
+        return context.ended_badly(play.originator.incarnation, play.number, failure)
 
-    async def _tell_abort(self, running: Running, failure: BackwardFailed) -> None:
-        """Tell everyone we had to do with, who tell others in turn; then those nobody may tell."""
+    # ── telling others ──────────────────────────────────────────────────────────────────────────
+
+    def _spread(self, running: Running, failure: BackwardFailed) -> asyncio.Future[bool]:
+        """Tell others in a task of its own: it goes on if whoever began it is cancelled."""
+        key = running.context.id, running.play.number
+        task = self._telling[key] = self.agent.spawn(self._tell_abort(running, failure))
+        task.add_done_callback(lambda _: self._telling.pop(key, None))
+        return asyncio.shield(task)
+
+    async def _tell_abort(self, running: Running, failure: BackwardFailed) -> bool:
+        """Tell every peer of the pass, who tell others in turn; whether all have acknowledged.
+
+        The originator then tells all members that nobody else may have told.
+        """
         late = isinstance(failure, PassTimedOut)
-        known = (running.play.informed | running.play.heard) - {self.agent.name}
-        silent = await self._abort(running, failure, known, LATE_WAIT if late else ABORT_WAIT)
-        if silent and running.done is not None:
-            # Who is silent may have told somebody else of the pass, and says nothing to it now.
-            # Partners are left out: whom they work with is nothing to the others.
-            members = {p.name for p in self.agent.directory if not self.agent.restricts(p)}
-            others = members - known - {self.agent.name}
+        play = running.play
+        known = play.informed | play.heard
+        for incarnation in (self.agent.incarnation, play.originator.incarnation):
+            known.pop(incarnation, None)  # the originator decides, and is told by a report
+        peers = [self._peer(name, incarnation) for incarnation, name in known.items()]
+        there = [peer for peer in peers if peer is not None]
+        heard = await self._abort(running, failure, there, LATE_WAIT if late else ABORT_WAIT)
+        if heard and len(there) == len(peers):
+            return True
+        if running.done is not None:
+            # A peer that is lost or silent may have invited somebody else, and cannot tell it now.
+            # Partners are left out: whom they work with is nothing to the others. They show no
+            # number of the pass, since they hear of no outcome.
+            others = [
+                peer
+                for peer in self.agent.directory
+                if peer.incarnation != self.agent.incarnation
+                and peer.incarnation not in known
+                and not self.agent.restricts(peer)
+            ]
             await self._abort(running, failure, others, LATE_WAIT)
+        return False
 
     async def _abort(
-        self, running: Running, failure: BackwardFailed, peers: set[str], seconds: float
+        self, running: Running, failure: BackwardFailed, peers: list[PeerInfo], seconds: float
     ) -> bool:
-        """End a pass at some peers; whether one of them has not acknowledged it in time."""
-        waiting = []
-        for peer in sorted(peers):
-            with contextlib.suppress(Exception):
+        """End a pass at some peers; whether they and all they told have acknowledged it in time."""
+        play, waiting = running.play, []
+        heard = True
+        for peer in peers:
+            try:
                 fault = self.shell.describe(failure, peer)
-                context_id, number = running.context.id, running.play.number
-                # Without an end: an abort that is given up may never be heard, and the peer would
-                # show numbers of a pass that has failed.
-                waiting.append(
-                    self.shell.insist(peer, "gradients.abort", context_id, number, fault)
-                )
+                args = (running.context.id, play.number, play.originator.incarnation, fault)
+                # Without an end: a peer that hears of it late should know why there is no number.
+                waiting.append(self.shell.insist(peer, "gradients.abort", *args))
+            except AiogradError:
+                heard = False
         if not waiting:
-            return False
-        _, silent = await asyncio.wait(waiting, timeout=seconds)
-        return bool(silent)
+            return heard
+        done, silent = await asyncio.wait(waiting, timeout=seconds)
+        return heard and not silent and all(_is_true(answer) for answer in done)
 
-    async def abort_asked(self, sender: PeerInfo, context_id: int, number: int, fault: Any) -> None:
+    def abort_asked(
+        self, sender: PeerInfo, context_id: int, number: int, originator: bytes, fault: Any
+    ) -> bool | asyncio.Future[bool]:
+        """A pass has failed; the answer says whether everyone we told has acknowledged it.
+
+        No coroutine: a message that comes right behind it must find the pass ended.
+        """
         context = self._engine.contexts.find(context_id)
         if context is None:
-            return
+            return True
         running = self._engine.passes.get((context_id, number))
         failure = self.shell.rebuild(fault, sender, sender.name)
         if not isinstance(failure, BackwardFailed):
             failure = BackwardFailed(sender.name, "", str(failure))
         if running is None:
-            if number not in context.aborted:
-                context.aborted.add(number)
-                context.passes.pop(number, None)
-                context.failure = failure
-                context.changed()
-            return
-        await self.end(running, failure)
+            context.ended_badly(originator, number, failure)
+            telling = self._telling.get((context_id, number))
+            # A peer that we are waiting for may ask back: it must not wait for us in turn.
+            if telling is None or sender.incarnation != originator:
+                return True
+            return asyncio.shield(telling)
+        if running.done is not None or not self._drop(running, failure):
+            return True  # our own pass, which only we decide; or known already
+        return self._spread(running, failure)
 
-    def lost(self, peer: PeerInfo, error: Exception) -> None:
-        """A peer died: passes it took part in cannot end any more."""
-        for running in list(self._engine.passes.values()):
-            play = running.play
-            if running.done is None and play.originator == peer.name:
-                failure = failure_of(peer.name, "", error)
-                self.agent.spawn(self.end(running, failure))
-            elif peer.name in play.informed or peer.name in play.heard:
-                # Even if our part is complete: credit we sent there is lost. A pass that has ended
-                # meanwhile is not harmed, its originator does not listen any more.
-                self.failed(running, WorkerLost(peer.name, "unknown", str(error)))
+    def _peer(self, name: str, incarnation: bytes) -> PeerInfo | None:
+        """This very start of a worker, if it is still there."""
+        try:
+            return self.agent.links.exactly(name, incarnation).peer
+        except AiogradError:
+            return None
+
+
+def _is_true(answer: asyncio.Future[Any]) -> bool:
+    return not answer.cancelled() and answer.exception() is None and answer.result() is True

@@ -3,9 +3,14 @@
 All decisions are those of `Pass`; this module gives it events and sends what it returns.
 Messages are one-way, one per peer and drain, to all peers at once:
 
-    gradients        answers, expected edges, a share of credit
-    gradients.failed a participant tells the originator that it cannot go on
-    gradients.abort  the originator ends the pass; each worker drops its part and passes the word on
+    gradients           answers, expected edges, a share of credit, whom the pass has reached
+    gradients.failed    a participant tells the originator that it cannot go on
+    gradients.abort     the originator ends the pass; each worker drops its part and passes it on
+    gradients.outcomes  how passes ended (`outcomes.py`): in front of the next message of the context
+                        to a peer; if there is none for a while, of its own
+
+Peers are addressed by incarnation: a message for a worker that is gone fails here, and never
+reaches its successor.
 
 State changes on the loop only. A drain with heavy arrays or with code of the user's runs in a
 thread; what arrives meanwhile waits for it.
@@ -14,6 +19,7 @@ thread; what arrives meanwhile waits for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import sys
@@ -25,15 +31,17 @@ from typing import Any
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.boundary import crossed_all
-from aiograd.dist.context import Context
+from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
 from aiograd.dist.mail import flatten, unflatten
+from aiograd.dist.outcomes import Report
 from aiograd.dist.passes import Answer, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
 from aiograd.dist.running import Late, Running
 from aiograd.dist.topology import Topology
 from aiograd.errors import (
+    AiogradError,
     BackwardFailed,
     DeadlineExceeded,
     GradError,
@@ -48,6 +56,11 @@ from aiograd.rpc.options import check_timeout
 from aiograd.rpc.tracing import trace_pass
 
 
+# Seconds after which participants that nothing was sent to hear how a pass ended. Long enough that
+# most contexts are left by then, and that many passes share a message.
+LAZY = 0.005
+
+
 class Engine:
     """All passes that run on one worker."""
 
@@ -56,8 +69,11 @@ class Engine:
         self.agent: Agent = contexts.agent
         self.shell = contexts.shell
         self.endings = Endings(self)
+        self.me = PeerInfo(self.agent.name, self.agent.rank, self.agent.incarnation)
         self.passes: dict[tuple[int, int], Running] = {}
-        self._led: dict[int, None] = {}  # numbers of the passes we started, still under way
+        # Contexts with outcomes to tell, and whom (a bit for each rank), at the next timer.
+        self._untold: dict[Context, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._counter = itertools.count(self.agent.runtime.random.getrandbits(24) << 20)
 
     def running(self) -> int:
@@ -66,8 +82,9 @@ class Engine:
             not r.play.complete or r.draining or r.done is not None for r in self.passes.values()
         )
 
-    def leads(self, context: Context, number: int) -> bool:
-        return number in self._led
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 
@@ -87,8 +104,6 @@ class Engine:
         terms = Terms(retain_graph or create_graph, create_graph, True)
         running = self._start(context, terms, entries, ())
         await self._finish(running, seconds)
-        context.failure = None
-        context.commit(running.play.number)
 
     def from_value(
         self, value: Any, context_id: int | None, retain_graph: bool
@@ -119,7 +134,6 @@ class Engine:
         terms = Terms(retain_graph, create_graph, False)
         running = self._start(context, terms, entries, capture)
         await self._finish(running, seconds)
-        context.passes.pop(running.play.number, None)
         return running.play.sweep.captured
 
     def _start(
@@ -130,13 +144,11 @@ class Engine:
         capture: Sequence[Node],
     ) -> Running:
         number = self.agent.rank << 48 | next(self._counter)
-        self._led[number] = None
-        floor = next(iter(self._led))
         done = self.agent.loop.create_future()
-        play = self._pass(context, number, self.agent.name, terms, entries, capture)
-        running = self.passes[context.id, number] = Running(context, play, floor, done)
+        play = self._pass(context, number, self.me, terms, entries, capture)
+        running = self.passes[context.id, number] = Running(context, play, done)
+        context.outcomes.begun(number)
         running.trace = trace_pass(self.agent)
-        context.passes[number] = play
         play.start(entries)
         self._advance(running)
         return running
@@ -145,15 +157,15 @@ class Engine:
         self,
         context: Context,
         number: int,
-        originator: str,
+        originator: PeerInfo,
         terms: Terms,
         entries: Sequence[tuple[Node, Any]] = (),
         capture: Sequence[Node] = (),
     ) -> Pass:
-        return Pass(
+        play = Pass(
             number,
             originator,
-            self.agent.name,
+            self.me,
             terms,
             context.sends,
             context.receives,
@@ -162,6 +174,9 @@ class Engine:
             topology=self._topology(context, entries, terms, capture),
             leaving=context.leaving if context.hooks else None,
         )
+        play.retries = context.failure
+        context.passes[number] = play
+        return play
 
     def _topology(
         self,
@@ -176,7 +191,9 @@ class Engine:
         gone: list[bytes] = []
         for incarnation, name in context.partners.items():
             peer = self.agent.directory.members.get(name)
-            if peer is None or peer.incarnation != incarnation or incarnation in self.contexts.gone:
+            # A peer that was lost while the context was open stays lost for it, even if the two
+            # find each other again: messages of the context got lost with their session.
+            if peer is None or peer.incarnation != incarnation or incarnation in context.lost:
                 gone.append(incarnation)
         known = context.topology
         if known is not None and not capture and not context.hooks:
@@ -206,12 +223,30 @@ class Engine:
         except asyncio.CancelledError:
             self.endings.cancelled(running)
             raise
+        else:
+            self._succeeded(running)
         finally:
             running.unlimit()
-            self._led.pop(play.number, None)
             self.passes.pop((running.context.id, play.number), None)
             if running.trace is not None:
                 running.trace.end(None if play.over else sys.exception())
+
+    def _succeeded(self, running: Running) -> None:
+        """Decide that a pass ended well. From here on nobody may show it as failed."""
+        context, play = running.context, running.play
+        context.outcomes.decided(play.number, well=True)
+        context.ended_well(self.me.incarnation, play.number)
+        # A pass that keeps no gradients has no number that anybody could want to read.
+        others = play.reached & ~(1 << self.me.rank) if play.terms.keep else 0
+        if not others or context.released:
+            return
+        self._untold[context] = self._untold.get(context, 0) | others
+        if CURRENT.get() is not context or context.id >> 48 != self.me.rank:
+            # Whoever awaits the pass may go on outside the context, or on another worker. Calls
+            # made there do not take the outcome along, so it must be on its way before them.
+            self._tell_untold()
+        elif self._timer is None:
+            self._timer = self.agent.loop.call_later(LAZY, self._tell_untold)
 
     def _budget(self, timeout: float | None) -> float:
         left = DEADLINE.get() - self.agent.runtime.time()
@@ -278,23 +313,32 @@ class Engine:
             began = perf_counter()
             if context.hooks and message.answers:
                 message.answers = [
-                    (edge, crossed_all(context.hooks, context.id, message.to, gradients), loops)
+                    (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
                     for edge, gradients, loops in message.answers
                 ]
-            invitation = (play.originator, running.floor, *play.terms) if message.invites else None
-            head = (context.id, play.number, *message.credit, message.expected, invitation)
+            link = self.agent.links.exactly(message.name, message.to)
+            invitation = self._invitation(running, link.peer) if message.invites else None
+            of_pass = (context.id, play.number, *message.credit, play.reached)
+            head = (*of_pass, message.expected, invitation)
             lent: list[PickleBuffer] = []
             flat = flatten(message.answers, lent)
             if flat is None or not self.agent.post_plain(
-                message.to, "gradients.flat", (*head, flat), lent
+                link, "gradients.flat", (*head, flat), lent
             ):
                 held = context if play.terms.create_graph else None
-                self.agent.post(message.to, "gradients", *head, message.answers, held=held)
+                self.agent.post(link.peer, "gradients", *head, message.answers, held=held)
             if running.trace is not None:
-                running.posted(message.to, message.answers, began)
-        context.changed()
+                running.posted(message.name, message.answers, began)
         if running.done is not None:
             self._end_if_over(running, running.done)
+
+    def _invitation(self, running: Running, peer: PeerInfo) -> tuple[Any, ...]:
+        """What a peer must know to take part, and the outcomes of earlier passes that it awaits."""
+        home, outcomes = running.play.originator, running.context.outcomes
+        reports: list[tuple[Any, ...]] | None = None
+        if outcomes.version and not outcomes.knows_all(peer.incarnation):
+            reports = self._reports(running.context, peer)
+        return (home.name, home.rank, home.incarnation, reports, *running.play.terms)
 
     def _end_if_over(self, running: Running, done: asyncio.Future[None]) -> None:
         play = running.play
@@ -311,12 +355,13 @@ class Engine:
         number: int,
         credit: int,
         places: int,
+        reached: int,
         expected: list[int] | None,
-        invitation: tuple[str, int, bool, bool, bool] | None,
+        invitation: tuple[Any, ...] | None,
         answers: list[Answer],
     ) -> None:
         """A message of a pass came in."""
-        message = (sender.name, answers, expected, (credit, places))
+        message = (sender, answers, expected, (credit, places), reached)
         running = self.passes.get((context_id, number))
         if running is None:
             context = self.contexts.arriving(context_id, sender, "gradients")
@@ -325,7 +370,10 @@ class Engine:
             if invitation is None:  # it overtook the large message that tells of the pass
                 context.early.setdefault(number, []).append(message)
                 return
-            running = self._join(context, number, *invitation)
+            joined = self._join(context, sender, number, *invitation)
+            if joined is None:
+                return
+            running = joined
             running.inbox = context.early.pop(number, [])
         elif running.done is not None and not (answers or expected or running.draining):
             running.play.feed(*message)  # nothing but credit that comes home
@@ -345,27 +393,97 @@ class Engine:
         """A message of a pass came in by the quick road, which no partner may take."""
         if self.agent.restricts(sender):
             raise ProtocolError("gradients that were not looked at", sender.name)
-        context_id, number, credit, places, expected, invitation, flat = load
-        answers = unflatten(flat)
-        self.arrived(sender, context_id, number, credit, places, expected, invitation, answers)
+        context_id, number, credit, places, reached, expected, invitation, flat = load
+        credits = (credit, places, reached)
+        self.arrived(sender, context_id, number, *credits, expected, invitation, unflatten(flat))
 
     def _join(
-        self, context: Context, number: int, originator: str, floor: int, *terms: bool
-    ) -> Running:
-        self._commit_below(context, originator, floor)
+        self,
+        context: Context,
+        sender: PeerInfo,
+        number: int,
+        name: str,
+        rank: int,
+        incarnation: bytes,
+        reports: list[tuple[Any, ...]] | None,
+        *terms: bool,
+    ) -> Running | None:
+        """Take part in a pass; None if it is known to be decided, and its messages come late."""
+        if reports:
+            self._learn(context, sender, reports)
+        if context.outcomes.outcome(incarnation, number) is not None:
+            return None
+        originator = PeerInfo(name, rank, incarnation)
         play = self._pass(context, number, originator, Terms(*terms))
-        running = self.passes[context.id, number] = Running(context, play, floor, None)
+        running = self.passes[context.id, number] = Running(context, play, None)
         running.trace = trace_pass(self.agent)
-        context.passes[number] = play
-        context.failure = None
         return running
 
-    def _commit_below(self, context: Context, originator: str, floor: int) -> None:
-        """Passes of the same originator that it no longer runs have ended well."""
+    # ── outcomes ────────────────────────────────────────────────────────────────────────────────
+
+    def tell_outcomes(self, context: Context, peer: PeerInfo) -> None:
+        """Before a message of the context goes to a peer: how passes ended, if it is news to it.
+
+        May be called from any thread, as calls may be made from any."""
+        if not context.outcomes.knows_all(peer.incarnation):
+            with contextlib.suppress(AiogradError):  # the message itself will fail, and say why
+                reports = self._reports(context, peer)
+                self.agent.post(peer, "gradients.outcomes", context.id, reports)
+
+    def _reports(self, context: Context, peer: PeerInfo) -> list[tuple[Any, ...]]:
+        me = (self.agent.name, self.agent.incarnation)
+        return [tuple(report) for report in context.outcomes.tell(peer.incarnation, me)]
+
+    def _tell_untold(self) -> None:
+        """Tell participants to whom nothing was sent since their pass ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        untold, self._untold = self._untold, {}
+        for context, ranks in untold.items():
+            while ranks and not context.released:
+                rank = ranks.bit_length() - 1
+                ranks -= 1 << rank
+                peer = self.agent.directory.get(rank)
+                if peer is not None and peer.incarnation not in context.lost:
+                    self.tell_outcomes(context, peer)
+
+    def outcomes_told(
+        self, sender: PeerInfo, context_id: int, reports: list[tuple[Any, ...]]
+    ) -> None:
+        """A peer says how passes ended."""
+        context = self.contexts.find(context_id)
+        if context is not None:
+            self._learn(context, sender, reports)
+
+    def _learn(
+        self, context: Context, sender: PeerInfo, reports: list[tuple[Any, ...]]
+    ) -> None:
+        for entry in reports:
+            report = Report(*entry)
+            # A partner speaks for itself only: it must not decide over passes of others.
+            foreign = report.incarnation != sender.incarnation
+            if report.incarnation == self.agent.incarnation:
+                continue
+            if foreign and self.agent.restricts(sender):
+                continue
+            if context.outcomes.learn(report, sender.incarnation):
+                self._settle(context, report)
+
+    def _settle(self, context: Context, report: Report) -> None:
+        """Let passes count, or forget them, by what their originator says."""
         for number, play in list(context.passes.items()):
-            if number < floor and play.originator == originator and number not in self._led:
+            if play.originator.incarnation != report.incarnation:
+                continue
+            well = report.outcome(number)
+            if well is not None:
                 self.passes.pop((context.id, number), None)
-                context.commit(number)
+            if well:
+                context.ended_well(report.incarnation, number)
+            elif well is False:
+                failure = BackwardFailed(report.name, "", "its originator ended the pass")
+                context.ended_badly(report.incarnation, number, failure)
+        context.outlived(report.incarnation, report.best)
 
     def released(self, context: Context) -> None:
         """A context was left: its passes end here; who awaits one is told."""

@@ -43,6 +43,7 @@ def waits(engine: Engine, sender: PeerInfo, context_id: int) -> tuple[list[str],
     lines = [
         f"pass {play.number & 0xFFFFF}: {play.waits_for()}"
         for play in plays
-        if not play.complete or play.originator == engine.agent.name
+        if not play.complete or play.originator.incarnation == engine.agent.incarnation
     ]
-    return lines, sorted({peer for play in plays for peer in play.informed | play.heard})
+    names = {name for play in plays for name in (play.informed | play.heard).values()}
+    return lines, sorted(names)

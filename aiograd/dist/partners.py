@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CONTEXTS: Final = 4096  # open at once on a worker that has partners; theirs must not fill it
 EARLY: Final = 256  # passes of a context that a partner may mention before they begin
+RANKS: Final = 1 << 16  # a rank has 16 bits, as in the id of a context
 Service = Callable[..., Any]
 
 
@@ -48,6 +49,16 @@ class Partners:
                 context = self._known(sender, context_id)
                 _check_gradients(sender, context, *rest)
             return service(sender, context_id, *rest)
+
+        return guarded
+
+    def guard_outcomes(self, service: Service) -> Service:
+        def guarded(sender: PeerInfo, context_id: int, reports: Any) -> Any:
+            if self._agent.restricts(sender):
+                self._known(sender, context_id)
+                if not _are_reports(reports):
+                    raise ProtocolError("gradients.outcomes: malformed reports", sender.name)
+            return service(sender, context_id, reports)
 
         return guarded
 
@@ -112,14 +123,16 @@ def _check_gradients(
     number: Any,
     credit: Any,
     places: Any,
+    reached: Any,
     expected: Any,
     invitation: Any,
     answers: Any,
 ) -> None:
     """Refuse what would make the engine compute with anything but small numbers and arrays."""
     fits = (
-        type(number) is type(credit) is type(places) is int
+        type(number) is type(credit) is type(places) is type(reached) is int
         and 0 <= places <= 8 * BIG_INT
+        and reached >= 0  # its size is bounded by the codec
         and 0 <= credit <= 1 << places
         and type(answers) is list
         and all(map(_is_answer, answers))
@@ -160,7 +173,36 @@ def _is_gradient(value: Any) -> bool:
 
 
 def _is_invitation(value: Any) -> bool:
-    return type(value) is tuple and tuple(map(type, value)) == (str, int, bool, bool, bool)
+    if not (type(value) is tuple and len(value) == 7):
+        return False
+    name, rank, incarnation, reports, *terms = value
+    return (
+        type(name) is str
+        and type(rank) is int
+        and 0 <= rank < RANKS
+        and type(incarnation) is bytes
+        and len(incarnation) == 16
+        and (reports is None or _are_reports(reports))
+        and tuple(map(type, terms)) == (bool, bool, bool)
+    )
+
+
+def _are_reports(value: Any) -> bool:
+    return type(value) is list and all(map(_is_report, value))
+
+
+def _is_report(value: Any) -> bool:
+    if not (type(value) is tuple and len(value) == 7):
+        return False
+    incarnation, name, *numbers, running, failed = value
+    return (
+        type(incarnation) is bytes
+        and len(incarnation) == 16
+        and type(name) is str
+        and all(type(number) is int for number in numbers)
+        and all(type(each) is tuple for each in (running, failed))
+        and all(type(number) is int for number in (*running, *failed))
+    )
 
 
 class CooTraveller:

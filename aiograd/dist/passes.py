@@ -15,12 +15,18 @@ rules make that exact:
   The peer answers "none" for those it did not know when it joined: they were lost, refused or
   still under way, so they cannot have influenced the roots. (The listing is what lets peers
   join that would hear of the pass in no other way.)
-- Answers for edges that are not awaited are ignored: they were made after the join.
+- An answer "none" for an edge that is not awaited is ignored: the edge was made after the join.
+  A gradient for such an edge fails the pass: roots cannot depend on an edge that was made later,
+  so it is a gradient that somebody waits for in vain.
+
+Peers are told apart by their incarnation. A worker that was restarted under its name knows none of
+the edges of its predecessor, so it must neither get nor give an answer in its place.
 
 The originator knows the end by returned credit: it starts with 1, every message carries a part,
 a worker keeps a part while its sweep is unfinished and otherwise sends all it has onwards or
 home. When all credit is home, every gradient is where it belongs: n + 1 hops for a chain of n,
-not 2n.
+not 2n. Every message also says whom the pass has reached so far, as a set of ranks. Credit is never
+lost in a pass that ends well, so the originator then knows all participants, and can tell them.
 
 Whoever has a gradient for a peer lets it go first: work for gradients that stay here is put off
 until that has left, so that both compute at once. The originator is no such peer: it waits for the
@@ -39,7 +45,8 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.loops import Closing, Loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.topology import Topology
-from aiograd.errors import GradError, WorkerLost
+from aiograd.errors import BackwardFailed, GradError, WorkerLost
+from aiograd.rpc.directory import PeerInfo
 
 # An edge, the gradients of its tensors or none at all, and what its sender finds on its own tape.
 Answer = tuple[int, list[Any] | None, list[Loop] | None]
@@ -81,7 +88,8 @@ def is_all(credit: Credit) -> bool:
 class Message:
     """What one worker tells another in a pass."""
 
-    to: str
+    to: bytes  # an incarnation
+    name: str  # and its name
     answers: list[Answer] = field(default_factory=list)
     expected: list[int] | None = None  # in the first message to a peer: edges we await answers for
     credit: Credit = NONE
@@ -102,8 +110,8 @@ class Pass:
     def __init__(
         self,
         number: int,
-        originator: str,
-        here: str,
+        originator: PeerInfo,
+        here: PeerInfo,
         terms: Terms,
         sends: Mapping[int, SendNode],
         receives: Mapping[int, RecvNode],
@@ -122,21 +130,23 @@ class Pass:
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
         self.awaited = dict(topology.awaited)
         self.credit = NONE
-        self.informed: set[str] = set()  # peers that got a message of ours
-        self.heard: set[str] = set()  # peers that sent us one
+        self.informed: dict[bytes, str] = {}  # peers that got a message of ours, and their names
+        self.heard: dict[bytes, str] = {}  # peers that sent us one
+        self.reached = 1 << here.rank  # participants that we know of: a bit for each rank
         self.sweep = Sweep(
             (),
             retain_graph=terms.retain_graph,
             create_graph=terms.create_graph,
             capture=capture,
             counts=topology.counts,
-            halves=None if terms.create_graph else topology.halves(originator),
+            halves=None if terms.create_graph else topology.halves(originator.incarnation),
         )
+        self.retries: BackwardFailed | None = None  # a failure that was known here when it began
         self._leaving = leaving
         self._closing: Closing | None = None  # most passes have no loops
         if topology.closes_loops:
             self._closing = Closing(self.sweep, leaving)
-        self._out: dict[str, Message] = {}
+        self._out: dict[bytes, Message] = {}
         self._first = True
         self._fed = False  # there is something to drain and to collect, maybe in a thread just now
         self.late = False  # work was put off
@@ -163,17 +173,27 @@ class Pass:
             self.sweep.feed(node, gradient)
 
     def feed(
-        self, sender: str, answers: Iterable[Answer], expected: list[int] | None, credit: Credit
+        self,
+        sender: PeerInfo,
+        answers: Iterable[Answer],
+        expected: list[int] | None,
+        credit: Credit,
+        reached: int,
     ) -> None:
         """Take in a message of the pass."""
-        self.heard.add(sender)
+        peer = sender.incarnation
+        self.heard[peer] = sender.name
+        self.reached |= reached
         self.credit = together(self.credit, credit)
         for edge, gradients, loops in answers:
             send = self.awaited.get(edge)
-            if send is not None and send.peer == sender:
+            if send is None or send.incarnation != peer:
+                if any(gradient is not None for gradient in gradients or ()):
+                    raise GradError(self._unknown(sender.name, edge), "edge")
+            else:
                 if gradients is not None and len(gradients) != send.outputs:
                     raise GradError(
-                        f"{sender} answered edge {edge} with {len(gradients)} gradients "
+                        f"{send.peer} answered edge {edge} with {len(gradients)} gradients "
                         f"for {send.outputs} tensors",
                         "shape",
                     )
@@ -187,8 +207,14 @@ class Pass:
                     self.sweep.feed(send, gradients)
         for edge in expected or ():
             known = self.topology.receives.get(edge)
-            if known is None or known.peer != sender:
-                self._to(sender).answers.append((edge, None, None))
+            if known is None or known.incarnation != peer:
+                self._to(peer, sender.name).answers.append((edge, None, None))
+
+    def _unknown(self, sender: str, edge: int) -> str:
+        return (
+            f"{sender} sent a gradient for edge {edge}, which {self.here.name} does not await: "
+            "it was answered before, or belongs to another start of this worker"
+        )
 
     def _places(self, send: SendNode, loops: list[Loop]) -> Iterator[tuple[int, RecvNode, int]]:
         """Where on our tape the rest of an answer is; nowhere if that edge came after we joined."""
@@ -196,7 +222,7 @@ class Pass:
             node = self.topology.receives.get(edge)
             if node is None:
                 continue
-            if node.peer != send.peer or slot >= send.outputs or not node.loops >> place & 1:
+            if node.incarnation != send.incarnation or slot >= send.outputs or not node.loops >> place & 1:
                 raise GradError(f"{send.peer} answered edge {send.edge} with no loop", "loop")
             yield slot, node, place
 
@@ -215,9 +241,10 @@ class Pass:
 
     def _is_urgent(self, sinks: Iterable[tuple[Node, Any]]) -> bool:
         """Whether a peer could compute with something here."""
+        at_home = (self.originator.incarnation, self.here.incarnation)
         for node, gradient in sinks:
             if isinstance(node, RecvNode) and gradient is not None:
-                if node.peer != self.originator and node.peer != self.here:
+                if node.incarnation not in at_home:
                     return True
         return False
 
@@ -241,15 +268,15 @@ class Pass:
         for node in self.topology.unreached:
             self._answer(node, None)
         for edge, send in self.awaited.items():
-            message = self._to(send.peer)
+            message = self._to(send.incarnation, send.peer)
             if message.expected is None:
                 message.expected = []
             message.expected.append(edge)
 
-    def _to(self, peer: str) -> Message:
+    def _to(self, peer: bytes, name: str) -> Message:
         message = self._out.get(peer)
         if message is None:
-            message = self._out[peer] = Message(peer)
+            message = self._out[peer] = Message(peer, name)
         return message
 
     def _answer(self, node: RecvNode, gradients: list[Any] | None) -> None:
@@ -265,22 +292,23 @@ class Pass:
                 raise WorkerLost(node.peer, "no", "it died before the backward pass")
         else:
             loops = self.topology.loops.get(node)
-            self._to(node.peer).answers.append((node.edge, gradients, loops))
+            self._to(node.incarnation, node.peer).answers.append((node.edge, gradients, loops))
 
     def _share_credit(self, messages: list[Message]) -> None:
         complete = self.complete
         if complete and self._closing is not None:
             self._closing.forget()
         if not messages:
-            if not complete or self.here == self.originator:
+            home = self.originator
+            if not complete or self.here.incarnation == home.incarnation:
                 return
-            messages.append(Message(self.originator))
+            messages.append(Message(home.incarnation, home.name))
         keep = 0 if complete else 1
         share, rest = split(self.credit, len(messages) + keep)
         for message in messages:
             message.credit = share
             if message.to not in self.informed:
-                self.informed.add(message.to)
+                self.informed[message.to] = message.name
                 message.invites = message.to not in self.heard
         if keep:
             self.credit = rest
@@ -288,11 +316,22 @@ class Pass:
             messages[-1].credit = rest
             self.credit = NONE
 
+    def names(self, incarnation: bytes) -> bool:
+        """Whether this pass needs that start of a worker: by an edge, or by a message."""
+        if incarnation in self.informed or incarnation in self.heard:
+            return True
+        if incarnation in self.topology.gone:
+            return False  # it was lost before we joined, and its edges count as "none"
+        sends, receives = self.topology.awaited.values(), self.topology.receives.values()
+        return any(send.incarnation == incarnation for send in sends) or any(
+            node.incarnation == incarnation for node in receives
+        )
+
     def waits_for(self) -> str:
         """Who owes this worker an answer, for people."""
         owed: dict[str, int] = {}
         for send in self.awaited.values():
             owed[send.peer] = owed.get(send.peer, 0) + 1
         if not owed:
-            return f"{self.here} waits for nobody"
-        return f"{self.here} waits for " + ", ".join(f"{n} edges of {p}" for p, n in owed.items())
+            return f"{self.here.name} waits for nobody"
+        return f"{self.here.name} waits for " + ", ".join(f"{n} edges of {p}" for p, n in owed.items())

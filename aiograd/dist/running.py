@@ -24,19 +24,15 @@ class Running:
         "context",
         "done",
         "draining",
-        "floor",
         "heavy",
         "inbox",
         "play",
         "trace",
     )
 
-    def __init__(
-        self, context: Context, play: Pass, floor: int, done: asyncio.Future[None] | None
-    ) -> None:
+    def __init__(self, context: Context, play: Pass, done: asyncio.Future[None] | None) -> None:
         self.context, self.play = context, play
         self.trace: PassTrace | None = None  # if somebody records it
-        self.floor = floor  # passes of this originator below this number had ended when it began
         self.done = done  # at the originator: ends with the pass
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
@@ -45,7 +41,7 @@ class Running:
 
     @property
     def over(self) -> bool:
-        """At the originator: whether it ended well, even if who awaits it has not heard so yet."""
+        """At the originator: whether all of it is done, even if `backward` has not resumed yet."""
         done = self.done
         return (
             done is not None and done.done() and not done.cancelled() and done.exception() is None
@@ -72,18 +68,18 @@ class Running:
             self.play.feed(*message)
             if self.trace is not None:
                 sender, answers, *_ = message
-                self._crossed("send", f"Send({self.play.here} -> {sender})", answers, began)
+                self._crossed("send", f"Send({self.play.here.name} -> {sender.name})", answers, began)
         self.inbox.clear()
 
     def computed(self, seconds: float) -> None:
         """Some of the pass's arithmetic is done."""
         self.context.seconds += seconds
         if self.trace is not None:
-            self.trace.note("sweep", f"Sweep({self.play.here})", seconds, None)
+            self.trace.note("sweep", f"Sweep({self.play.here.name})", seconds, None)
 
     def posted(self, peer: str, answers: list[Any], began: float) -> None:
         """Gradients are on their way to a peer, and somebody records that."""
-        self._crossed("recv", f"Recv({peer} -> {self.play.here})", answers, began)
+        self._crossed("recv", f"Recv({peer} -> {self.play.here.name})", answers, began)
 
     def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
         edges = sum(gradients is not None for _, gradients, _ in answers)

@@ -49,7 +49,7 @@ class Shell:
             raise job.error
         return job.result  # type: ignore[no-any-return]
 
-    def insist(self, peer: str, service: str, *args: Any) -> asyncio.Future[Any]:
+    def insist(self, peer: PeerInfo, service: str, *args: Any) -> asyncio.Future[Any]:
         """Tell a peer something idempotent until it has heard it, however long that takes."""
         future: asyncio.Future[Any] = self._freely(
             lambda: self.agent.request(peer, service, *args, timeout=math.inf, retry=True)
@@ -57,7 +57,7 @@ class Shell:
         future.add_done_callback(_look_at)
         return future
 
-    def ask(self, peer: str, service: str, *args: Any, timeout: float) -> asyncio.Future[Any]:
+    def ask(self, peer: str | PeerInfo, service: str, *args: Any, timeout: float) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._freely(
             lambda: self.agent.request(peer, service, *args, timeout=timeout)
         )
@@ -68,9 +68,8 @@ class Shell:
         variables: Variables = self.agent.context.copy()
         return variables.run(action)
 
-    def describe(self, error: BaseException, to: str) -> Any:
-        """An error as a worker of that name can read it."""
-        peer = self.agent.directory.find(to)
+    def describe(self, error: BaseException, peer: PeerInfo) -> Any:
+        """An error as a peer can read it."""
         return faults.describe(self.agent.codec_for(peer), error, Departure(peer, "error"))
 
     def rebuild(self, fault: Any, sender: PeerInfo, worker: str) -> Exception:

@@ -69,11 +69,11 @@ class Topology:
             for _, edge, place in opened:
                 self._opened.append(sends[edge].parents[place])
 
-    def halves(self, originator: str) -> Halves | None:
+    def halves(self, originator: bytes) -> Halves | None:
         """What can wait while peers go on with the rest; nothing if all is for the originator."""
         if self._work > LATE and self._halves is None:
             for node in self.receives.values():
-                if node.peer != originator:
+                if node.incarnation != originator:
                     self._halves = halves(self.counts)
                     break
         return self._halves

@@ -133,6 +133,8 @@ class ContextBaggage:
             return None
         nodes = departure.scratch.get(EDGE)
         peer = departure.to
+        if held.outcomes.version:
+            self._contexts.engine.tell_outcomes(held, peer)
         if not nodes:
             # The answer of a function or a fetch may need grad, even if no argument does.
             if departure.kind in ("op", "reply", "gradients"):

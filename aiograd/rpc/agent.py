@@ -9,6 +9,7 @@ known to the cluster layer; it fills the `directory`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import os
@@ -19,7 +20,7 @@ from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
 
-from aiograd.errors import NotAllowed, WorkerClosed
+from aiograd.errors import AiogradError, NotAllowed, WorkerClosed
 from aiograd.rpc import current
 from aiograd.rpc.again import persist
 from aiograd.rpc.baggage import check_size, labelled, pack
@@ -327,7 +328,8 @@ class Agent:
     def post(self, to: Any, service: str, *args: Any, held: Any = None) -> None:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
-        `held` is the baggage to take along, if any."""
+        Raises if the peer is lost; one that is lost later is announced by `lost`. `held` is the
+        baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
         shipment = self._service_shipments[service]
@@ -343,7 +345,7 @@ class Agent:
         if here:
             link.post(shipment, flags, payload, undo)
         else:
-            self.from_thread(link.post, shipment, flags, payload, undo)
+            self.from_thread(_post_or_drop, link, shipment, flags, payload, undo)
 
     def here(self) -> bool:
         """Whether this is the worker's thread; raises where the worker cannot be used at all."""
@@ -353,12 +355,9 @@ class Agent:
         return here
 
     def post_plain(
-        self, to: str, service: str, args: tuple[Any, ...], lent: list[PickleBuffer]
+        self, link: Link, service: str, args: tuple[Any, ...], lent: list[PickleBuffer]
     ) -> bool:
         """Post, on the loop, what is known to be plain data; False if it may not go like that."""
-        link = self._routes.get(to)
-        if link is None:
-            link = self.link(to)
         if link.restricted:
             return False
         data, shipment = encode_plain(args, lent), self._service_shipments[service]
@@ -393,3 +392,9 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} rank {self.rank}{' closed' if self.closed else ''}>"
+
+
+def _post_or_drop(link: Link, *message: Any) -> None:
+    """A post from another thread: nobody is left there to hear that the peer is lost."""
+    with contextlib.suppress(AiogradError):
+        link.post(*message)

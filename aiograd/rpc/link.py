@@ -164,6 +164,13 @@ class Link:
             self._end(error)
             self.agent.links.lost(self.peer, error)
 
+    def as_lost(self) -> Exception:
+        """A fresh error for a message that cannot be sent any more."""
+        error = self.error
+        if isinstance(error, WorkerClosed):
+            return WorkerClosed(str(error), self.agent.name)
+        return WorkerLost(self.peer.name, "no", getattr(error, "why", "") or str(error))
+
     @property
     def settled(self) -> bool:
         """Lost, and nothing that the peer called here is still running."""
@@ -238,10 +245,14 @@ class Link:
     def post(
         self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any] | None
     ) -> None:
-        """Send a message that nobody answers."""
+        """Send a message that nobody answers. Raises if it cannot be sent any more.
+
+        A post that is queued when the peer is lost fails with it: whoever depends on posts must
+        listen to `agent.lost`, too.
+        """
         if self.error is not None:
             run_undo(undo)
-            return
+            raise self.as_lost()
         number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id += 1
         self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)

@@ -51,9 +51,24 @@ class Links:
         if type(to) is PeerInfo and (to.name, to.incarnation) in self.buried:
             return self.of(to)
         peer = agent.directory.find(to)
+        if type(to) is PeerInfo and to.incarnation != peer.incarnation:
+            # Whoever names an incarnation means no other one, least of all its successor.
+            raise WorkerLost(to.name, "no", "it was restarted, and its old start is gone")
         link = self.of(peer)
         if type(to) is str:
             self.routes[to] = link
+        return link
+
+    def exactly(self, name: str, incarnation: bytes) -> Link:
+        """The link to this very start of a worker; WorkerLost if it is lost, or was replaced."""
+        link = self.table.get(incarnation)
+        if link is None:
+            peer = self._agent.directory.members.get(name)
+            if peer is None or peer.incarnation != incarnation:
+                raise WorkerLost(name, "no", "this start of it has ended")
+            link = self.of(peer)
+        if link.error is not None:
+            raise link.as_lost()
         return link
 
     def of(self, peer: PeerInfo) -> Link:

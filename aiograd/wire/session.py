@@ -29,7 +29,7 @@ from aiograd.errors import AuthError, ProtocolError
 from aiograd.wire.resume import Offer
 from aiograd.wire.secret import Secret
 
-VERSION: Final = 4  # of everything on the wire; raised with every change of a layout or a meaning
+VERSION: Final = 5  # of everything on the wire; raised with every change of a layout or a meaning
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 _CLAIM: Final = struct.Struct("<BIQ")  # offer, or status, 0 and bytes received

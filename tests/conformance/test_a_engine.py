@@ -12,28 +12,31 @@ from aiograd.autograd.op import parent_of
 from aiograd.dist.nodes import SendNode
 from aiograd.dist.passes import ALL, Pass, Terms
 from aiograd.errors import GradError, WorkerClosed
+from aiograd.rpc.directory import PeerInfo
 from tests.conformance.forms import leaf, plus
 
 PEER = b"1" * 16
+WORKER1 = PeerInfo("worker1", 1, PEER)
 OPENED = threading.Event()  # what `wait_for_opening` waits for
 
 
 def joined(*tensors: ag.Tensor) -> Pass:
     """A pass of worker1 that worker0 joined; an edge carried the tensors from 0 to 1."""
     send = SendNode(1, "worker1", PEER, tuple(parent_of(t) for t in tensors))
-    return Pass(1, "worker1", "worker0", Terms(), {1: send}, {}, context_id=1)
+    here = PeerInfo("worker0", 0, b"worker0")
+    return Pass(1, WORKER1, here, Terms(), {1: send}, {}, context_id=1)
 
 
 def test_cpp_send_fn_invalid_inputs_as_many_gradients_as_tensors_are_needed():
     ones = np.ones((3, 3))
     for wrong in ([ones], [ones, ones, ones]):
         with pytest.raises(GradError, match="worker1 answered edge 1"):
-            joined(leaf(seed=1), leaf(seed=2)).feed("worker1", [(1, wrong, None)], None, ALL)
+            joined(leaf(seed=1), leaf(seed=2)).feed(WORKER1, [(1, wrong, None)], None, ALL, 0)
 
 
 def test_cpp_send_fn_invalid_inputs_each_gradient_has_the_shape_of_its_tensor():
     this = joined(leaf(seed=1), leaf(seed=2))
-    this.feed("worker1", [(1, [np.ones((3, 3)), np.ones((2, 3))], None)], None, ALL)
+    this.feed(WORKER1, [(1, [np.ones((3, 3)), np.ones((2, 3))], None)], None, ALL, 0)
     with pytest.raises(GradError, match="shape") as caught:
         this.collect(this.drain())
     assert caught.value.reason == "shape"
@@ -42,10 +45,13 @@ def test_cpp_send_fn_invalid_inputs_each_gradient_has_the_shape_of_its_tensor():
 def test_cpp_send_fn_invalid_inputs_gradients_come_once_and_only_from_the_receiver():
     t1, t2 = leaf(seed=1), leaf(seed=2)
     this, ones = joined(t1, t2), np.ones((3, 3))
-    this.feed("stranger", [(1, [7 * ones, 7 * ones], None)], None, ALL)
+    stranger = PeerInfo("stranger", 2, b"stranger")
+    with pytest.raises(GradError, match="stranger sent a gradient for edge 1"):
+        this.feed(stranger, [(1, [7 * ones, 7 * ones], None)], None, ALL, 0)
     assert not this.complete
-    this.feed("worker1", [(1, [ones, 2 * ones], None)], None, ALL)
-    this.feed("worker1", [(1, [5 * ones, 5 * ones], None)], None, ALL)
+    this.feed(WORKER1, [(1, [ones, 2 * ones], None)], None, ALL, 0)
+    with pytest.raises(GradError, match="it was answered before"):
+        this.feed(WORKER1, [(1, [5 * ones, 5 * ones], None)], None, ALL, 0)
     this.collect(this.drain())
     assert this.complete
     assert {t: g.tolist() for t, g in this.gradients.items()} == {

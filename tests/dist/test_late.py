@@ -17,6 +17,7 @@ from aiograd.dist.passes import ALL, Pass, Terms, is_all, together
 from aiograd.dist.weight import halves
 from aiograd.errors import BackwardFailed
 from aiograd.nn import functional
+from aiograd.rpc.directory import PeerInfo
 
 SIZE = 256
 
@@ -71,27 +72,32 @@ def test_gradients_are_held_within_limits(monkeypatch):
 # ── in a pass ───────────────────────────────────────────────────────────────────────────────────
 
 
+def worker(name: str) -> PeerInfo:
+    return PeerInfo(name, 1, name.encode())
+
+
 def middle(originator: str) -> tuple[Pass, ag.Tensor, ag.Tensor]:
     """The part of a worker that got x from before, and gave x @ w to a peer named after."""
     x, w = received(), matrix(0)
     y = x @ w
     sends = {2: SendNode(2, "after", b"after", (parent_of(y),))}
     receives = {1: x._node.joint}
-    part = Pass(7, originator, "here", Terms(), sends, receives, context_id=1)
-    part.feed("after", [(2, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL)
+    home, here = worker(originator), worker("here")
+    part = Pass(7, home, here, Terms(), sends, receives, context_id=1)
+    part.feed(worker("after"), [(2, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL, 0)
     return part, x, w
 
 
 def test_what_a_peer_waits_for_comes_first_and_our_credit_with_the_rest():
     part, x, w = middle("somebody else")
     first = part.collect(part.drain())
-    assert [message.to for message in first] == ["before"]
+    assert [message.name for message in first] == ["before"]
     assert near(first[0].answers[0][1][0], np.ones((SIZE, SIZE)) @ w.numpy().T)
     assert part.late
     assert not part.complete, "its gradients must not be shown"
     assert not part.gradients
     rest = part.collect(part.drain_late())
-    assert [(message.to, message.answers) for message in rest] == [("somebody else", [])]
+    assert [(message.name, message.answers) for message in rest] == [("somebody else", [])]
     assert part.complete
     assert not part.late
     assert near(part.gradients[w], x.numpy().T @ np.ones((SIZE, SIZE)))
@@ -150,7 +156,7 @@ async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
     putting_off, drain_late = [], Pass.drain_late
 
     def noted(part):
-        putting_off.append(part.here)
+        putting_off.append(part.here.name)
         return drain_late(part)
 
     monkeypatch.setattr(Pass, "drain_late", noted)

@@ -17,8 +17,13 @@ from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.passes import ALL, NONE, Pass, Terms, is_all, split, together
 from aiograd.dist.topology import Topology
 from aiograd.errors import GradError, WorkerLost
+from aiograd.rpc.directory import PeerInfo
 
 PROGRAMS = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
+
+
+def worker(name: str, start: bytes | None = None) -> PeerInfo:
+    return PeerInfo(name, int(name[1:]), name.encode() if start is None else start)
 
 
 class World:
@@ -80,8 +85,8 @@ class World:
     def join(self, name: str, number: int, roots: list[Node]) -> Pass:
         this = self.passes[name, number] = Pass(
             number,
-            self.started_by[number],
-            name,
+            worker(self.started_by[number]),
+            worker(name),
             Terms(retain_graph=True),
             self.sends[name],
             self.receives[name],
@@ -94,9 +99,11 @@ class World:
         this = self.passes[name, number]
         for message in this.collect(this.drain()):
             assert message.credit[0] > 0
-            self.network.append(("gradients", name, message.to, number, message))
+            self.network.append(("gradients", name, message.name, number, (message, this.reached)))
         if this.over and name == self.started_by[number]:
             assert number not in self.over
+            there = {n for n, joined in self.passes if joined == number}
+            assert this.reached == sum(1 << int(n[1:]) for n in there)
             self.over[number] = {
                 leaf: float(g)
                 for (_, n), part in self.passes.items()
@@ -116,7 +123,9 @@ class World:
         else:
             if (to, what) not in self.passes:
                 self.join(to, what, [])
-            self.passes[to, what].feed(sender, load.answers, load.expected, load.credit)
+            load, reached = load
+            answers, expected, credit = load.answers, load.expected, load.credit
+            self.passes[to, what].feed(worker(sender), answers, expected, credit, reached)
             self.run(to, what)
 
     def play(self) -> None:
@@ -183,7 +192,9 @@ def part_of(
     """The part of w0 in a pass that w1 has begun."""
     topology = Topology(sends, receives, gone=gone)
     terms = Terms(retain_graph=True)
-    return Pass(0, "w1", "w0", terms, sends, receives, context_id=1, topology=topology)
+    return Pass(
+        0, worker("w1"), worker("w0"), terms, sends, receives, context_id=1, topology=topology
+    )
 
 
 def sent(edge: int, peer: str, *tensors: Tensor) -> SendNode:
@@ -197,7 +208,7 @@ def leaf() -> Tensor:
 def test_an_answer_for_another_number_of_tensors_is_refused() -> None:
     this = part_of({7: sent(7, "w1", leaf(), leaf())}, {})
     with pytest.raises(GradError, match="w1 answered edge 7 with 1 gradients for 2 tensors"):
-        this.feed("w1", [(7, [np.ones(())], None)], None, NONE)
+        this.feed(worker("w1"), [(7, [np.ones(())], None)], None, NONE, 0)
     assert not this.complete
 
 
@@ -216,13 +227,13 @@ def test_an_answer_that_names_something_else_than_a_loop_is_refused(
     edge = 8 if peer == "w1" else 9
     this = part_of({7: sent(7, "w1", leaf())}, receives)
     with pytest.raises(GradError, match="w1 answered edge 7 with no loop"):
-        this.feed("w1", [(7, [None], [(slot, edge, place)])], None, NONE)
+        this.feed(worker("w1"), [(7, [None], [(slot, edge, place)])], None, NONE, 0)
 
 
 def test_an_answer_that_names_a_loop_is_taken() -> None:
     receives = {8: RecvNode(1, 8, "w1", b"w1", 2, 0b01)}
     this = part_of({7: sent(7, "w1", leaf())}, receives)
-    this.feed("w1", [(7, [None], [(0, 8, 0)])], None, ALL)
+    this.feed(worker("w1"), [(7, [None], [(0, 8, 0)])], None, ALL, 0)
     this.collect(this.drain())
     assert this.complete
 
@@ -230,16 +241,16 @@ def test_an_answer_that_names_a_loop_is_taken() -> None:
 def test_only_those_are_invited_who_have_not_been_heard_of() -> None:
     sends = {7: sent(7, "w1", leaf()), 8: sent(8, "w2", leaf())}
     this = part_of(sends, {})
-    this.feed("w1", [], None, ALL)
+    this.feed(worker("w1"), [], None, ALL, 0)
     invited = {message.to: message.invites for message in this.collect(this.drain())}
-    assert invited == {"w1": False, "w2": True}
+    assert invited == {b"w1": False, b"w2": True}
 
 
 def test_what_was_sent_to_the_dead_does_not_keep_gradients_from_others() -> None:
     x = leaf()
     y = multiply(x, 3.0)
     this = part_of({7: sent(7, "w1", y), 8: sent(8, "w2", y)}, {}, gone=(b"w2",))
-    this.feed("w1", [(7, [np.ones(())], None)], None, ALL)
+    this.feed(worker("w1"), [(7, [np.ones(())], None)], None, ALL, 0)
     this.collect(this.drain())
     assert this.gradients == {x: 3.0}
     assert this.complete
@@ -252,7 +263,7 @@ def received(edge: int, peer: str, context: int = 1) -> RecvNode:
 def test_a_gradient_for_a_tensor_of_another_context_fails_the_pass_and_none_does_not() -> None:
     node = received(8, "w2", context=5)
     this = part_of({}, {})
-    assert [message.to for message in this.collect([(node, None)])] == ["w1"]  # nothing to w2
+    assert [message.to for message in this.collect([(node, None)])] == [b"w1"]  # nothing to w2
     with pytest.raises(GradError, match="received in context 5; a graph must not cross contexts"):
         this.collect([(node, [np.ones(())])])
 
@@ -260,7 +271,7 @@ def test_a_gradient_for_a_tensor_of_another_context_fails_the_pass_and_none_does
 def test_a_gradient_for_the_dead_fails_the_pass_and_none_does_not() -> None:
     node = received(8, "w2")
     this = part_of({}, {8: node}, gone=(b"w2",))
-    assert [message.to for message in this.collect([])] == ["w1"]  # nothing to w2
+    assert [message.to for message in this.collect([])] == [b"w1"]  # nothing to w2
     with pytest.raises(WorkerLost, match="it died before the backward pass"):
         this.collect([(node, [np.ones(())])])
 
@@ -268,17 +279,46 @@ def test_a_gradient_for_the_dead_fails_the_pass_and_none_does_not() -> None:
 def test_a_pass_says_who_owes_how_many_answers() -> None:
     this = part_of({edge: sent(edge, f"w{edge % 2 + 1}", leaf()) for edge in (2, 3, 4)}, {})
     assert this.waits_for() == "w0 waits for 2 edges of w1, 1 edges of w2"
-    this.feed("w1", [(2, None, None), (4, None, None)], None, ALL)
-    this.feed("w2", [(3, None, None)], None, NONE)
+    this.feed(worker("w1"), [(2, None, None), (4, None, None)], None, ALL, 0)
+    this.feed(worker("w2"), [(3, None, None)], None, NONE, 0)
     assert this.waits_for() == "w0 waits for nobody"
 
 
 def test_those_who_got_a_message_are_known_and_invited_once() -> None:
     this = part_of({7: sent(7, "w2", leaf())}, {})
-    this.feed("w1", [], None, ALL)
+    this.feed(worker("w1"), [], None, ALL, 0)
     (first,) = this.collect(this.drain())
-    assert (first.to, first.invites, first.expected) == ("w2", True, [7])
-    assert this.informed == {"w2"}
-    this.feed("w1", [], [9], NONE)
-    this.feed("w2", [], [10], NONE)
+    assert (first.to, first.invites, first.expected) == (b"w2", True, [7])
+    assert this.informed == {b"w2": "w2"}
+    this.feed(worker("w1"), [], [9], NONE, 0)
+    this.feed(worker("w2"), [], [10], NONE, 0)
     assert [message.invites for message in this.collect(this.drain())] == [False, False]
+
+
+def test_a_gradient_for_an_edge_that_is_not_awaited_fails_the_pass_and_none_does_not() -> None:
+    this = part_of({7: sent(7, "w1", leaf())}, {})
+    this.feed(worker("w1"), [(99, None, None), (98, [None], None)], None, ALL, 0)
+    with pytest.raises(GradError, match="edge 99, which w0 does not await"):
+        this.feed(worker("w1"), [(99, [np.ones(())], None)], None, NONE, 0)
+
+
+def test_an_answer_of_another_start_of_a_worker_is_no_answer() -> None:
+    """A worker that was restarted under its name knows nothing of its predecessor's edges."""
+    this = part_of({7: sent(7, "w1", leaf())}, {8: received(8, "w1")})
+    successor = worker("w1", b"another start")
+    this.feed(successor, [(7, None, None)], [8], NONE, 0)
+    assert 7 in this.awaited
+    (first, second) = this.collect(this.drain())
+    assert {first.to, second.to} == {b"w1", b"another start"}
+    with pytest.raises(GradError, match="does not await"):
+        this.feed(successor, [(7, [np.ones(())], None)], None, NONE, 0)
+
+
+def test_a_pass_names_the_starts_of_workers_that_it_has_edges_or_messages_with() -> None:
+    this = part_of({7: sent(7, "w1", leaf())}, {8: received(8, "w2")}, gone=(b"w4",))
+    assert this.names(b"w1")
+    assert this.names(b"w2")
+    assert not this.names(b"w3")
+    assert not this.names(b"w4")
+    this.feed(worker("w3"), [], None, NONE, 0)
+    assert this.names(b"w3")

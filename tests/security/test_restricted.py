@@ -365,19 +365,25 @@ async def test_a_context_of_others_cannot_be_touched(workers, caplog):
             np.testing.assert_allclose(ctx.gradients[x].numpy(), np.ones((1, 3)))
 
 
+STARTED = ("worker0", 0, bytes(16), None, True, False, True)  # a good invitation
+
+
 @pytest.mark.parametrize(
     "rest",
     [
-        (1, 1 << 200, 5, [], None, None),
-        (1, 0, 1 << 60, [], None, None),
-        (1, 0, 0, [(1, ["text"])], None, None),
-        (1, 0, 0, [(1, None, 2)], None, None),
-        (1, 0, 0, None, None, None),
-        (1, 0, 0, [], ["x"], None),
-        (1, 0, 0, [], None, ("worker0", 0)),
-        ("1", 0, 0, [], None, None),
+        # number, credit, places, reached, expected, invitation, answers
+        ("1", 0, 0, 1, None, None, []),
+        (1, 1 << 200, 5, 1, None, None, []),
+        (1, 0, 1 << 60, 1, None, None, []),
+        (1, 0, 0, -1, None, None, []),
+        (1, 0, 0, 1, ["x"], None, []),
+        (1, 0, 0, 1, None, ("worker0", 0), []),
+        (1, 0, 0, 1, None, (*STARTED[:2], b"short", *STARTED[3:]), []),
+        (1, 0, 0, 1, None, (*STARTED[:3], [("no", "report")], *STARTED[4:]), []),
+        (1, 0, 0, 1, None, None, [(1, ["text"])]),
+        (1, 0, 0, 1, None, None, [(1, None, 2)]),
+        (1, 0, 0, 1, None, None, None),
     ],
-    ids=repr,
 )
 async def test_gradients_of_another_form_are_refused(workers, rest):
     async with workers("restricted", "restricted") as (a, b):

@@ -37,6 +37,7 @@ from aiograd.progress import Progress
 from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
+from aiograd.testing.simulator.bugs import BUGS, planted
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import Owner, SimulationError
 from aiograd.testing.simulator.network import Manner
@@ -181,13 +182,13 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     world.ledger, world.trial = book, trial  # type: ignore[attr-defined]
     boundaries = Boundaries(world, trial, harm, case)
     main = world.loop.create_task(_main(world, program, trial, boundaries), context=world.context)
+    errors.messages.clear()  # what the run before has left behind may speak when it is let go
     try:
         world.loop.run_until_complete(main)
     except SimulationError as error:
         book.violated("I1", str(error))
     for message in errors.messages:
         book.violated("I7", f"logged as an error: {message}")
-    errors.messages.clear()
     for trouble in world.loop.troubles:
         book.violated("I7", f"asyncio complains: {trouble}")
     with hushed():
@@ -322,6 +323,21 @@ def sample(count: int, seed: int, programs: Iterable[str] = PROGRAMS) -> list[Po
     return [Portion(program, share, seed) for program in programs]
 
 
+def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | None:
+    """How many cases it takes to find a planted bug, and what was found; None: it was not."""
+    rng = random.Random(f"{seed} hunt")
+    with planted(bug), quiet() as errors:
+        for tried in range(1, limit + 1):
+            program = rng.choice(list(PROGRAMS))
+            result = run_case(Case(program, seed=seed), errors)
+            if result.ok:
+                every = list(cases(program, result.points, seed))
+                result = run_case(rng.choice(every), errors)
+            if not result.ok:
+                return tried, result
+    return None
+
+
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -334,10 +350,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="programs whose names contain this")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--case", help="replay one case: PROGRAM:POINT:WORKER:FAULT")
+    parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
     parser.add_argument("--trace", action="store_true", help="with --case: print every event")
     args = parser.parse_args()
     if args.case is not None:
         return _replay(Case.parse(args.case, args.seed), trace=args.trace)
+    if args.bug is not None:
+        return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.sample, args.seed)
     programs = [name for name in PROGRAMS if args.only in name]
     return _run_all(sample(args.sample, args.seed, programs), args.processes)
 
@@ -366,6 +385,16 @@ def told(result: Result) -> str:
     return (
         f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
     )
+
+
+def _hunt(names: list[str], limit: int, seed: int) -> int:
+    missed = 0
+    for name in names:
+        found = hunt(name, limit or 2000, seed)
+        missed += found is None
+        tries, text = (found[0], told(found[1])) if found is not None else (0, "NOT FOUND")
+        _say(f"{name}: {tries} {text}")
+    return bool(missed)
 
 
 def _replay(case: Case, *, trace: bool) -> int:

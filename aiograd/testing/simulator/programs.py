@@ -28,7 +28,7 @@ from aiograd.testing.simulator.functions import enter
 from aiograd.testing.simulator.gradients import heavy, leaf, parameter
 from aiograd.testing.simulator.ledger import CallId
 
-SECONDS: Final = 0.2  # that a heavy gradient takes: others can be replaced meanwhile
+SECONDS: Final = 1.5  # that a heavy gradient takes: more than a loss takes to be noticed
 NUMBERS: Final = {"a": 0, "b": 1, "c": 2, "d": 3}
 
 

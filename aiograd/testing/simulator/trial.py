@@ -244,12 +244,13 @@ class Trial:
             return True  # it has nothing to show, or the forward calls have reached this start
         if isinstance(answer, AiogradError):
             return False
-        if self.outcome is Outcome.RUNNING and node.name == self.leader:
-            return same(answer, self.sums(node))  # it knows that its own pass is not over
         if self.outcome is Outcome.GOOD:
             return False
-        if self.kind == "pair":  # one of two ended well
-            return same(answer, self.sums(node, ("backward",)))
+        leads = self.outcome is Outcome.RUNNING and node.name == self.leader
+        if leads and same(answer, self.sums(node)):
+            return True  # it knows that its own pass is not over
+        if self.kind == "pair":  # one of two ended well; or both, and `gather` does not know yet
+            return any(same(answer, self.sums(node, (k,))) for k in ("backward", "pair"))
         # The owner of the value decides, and its answer has not come to whoever asked it.
         return self.program.leader == "rref" and same(answer, self.sums(node, (self.kind,)))
 

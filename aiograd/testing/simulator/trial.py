@@ -24,6 +24,7 @@ from aiograd.testing.simulator.gradients import leaf
 from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger
 from aiograd.testing.simulator.programs import (
     NUMBERS,
+    SECONDS,
     Program,
     contribution,
     derivative,
@@ -51,7 +52,8 @@ class Trial:
         self.before: set[int] = set()  # passes that had begun before the last one
         self.victim, self.fault = "", ""
         self.early = False  # the fault came before the first pass
-        self.known_at = math.inf  # when the others can know of a loss
+        self.known_from = math.inf  # when the first one may know of a loss
+        self.known_by = math.inf  # when everybody can
         self._calls = 0
         self._wrong: set[tuple[str, str]] = set()
 
@@ -157,9 +159,12 @@ class Trial:
 
     def _judge_failure(self, entry: Entry) -> None:
         """A pass fails soon after the loss can be known, and says who was lost."""
-        late = entry.end - max(entry.begin, self.known_at) - NOTICED - JOURNEYS
-        if self.known_at < math.inf and late > 0:
-            self.book.violated("I1", f"the pass failed {late + NOTICED:.3f} s after the loss")
+        late = entry.end - max(entry.begin, self.known_by) - JOURNEYS
+        limit = NOTICED
+        if entry.begin >= self.known_from:  # it may compute until it comes to what the lost one had
+            limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
+        if self.known_by < math.inf and late > limit:
+            self.book.violated("I1", f"the pass failed {late:.3f} s after the loss")
         if self.fault in ("kill", "replace") and self.blamed != self.victim:
             self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
 

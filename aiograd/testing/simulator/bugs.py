@@ -291,7 +291,13 @@ BUGS: Final[dict[str, Bug]] = {
     "failed_in_doubt": Bug(
         "a loss after a good pass makes it a failed one", Endings, "failed", _failed_in_doubt
     ),
-    "all_well": Bug("participants hear that all passes ended well", Outcomes, "decided", _all_well),
+    "all_well": Bug(
+        "participants hear of no failure, but that all passes ended well",
+        Outcomes,
+        "decided",
+        _all_well,
+        ((Endings, "_tell_abort", lambda _: _soon),),
+    ),
     "untold": Bug("calls do not bring outcomes along", Engine, "tell_outcomes", _nothing),
 }
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LATE: Final = 0.25  # seconds after its deadline by which every call has ended
 CANCELLED: Final = 0.5  # seconds in which a cancelled coroutine has ended
 NOTICED: Final = 1.0  # seconds in which the death of a process is known
+COMPUTING: Final = 5.0  # seconds: more than it takes until a pass has reached all workers
 CallId = tuple[int, ...]  # a call made by the call (3,) is (3, 0), and so on
 
 
@@ -194,10 +195,11 @@ class Ledger:
         """A pass that fails because somebody died fails soon after that."""
         if entry.outcome in ("", "ok", "cancelled") or not entry.caller.alive:
             return
-        # A pass that begins after a death may compute until it comes to what the dead one had.
+        # A worker hears of the pass, and so can fail it, when others have computed: `crashpoints`
+        # knows how long that is, and is stricter.
         died = [n.died for n in self.world.dead if entry.begin <= n.died <= entry.end]
         late = entry.end - max(died, default=entry.end)
-        if late > NOTICED + 8 * self._journey or entry.outcome == "PassTimedOut":
+        if late > COMPUTING or entry.outcome == "PassTimedOut":
             self.violated("I1", f"{entry.what} failed {late:.3f} s after the last death")
 
     @property

@@ -49,6 +49,7 @@ class Trial:
         self.kind = ""  # of the last pass that began
         self.blamed, self.why = "", ""  # what the last pass that failed said: who, and all of it
         self.reached: dict[tuple[str, int], set[int]] = {}  # worker, start → passes that it joined
+        self.joined: dict[str, float] = {}  # worker → when the last pass that began reached it
         self.before: set[int] = set()  # passes that had begun before the last one
         self.victim, self.fault = "", ""
         self.early = False  # the fault came before the first pass
@@ -130,6 +131,7 @@ class Trial:
     async def _pass(self, ctx: Any, kind: str, make: Any) -> bool:
         self.outcome, self.kind = Outcome.RUNNING, kind
         self.before = {number for found in self.reached.values() for number in found}
+        self.joined.clear()
         limit = self.world.options.timeout
         entry = self._entry("backward", here().name, limit + 2.0)
         try:
@@ -159,14 +161,23 @@ class Trial:
 
     def _judge_failure(self, entry: Entry) -> None:
         """A pass fails soon after the loss can be known, and says who was lost."""
-        late = entry.end - max(entry.begin, self.known_by) - JOURNEYS
+        joined = min(
+            (when for name, when in self.joined.items() if self._had_to_do_with_victim(name)),
+            default=math.inf,  # whoever knows of the loss has not heard of the pass
+        )
+        late = entry.end - max(self.known_by, joined) - JOURNEYS
         limit = NOTICED
-        if entry.begin >= self.known_from:  # it may compute until it comes to what the lost one had
+        if joined >= self.known_from - JOURNEYS:
+            # Its edges to the lost one count as gone. It fails when it needs one of them.
             limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
-        if self.known_by < math.inf and late > limit:
+        if late > limit:
             self.book.violated("I1", f"the pass failed {late:.3f} s after the loss")
         if self.fault in ("kill", "replace") and self.blamed != self.victim:
             self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
+
+    def _had_to_do_with_victim(self, name: str) -> bool:
+        pairs = self.program.pairs()
+        return (name, self.victim) in pairs or (self.victim, name) in pairs
 
     async def _read_by_call(self, ctx: Any, worker: str) -> None:
         """What a call of the originator finds after the outcome."""
@@ -233,6 +244,8 @@ class Trial:
         if found is not None and found.passes:
             joined = self.reached.setdefault((node.name, node.start_number), set())
             joined.update(found.passes)
+            if joined - self.before:
+                self.joined.setdefault(node.name, self.world.loop.time())
         answer = read(node, self.context_id)
         sums = self.sums(node)
         reached = self._took_part(node)

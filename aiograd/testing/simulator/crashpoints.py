@@ -138,7 +138,7 @@ class Boundaries:
         trial.victim, trial.fault, trial.early = case.victim, case.fault, not trial.kind
         now, victim = world.loop.time(), case.victim
         if case.fault in DEADLY:
-            trial.known_from = trial.known_by = now + 2 * LATENCY
+            trial.known_from, trial.known_by = now + LATENCY, now + 2 * LATENCY
             self._harm.note(Fault(now, "crash", victim))
             world.crash(victim)
             if case.fault == "replace":

@@ -20,6 +20,7 @@ __all__ = [
     "NotOwner",
     "Overloaded",
     "OwnerLost",
+    "PassUndecided",
     "ProtocolError",
     "RRefError",
     "RRefExpired",

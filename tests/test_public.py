@@ -29,7 +29,7 @@ ERRORS = """
     AiogradError GradError RpcError DeadlineExceeded WorkerLost OwnerLost WorkerUnresponsive
     UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
     NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
-    ContextError UnknownContext NestedContext NoContext BackwardFailed
+    ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided
 """.split()
 
 

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
+from aiograd.rpc.forks import close_in_children
+
 __all__ = ["Child", "Lines", "Log", "Output", "forward", "python", "worker_environment"]
 
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
@@ -101,6 +103,10 @@ class Output:
             pass
         self._close()
 
+    @property
+    def descriptor(self) -> int:
+        return -1 if self._pipe.closed else self._pipe.fileno()
+
     def _close(self) -> None:
         if not self._pipe.closed:
             self._loop.remove_reader(self._pipe.fileno())
@@ -144,12 +150,20 @@ class Child:
             pass_fds=pass_fds,
         )
         self.pid = self._process.pid
+        self._handle = -1  # a pidfd, where there are such
+        close_in_children(self)  # a fork that keeps the lifeline would keep the child alive
         self._watch_exit()
         self._outputs = [
             Output(getattr(self._process, stream), partial(self._heard, heard, stream))
             for stream in ("stdout", "stderr")
         ]
         self._tell(told)
+
+    def descriptors(self) -> list[int]:
+        """What is open here for the child."""
+        process = self._process
+        pipes = (process.stdin, process.stdout, process.stderr)
+        return [self._handle, *(each.fileno() for each in pipes if each and not each.closed)]
 
     def signal(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, unless the process has ended: its number may be another's by then."""
@@ -180,7 +194,7 @@ class Child:
 
     def _watch_exit(self) -> None:
         try:
-            descriptor = os.pidfd_open(self.pid)
+            self._handle = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
             # No such thing on this system: a thread waits, and ends with the process.
             name = f"aiograd-wait-{self.name}"
@@ -188,11 +202,12 @@ class Child:
             return
 
         def ended() -> None:
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
+            self._loop.remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = -1
             self._ended()
 
-        self._loop.add_reader(descriptor, ended)
+        self._loop.add_reader(self._handle, ended)
 
     def _wait_in_thread(self) -> None:
         self._process.wait()

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -27,6 +28,7 @@ from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import current
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.exposure import exposing_modules
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
@@ -214,8 +216,10 @@ class LocalCluster:
             for host in self._start(plans):
                 hosts[host.plan.name] = self._hosts[host.plan.name] = host
             await self._wait_until_joined(hosts)
-            for host in hosts.values():
-                host.ended.add_done_callback(functools.partial(self._ended, host))
+            members = self.driver.members.roster.members
+            for name, host in hosts.items():
+                ended = functools.partial(self._ended, host, members.get(name))
+                host.ended.add_done_callback(ended)
         except BaseException:
             for host in hosts.values():
                 host.kill()
@@ -232,12 +236,16 @@ class LocalCluster:
             self._nursery = Nursery()
         return self._nursery.make(plans)
 
-    def _ended(self, host: Host, ended: asyncio.Future[int]) -> None:
+    def _ended(self, host: Host, peer: PeerInfo | None, ended: asyncio.Future[int]) -> None:
+        # The end of a process is known before anything else tells of it, if anything ever does.
+        if peer is not None and self._driver is not None and self._driver.running:
+            how = f"its process ended ({_how(ended.result())})"
+            self._driver.members.process_ended(peer, how)
         expected = self._closed is not None or host in self._leaving
         self._leaving.discard(host)
         if not expected:
             name, code = host.plan.name, ended.result()
-            _log.warning("%s ended unexpectedly (exit code %d)", name, code)
+            _log.warning("%s ended unexpectedly (%s)", name, _how(code))
 
     async def _wait_until_joined(self, hosts: dict[str, Host]) -> None:
         joined = asyncio.ensure_future(self.driver.members.wait_for(hosts))
@@ -251,7 +259,7 @@ class LocalCluster:
             await asyncio.wait([joined])
         for name, host in hosts.items():
             if host.ended.done():
-                raise RpcError(_failure(name, f"ended (exit code {host.ended.result()})", host))
+                raise RpcError(_failure(name, f"ended ({_how(host.ended.result())})", host))
         for name, host in hosts.items():
             if self.state(name) != "running":
                 raise RpcError(_failure(name, f"was silent for {PATIENCE:g} s", host))
@@ -372,6 +380,14 @@ class LocalCluster:
 def _rank(plan: Plan) -> int:
     assert plan.rank is not None
     return plan.rank
+
+
+def _how(code: int) -> str:
+    """How a process ended, as `subprocess` numbers it: a signal is negative."""
+    try:
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    except ValueError:  # a signal without a name
+        return f"signal {-code}"
 
 
 def _cores() -> int:

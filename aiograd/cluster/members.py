@@ -104,7 +104,7 @@ class Members:
                 "cluster.join",
                 self.agent.info,
                 self.world_size,
-                timeout=timeout,
+                timeout=timeout + CONFIRM,  # the coordinator should say why, not our deadline
             )
             return
         admitted = self._wait_for_answer(self.agent.incarnation)
@@ -113,10 +113,31 @@ class Members:
             async with asyncio.timeout(timeout):
                 await admitted
         except TimeoutError:
-            raise RpcError(self._incomplete(timeout)) from None
-        except RpcError:
-            await self._let_the_refused_go()
-            raise
+            why = self._incomplete(timeout)
+            self._carry(self._leads.give_up(why))
+            raise RpcError(why) from None
+
+    async def see_off_refused(self, late: float) -> None:
+        """Stay, as the coordinator, until those who were refused have heard why.
+
+        Also, for `late` seconds, for those who have not come yet: nobody else could tell them.
+        """
+        leads = self._led()
+        if late and leads.to_come():
+            _log.error("%s: %s; staying %g s for late ranks", self.agent.name, leads.verdict, late)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(late):
+                    while leads.to_come():
+                        await self.changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM):
+                while self._refused:
+                    await self.changed.wait()
+
+    @property
+    def told(self) -> list[int]:
+        """At the coordinator: the ranks to which it told that the start is refused."""
+        return [peer.rank for peer in self._led().refused.values()]
 
     async def wait_for(self, names: Iterable[str]) -> None:
         """Wait, as the coordinator, until all of these are members and all members know them."""
@@ -139,19 +160,17 @@ class Members:
         while self.others:
             await self.changed.wait()
 
-    async def _let_the_refused_go(self) -> None:
-        """Stay until those who were refused have heard it and left; it is why we end, too."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONFIRM):
-                while self._refused:
-                    await self.changed.wait()
-
     def _incomplete(self, timeout: float) -> str:
         assert self._leads is not None
         missing = self._leads.missing()
+        turned_away = "".join(
+            f"; somebody who called itself {name!r} was turned away: {why}"
+            for name, why in self.agent.turned_away.items()
+        )
         return (
             f"the world of {self.world_size} was not complete within {timeout:g} s; "
             f"no word from rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            f"{turned_away}"
         )
 
     def _on_rank(self, sender: PeerInfo) -> int:
@@ -190,6 +209,7 @@ class Members:
                         answer.set_exception(RpcError(why))
                         if peer.incarnation != self.agent.incarnation:
                             self._refused.add(peer.incarnation)
+                    self._notify()
         if admitted:
             self.agent.spawn(self._admit(admitted, told))
 
@@ -313,6 +333,20 @@ class Members:
         elif peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
             self.dismissed.set_result((False, None))
         self._gone(peer, error)
+
+    def process_ended(self, peer: PeerInfo, why: str) -> None:
+        """The process of a member has ended, as its parent saw: lose it, unless it has left.
+
+        Its connections may tell nothing: a child that it forked can keep them open.
+        """
+        if not self.agent.closed:
+            self.agent.spawn(self._lose_ended(peer, why))
+
+    async def _lose_ended(self, peer: PeerInfo, why: str) -> None:
+        await self.agent.links.read_out(peer)  # its last answers, and maybe its goodbye
+        member = self._led().members.get(peer.name)
+        if member is not None and member.incarnation == peer.incarnation:
+            self.agent.links.declare_lost(peer, why)
 
     def _gone(self, peer: PeerInfo, error: Exception) -> None:
         self.assembly.gone(peer, error)

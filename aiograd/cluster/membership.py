@@ -9,8 +9,9 @@ and whom to tell comes out. Every change has a number, so that a member can see 
     lost(c) ─▶ [Announce(update 8: c lost, to a b)]
 
 A *static* cluster has a fixed size: nobody is admitted before everybody is there, and a mistake in
-one worker's name or rank ends the start for all, since that world can never be complete. An *open*
-one admits whoever comes.
+one worker's name, rank or world size ends the start for all, since that world can never be
+complete. The verdict then stands: whoever comes later is told the same. An *open* cluster admits
+whoever comes.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class Membership(Generic[P]):
         self.members: dict[str, P] = {}  # those who are here
         self.waiting: dict[str, P] = {}  # static: those who came before the world was complete
         self._ranks_given = own.rank  # the highest rank ever seen: new ones come after it
+        self.verdict: str | None = None  # static: why this start was refused
+        self.refused: dict[bytes, P] = {}  # static: those to whom the verdict was told
+        self._largest = world_size or 0  # world size that anybody of a refused start expects
 
     def roster(self) -> tuple[int, tuple[P, ...]]:
         """Give the current version and its members, in order of rank."""
@@ -106,16 +110,17 @@ class Membership(Generic[P]):
         if self._known(peer):
             # A join that is sent again because its answer was lost changes nothing.
             return [Admit(peer)] if peer.name in self.members else []
-        if world_size != self.world_size:
-            return [Refuse(peer, self._other_kind(world_size))]
-        self._ranks_given = max(self._ranks_given, peer.rank)
-        clash = self._clash(peer)
-        if self.world_size is None:
-            return [Refuse(peer, clash)] if clash else self._admit(peer)
-        if not self.members:
+        clash = self._other_kind(peer, world_size)
+        if clash is None:
+            self._ranks_given = max(self._ranks_given, peer.rank)
+            clash = self._clash(peer)
+        if self.world_size is not None and not self.members:
+            self._largest = max(self._largest, world_size or 0)
             return self._assemble(peer, clash)
         if clash:
             return [Refuse(peer, clash)]
+        if self.world_size is None:
+            return self._admit(peer)
         if peer.rank >= self.world_size:
             return [Refuse(peer, f"rank {peer.rank} is not in a world of {self.world_size}")]
         return self._admit(peer)  # somebody is gone, and this is the restart
@@ -130,26 +135,48 @@ class Membership(Generic[P]):
         peer = self._remove(incarnation)
         return [self._announce(lost=((peer, why),))] if peer else []
 
+    def give_up(self, why: str) -> list[Action[P]]:
+        """End a start that takes too long; nobody else is expected any more."""
+        self._largest = 0
+        return self._refuse(list(self.waiting.values()), why)
+
+    def to_come(self) -> int:
+        """Count the workers of a refused start that have not come yet, if all are going to."""
+        return max(self._largest - len(self.refused), 0)
+
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
     def _known(self, peer: P) -> bool:
         known = self.members.get(peer.name) or self.waiting.get(peer.name)
         return known is not None and known.incarnation == peer.incarnation
 
-    def _other_kind(self, world_size: int | None) -> str:
-        if world_size is None or self.world_size is None:
-            kinds = {True: "an open cluster (no world size)", False: "a static one"}
-            return (
-                f"this is {kinds[self.world_size is None]}, and the worker wants to join "
-                f"{kinds[world_size is None]}: give world_size on all workers or on none"
+    def _other_kind(self, peer: P, world_size: int | None) -> str | None:
+        if world_size == self.world_size:
+            return None
+
+        def expects(who: P, size: int | None) -> str:
+            kind = (
+                "an open cluster (no world size)" if size is None else f"a static world of {size}"
             )
-        return f"the world has {self.world_size} workers, and this one expects {world_size}"
+            return f"{who.name!r} (rank {who.rank}) expects {kind}"
+
+        return (
+            f"world sizes must be equal: {expects(self.own, self.world_size)}, and "
+            f"{expects(peer, world_size)}; give the same world_size to all workers, or none"
+        )
 
     def _clash(self, peer: P) -> str | None:
         for other in (*self.members.values(), *self.waiting.values()):
             if other.name == peer.name:
-                ranks = f"ranks {other.rank} and {peer.rank}"
+                first, second = sorted((other.rank, peer.rank))
+                ranks = f"ranks {first} and {second}"
                 return f"worker names must be unique: {peer.name!r} is the name of {ranks}"
+            if other.name.lower() == peer.name.lower():
+                # One of them in a mode or a certificate is soon taken for the other.
+                return (
+                    f"worker names must differ in more than case: {other.name!r} is rank "
+                    f"{other.rank}, and {peer.name!r} is rank {peer.rank}"
+                )
             if other.rank == peer.rank:
                 names = f"{other.name!r} and {peer.name!r}"
                 return f"ranks must be unique: {names} both have rank {peer.rank}"
@@ -160,15 +187,20 @@ class Membership(Generic[P]):
         if not clash and peer.rank >= self.world_size:
             clash = f"rank {peer.rank} of {peer.name!r} is not in a world of {self.world_size}"
         everyone = [*self.waiting.values(), peer]
-        if clash:
-            self.waiting.clear()
-            return [Refuse(other, clash) for other in everyone]
+        if self.verdict is not None or clash:
+            return self._refuse(everyone, self.verdict or clash or "")
         self.waiting[peer.name] = peer
         if len(everyone) < self.world_size:
             return []
         self.members, self.waiting = self.waiting, {}
         self.version += 1
         return [Admit(other) for other in everyone]
+
+    def _refuse(self, peers: list[P], why: str) -> list[Action[P]]:
+        self.verdict = why
+        self.waiting.clear()
+        self.refused.update({peer.incarnation: peer for peer in peers})
+        return [Refuse(peer, why) for peer in peers]
 
     def _admit(self, peer: P) -> list[Action[P]]:
         announce = self._announce(joined=(peer,))

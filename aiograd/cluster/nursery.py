@@ -35,6 +35,7 @@ from aiograd.cluster.children import (
     worker_environment,
 )
 from aiograd.cluster.plan import Plan
+from aiograd.rpc.forks import close_in_children
 
 __all__ = ["ForkedHost", "Nursery", "can_fork"]
 
@@ -82,6 +83,7 @@ class Nursery:
             raise
         finally:
             theirs.close()
+        close_in_children(self)
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._read)
         self._child.exited.add_done_callback(self._over)
@@ -90,6 +92,10 @@ class Nursery:
     def open(self) -> bool:
         """Whether it can make more workers."""
         return self._control.fileno() >= 0 and not self._child.exited.done()
+
+    def descriptors(self) -> list[int]:
+        """What is open here for the nursery, besides the pipes of its process."""
+        return [self._control.fileno()]
 
     def make(self, plans: Sequence[Plan]) -> list[ForkedHost]:
         """Ask for workers; they start in the surroundings that this process has now."""
@@ -179,6 +185,12 @@ class ForkedHost:
             self.pipes.append(theirs)
             pipe = os.fdopen(ours, "rb", buffering=0)
             self._outputs.append(Output(pipe, partial(self._heard, stream)))
+        close_in_children(self)  # a fork that keeps the lifeline would keep the worker alive
+
+    def descriptors(self) -> list[int]:
+        """What is open here for the worker."""
+        handles = [each for each in (self._lifeline, self._handle) if each is not None]
+        return [*handles, *(output.descriptor for output in self._outputs)]
 
     def tell(self, data: bytes) -> None:
         """Give the worker its plan, which is small: the pipe takes it at once."""

@@ -13,9 +13,10 @@ from typing import Any
 from aiograd.cluster.environment import read_launch
 from aiograd.cluster.rendezvous import Place, parse_place
 from aiograd.errors import RpcError
-from aiograd.rpc.directory import PeerInfo, check_name
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
+from aiograd.wire.names import check_name
 
 __all__ = ["DRIVER", "PATIENCE", "Plan", "check_count", "plan_worker", "worker_names"]
 
@@ -110,8 +111,10 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"names should be {n_workers} names, not {names!r}")
     for name in names:
         check_name(name)
-    if len({*names, DRIVER}) <= n_workers:
-        raise RpcError(f'worker names must be unique, and "{DRIVER}" is taken: {list(names)}')
+    if len({name.lower() for name in (*names, DRIVER)}) <= n_workers:
+        raise RpcError(
+            f'worker names must differ in more than case, and "{DRIVER}" is taken: {list(names)}'
+        )
     return list(names)
 
 

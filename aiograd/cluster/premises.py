@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.freed import free_one_large_array
 from aiograd.cluster.plan import Plan
-from aiograd.cluster.rendezvous import Place, Sign, find_secret
-from aiograd.errors import RpcError, SecurityError
+from aiograd.cluster.rendezvous import Place, Sign, Verdict, find_secret
+from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.runtime import Runtime
@@ -29,7 +30,10 @@ from aiograd.wire.secret import Secret
 
 __all__ = ["Premises", "is_listening", "private_folder"]
 
+_log = logging.getLogger("aiograd")
+
 LONGEST_PATH = 80  # characters of a folder for sockets: the kernel allows 107 in all
+REPLACED = 0.5  # seconds for a new rank 0 to replace the verdict of an earlier start
 LONGEST_PAUSE = 0.2  # seconds between two looks whether the coordinator is there, at most
 
 
@@ -43,6 +47,8 @@ class Premises:
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
         self._folder: str | None = None
         self._sign: str | None = None  # the file that rank 0 wrote
+        self._began = 0.0  # wall time
+        self._old_verdict: tuple[Verdict, float] | None = None  # that was there, and until when
 
     async def open(self, ops: Mapping[str, Any]) -> tuple[Agent, PeerInfo | None]:
         """Open everything; gives the agent, and the coordinator unless it is this worker."""
@@ -50,7 +56,9 @@ class Premises:
         if plan.network is None:  # among processes, where large arrays come and go
             free_one_large_array()
         self._deadline = asyncio.get_running_loop().time() + plan.patience
+        self._began = self._runtime.wall_time()
         secret, made = await self._secret()
+        await self._check_only_rank_0(secret)
         rank = plan.rank
         if rank is None:
             rank = await self._ask_for_rank(secret)
@@ -69,6 +77,18 @@ class Premises:
             await agent.close()
             raise
 
+    def leave_verdict(self, why: str, told: Sequence[int]) -> bool:
+        """Tell late ranks in the file that the start was refused; False if there is no file."""
+        if self._sign is None:
+            return False
+        sign, self._sign = self._sign, None  # it stays, until the next start replaces it
+        verdict = Verdict(why, self._runtime.wall_time(), tuple(told))
+        try:
+            Sign((), verdict=verdict).write(sign)
+        except RpcError as error:
+            _log.warning("%s: late ranks are not told: %s", self._plan.name, error)
+        return True
+
     async def close(self) -> None:
         """Remove the folder and the sign."""
         if self._sign is not None:
@@ -77,6 +97,30 @@ class Premises:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._sign = self._folder = None
+
+    async def _check_only_rank_0(self, secret: bytes | Mapping[str, bytes]) -> None:
+        """Look whether another rank 0 has written the file and lives; RpcError if so.
+
+        Joining it is how everybody hears of the clash: both of rank 0, and all who wait there.
+        """
+        plan, place = self._plan, self._plan.place
+        if place is None or place.kind != "file" or not plan.leads:
+            return
+        sign = Sign.read(place.text)
+        if sign is None or sign.verdict is not None:
+            return
+        known, world_size = sign.secret or secret, plan.world_size
+        guest = Agent(plan.name, 0, secret=known, options=plan.options, runtime=self._runtime)
+        try:
+            for address in sign.addresses:
+                # OSError: nobody is there any more, or somebody without our secret.
+                with contextlib.suppress(OSError, ProtocolError):
+                    other = await guest.connect(address)
+                    guest.directory.add(other)
+                    join = "cluster.join", guest.info, world_size
+                    await guest.request(other, *join, timeout=plan.patience)
+        finally:
+            await guest.close()
 
     # ── the secret ──────────────────────────────────────────────────────────────────────────────
 
@@ -109,10 +153,25 @@ class Premises:
         waits = _Waits(self._deadline)
         while True:
             sign = Sign.read(path)
-            if sign is not None and (sign.secret is not None or not with_secret):
+            if sign is not None and sign.verdict is not None:
+                self._heed(sign.verdict)
+            elif sign is not None and (sign.secret is not None or not with_secret):
                 return sign
             if not await waits.again():
-                raise RpcError(f"rank 0 did not write its address into {path} in time")
+                verdict = sign.verdict if sign is not None else None
+                before = f"; an earlier start was refused: {verdict.why}" if verdict else ""
+                raise RpcError(f"rank 0 did not write its address into {path} in time{before}")
+
+    def _heed(self, verdict: Verdict) -> None:
+        """Raise what rank 0 has decided, unless it was about another start than ours."""
+        now = asyncio.get_running_loop().time()
+        if self._old_verdict is None or self._old_verdict[0] != verdict:
+            # One from before we began may be of the last start. Then the next rank 0 replaces it.
+            old = verdict.at < self._began
+            fits = verdict.is_for(self._plan.rank, self._runtime.wall_time())
+            self._old_verdict = verdict, now + (REPLACED if old else 0.0) if fits else math.inf
+        if now >= self._old_verdict[1]:
+            raise RpcError(verdict.why)
 
     # ── listening ───────────────────────────────────────────────────────────────────────────────
 

@@ -12,19 +12,23 @@ the transport's business.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport import is_loopback, split_tcp
 from aiograd.wire.secret import SHORTEST, Secret
 
-__all__ = ["Place", "Sign", "find_secret", "parse_place", "read_secret_file"]
+__all__ = ["Place", "Sign", "Verdict", "find_secret", "parse_place", "read_secret_file"]
+
+LATE: Final = 10.0  # seconds in which ranks of one start come, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +77,64 @@ def parse_place(text: str) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a start was refused, for ranks that come when rank 0 has gone."""
+
+    why: str
+    at: float  # wall time
+    told: tuple[int, ...] = ()  # ranks that were there and know it
+
+    def is_for(self, rank: int | None, now: float) -> bool:
+        """Whether it is about the start that this rank takes part in, as far as can be known.
+
+        Not if it is old: the next start begins where this file is. And not if the rank was told
+        once already: then it comes again, for the next start. Told twice, it is a duplicate.
+        """
+        return abs(now - self.at) <= LATE and self.told.count(-1 if rank is None else rank) != 1
+
+
+@dataclass(frozen=True, slots=True)
 class Sign:
-    """What rank 0 writes into the file: where it listens, and the secret if it made one."""
+    """What rank 0 writes into the file: where it listens, and the secret if it made one.
+
+    Or, with a verdict, that it listens no more because the start was refused.
+    """
 
     addresses: tuple[str, ...]
     secret: Secret | None = None
+    verdict: Verdict | None = None
 
     def write(self, path: str) -> None:
         """Put it there in one step, so that nobody reads half of it; only this user may read it."""
         secret = self.secret.hex() if self.secret else None
-        text = json.dumps({"addresses": self.addresses, "secret": secret})
-        _write_private(Path(path), text.encode(), os.replace)
+        verdict = asdict(self.verdict) if self.verdict else None
+        data = {"addresses": self.addresses, "secret": secret, "verdict": verdict}
+        text = json.dumps(data)
+        try:
+            _write_private(Path(path), text.encode(), os.replace)
+        except OSError as error:  # for example, another user's file is there
+            raise RpcError(f"cannot write the rendezvous file {path}: {error.strerror}") from error
 
     @classmethod
     def read(cls, path: str) -> Sign | None:
-        """Read it; None while it is not there."""
+        """Read it; None while it is not there. AuthError if it may be another user's.
+
+        Whoever writes this file decides whom its readers trust, and so whose code they run.
+        """
         try:
-            data = json.loads(Path(path).read_bytes())
+            data = json.loads(_read_private(path, "the rendezvous file", follow=False))
             secret = Secret.fromhex(data["secret"]) if data["secret"] else None
-            return cls(tuple(data["addresses"]), secret)
+            return cls(tuple(data["addresses"]), secret, _verdict(data.get("verdict")))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             raise RpcError(f"{path} is there, but no worker wrote it: use another file") from None
+
+
+def _verdict(data: Any) -> Verdict | None:
+    if data is None:
+        return None
+    return Verdict(str(data["why"]), float(data["at"]), tuple(map(int, data["told"])))
 
 
 def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) -> None:
@@ -109,22 +148,39 @@ def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) ->
             os.unlink(temporary)
 
 
-# ── the secret ──────────────────────────────────────────────────────────────────────────────────
+# ── files that decide whom to trust ─────────────────────────────────────────────────────────────
 
 
-def read_secret_file(path: str) -> Secret:
-    """Read a secret file: raw bytes, surrounding whitespace stripped; private to this user."""
+def _read_private(path: str, what: str, *, follow: bool) -> bytes:
+    """Read a file that nobody but this user, or root, can have written; AuthError if not.
+
+    The open descriptor is checked, not the path: the path may mean another file a moment later.
+    `follow`: whether the path may be a symbolic link. OSError if it cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for a writer
     try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            secret = Secret(file.read().strip())
+        descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
-        raise AuthError(f"cannot read the secret file {path}: {error.strerror}") from error
-    if (why := exposure(found.st_mode, found.st_uid, os.geteuid())) is not None:
-        raise AuthError(f"the secret file {path} {why}")
-    if len(secret) < SHORTEST:
-        raise AuthError(f"the secret in {path} has {len(secret)} bytes; {SHORTEST} are the least")
-    return secret
+        if error.errno in (errno.ELOOP, errno.EMLINK) and os.path.islink(path):
+            raise AuthError(f"{what} {path} is no regular file but a symbolic link") from None
+        if isinstance(error, PermissionError):
+            raise AuthError(f"this user may not read {what} {path}") from None
+        raise
+    try:
+        found, user = os.fstat(descriptor), os.geteuid()
+        if not stat.S_ISREG(found.st_mode):
+            raise AuthError(f"{what} {path} is no regular file")
+        if (why := exposure(found.st_mode, found.st_uid, user)) is not None:
+            raise AuthError(f"{what} {path} {why}")
+        folder = os.stat(os.path.dirname(os.path.realpath(path)))
+        private = _is_private_group(folder.st_gid, user)
+        why = replaceable(folder.st_mode, folder.st_uid, user, private_group=private)
+        if why is not None:
+            raise AuthError(f"{what} {path} is in a folder that {why}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def exposure(mode: int, owner: int, user: int) -> str | None:
@@ -138,6 +194,49 @@ def exposure(mode: int, owner: int, user: int) -> str | None:
         shown = f"{stat.S_IMODE(mode):04o}"
         return f"can be read or changed by others (mode {shown}): `chmod 600` it, or make another"
     return None
+
+
+def replaceable(mode: int, owner: int, user: int, *, private_group: bool) -> str | None:
+    """Say why others could replace a file of ours in a folder of this mode and owner, if they can.
+
+    In a sticky folder, as /tmp is, they cannot. `private_group`: nobody else is in its group.
+    """
+    if owner not in (user, 0):
+        return f"belongs to another user ({owner}), who can replace it"
+    others = 0o002 if private_group else 0o022
+    if mode & others and not mode & stat.S_ISVTX:
+        shown = f"{stat.S_IMODE(mode):04o}"
+        return f"others can write to (mode {shown}), so they can replace it: use a private folder"
+    return None
+
+
+def _is_private_group(group: int, user: int) -> bool:
+    """Whether a group has this user as its only member, as where every user has one of its own."""
+    import grp  # not on every platform
+    import pwd
+
+    try:
+        account, found = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return account.pw_gid == group and not set(found.gr_mem) - {account.pw_name}
+
+
+# ── the secret ──────────────────────────────────────────────────────────────────────────────────
+
+
+def read_secret_file(path: str) -> Secret:
+    """Read a secret file: raw bytes, surrounding whitespace stripped; private to this user."""
+    try:
+        # Links are followed: orchestrators mount secrets as links into a folder of root's.
+        secret = Secret(_read_private(path, "the secret file", follow=True).strip())
+    except AuthError:
+        raise
+    except OSError as error:
+        raise AuthError(f"cannot read the secret file {path}: {error.strerror}") from error
+    if len(secret) < SHORTEST:
+        raise AuthError(f"the secret in {path} has {len(secret)} bytes; {SHORTEST} are the least")
+    return secret
 
 
 def find_secret(

@@ -177,8 +177,18 @@ class Worker:
         if plan.watch:  # before joining: a member can be called at once
             self._watchdog = Watchdog(agent)
             self._watchdog.start()
-        await self._members.join(plan.patience)
+        await self._join(self._members)
         self._ticking()
+
+    async def _join(self, members: Members) -> None:
+        """Become a member. Rank 0 sees to it that whoever takes part hears why it cannot be."""
+        try:
+            await members.join(self._plan.patience)
+        except RpcError as error:
+            if members.leads:
+                in_file = self._premises.leave_verdict(str(error), members.told)
+                await members.see_off_refused(0.0 if in_file else self.options.grace)
+            raise
 
     def make_current(self) -> None:
         """Let this worker be the current one, here and wherever no other is."""

@@ -160,17 +160,17 @@ class Context:
             # sees all of these gradients or none.
             self.totals = _add_up(self.totals, ended.gradients)
             del self.passes[number]
-            if ended.retries is self.failure:
+        if self.failure is not None:
+            # Numbers of different originators cannot be compared. A pass of another one counts
+            # if it began here after the failure was known.
+            if ended is not None and ended.retries is self.failure:
                 self.failure = None
-        self.outlived(originator, number)
+            self.outlived(originator, number)
 
     def outlived(self, originator: bytes, number: int) -> None:
-        """A pass of this number ended well: failures of earlier ones hide the numbers no longer.
-
-        Numbers of different originators cannot be compared. A pass of another one counts if it
-        began here after the failure was known (`Pass.retries`).
-        """
-        if (originator, number) > self._failed and originator == self._failed[0]:
+        """A pass of this number ended well: an earlier failure hides the numbers no longer."""
+        who, failed = self._failed
+        if originator == who and number > failed:
             self.failure = None
 
     def ended_badly(self, originator: bytes, number: int, failure: BackwardFailed) -> bool:

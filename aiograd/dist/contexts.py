@@ -81,6 +81,9 @@ class Contexts:
     def find(self, context_id: int) -> Context | None:
         return self._table.get(context_id)
 
+    def all(self) -> list[Context]:
+        return list(self._table.values())
+
     def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
         """The context a message belongs to; made on first sight, never brought back."""
         context = self._table.get(context_id)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.dist.failures import failure_of
 from aiograd.dist.running import Running
-from aiograd.errors import AiogradError, BackwardFailed, PassTimedOut, WorkerLost
+from aiograd.errors import AiogradError, BackwardFailed, Overloaded, PassTimedOut, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Endings:
         node = play.sweep.failed
         op = node.name if node is not None else ""
         worker = getattr(error, "worker", "") or self.agent.name
-        if isinstance(error, WorkerLost):
+        if isinstance(error, WorkerLost | Overloaded):  # another worker's fault, and no op's
             op = ""
         else:
             worker = self.agent.name
@@ -117,6 +117,14 @@ class Endings:
                 # Even if our part is complete: credit we sent there is lost. A pass that has ended
                 # meanwhile is not harmed, its originator says so.
                 self.failed(running, WorkerLost(peer.name, "unknown", str(error)))
+
+    def refused(self, peer: PeerInfo, error: Exception) -> None:
+        """A peer could not take a gradient message: passes that went there have lost credit.
+
+        It does not say which message that was, so all of them fail."""
+        for running in list(self._engine.passes.values()):
+            if peer.incarnation in running.play.informed:
+                self.failed(running, error)
 
     # ── ending a pass ───────────────────────────────────────────────────────────────────────────
 

@@ -317,7 +317,8 @@ class Engine:
                     for edge, gradients, loops in message.answers
                 ]
             link = self.agent.links.exactly(message.name, message.to)
-            invitation = self._invitation(running, link.peer) if message.invites else None
+            home = play.originator
+            invitation = (*home.identity, *play.terms) if message.invites else None
             of_pass = (context.id, play.number, *message.credit, play.reached)
             head = (*of_pass, message.expected, invitation)
             lent: list[PickleBuffer] = []
@@ -331,14 +332,6 @@ class Engine:
                 running.posted(message.name, message.answers, began)
         if running.done is not None:
             self._end_if_over(running, running.done)
-
-    def _invitation(self, running: Running, peer: PeerInfo) -> tuple[Any, ...]:
-        """What a peer must know to take part, and the outcomes of earlier passes that it awaits."""
-        home, outcomes = running.play.originator, running.context.outcomes
-        reports: list[tuple[Any, ...]] | None = None
-        if outcomes.version and not outcomes.knows_all(peer.incarnation):
-            reports = self._reports(running.context, peer)
-        return (home.name, home.rank, home.incarnation, reports, *running.play.terms)
 
     def _end_if_over(self, running: Running, done: asyncio.Future[None]) -> None:
         play = running.play
@@ -405,15 +398,13 @@ class Engine:
         name: str,
         rank: int,
         incarnation: bytes,
-        reports: list[tuple[Any, ...]] | None,
         *terms: bool,
     ) -> Running | None:
         """Take part in a pass; None if it is known to be decided, and its messages come late."""
-        if reports:
-            self._learn(context, sender, reports)
         if context.outcomes.outcome(incarnation, number) is not None:
             return None
-        originator = PeerInfo(name, rank, incarnation)
+        invited_by_originator = sender.incarnation == incarnation
+        originator = sender if invited_by_originator else PeerInfo(name, rank, incarnation)
         play = self._pass(context, number, originator, Terms(*terms))
         running = self.passes[context.id, number] = Running(context, play, None)
         running.trace = trace_pass(self.agent)
@@ -447,6 +438,11 @@ class Engine:
                 peer = self.agent.directory.get(rank)
                 if peer is not None and peer.incarnation not in context.lost:
                     self.tell_outcomes(context, peer)
+
+    def outcomes_refused(self, peer: PeerInfo, error: Exception) -> None:
+        """A peer could not take a report: the next message of the context brings it again."""
+        for context in self.contexts.all():
+            context.outcomes.forget_told(peer.incarnation)
 
     def outcomes_told(
         self, sender: PeerInfo, context_id: int, reports: list[tuple[Any, ...]]

@@ -64,10 +64,10 @@ class Outcomes:
         if number not in self.running:
             return False
         del self.running[number]
-        if well:
-            self._best = max(self._best, number)
-        else:
+        if not well:
             self._failed.append(number)
+        elif number > self._best:
+            self._best = number
         self._own += 1
         self.version += 1
         return True
@@ -98,6 +98,10 @@ class Outcomes:
     def knows_all(self, peer: bytes) -> bool:
         """Whether a peer was told everything that is known here."""
         return self._told.get(peer, 0) == self.version
+
+    def forget_told(self, peer: bytes) -> None:
+        """What a peer was told has not reached it: tell it again."""
+        self._told.pop(peer, None)
 
     def tell(self, peer: bytes, me: tuple[str, bytes]) -> Iterator[Report]:
         """The reports that a peer may not have; from now on it counts as told."""

@@ -173,16 +173,15 @@ def _is_gradient(value: Any) -> bool:
 
 
 def _is_invitation(value: Any) -> bool:
-    if not (type(value) is tuple and len(value) == 7):
+    if not (type(value) is tuple and len(value) == 6):
         return False
-    name, rank, incarnation, reports, *terms = value
+    name, rank, incarnation, *terms = value
     return (
         type(name) is str
         and type(rank) is int
         and 0 <= rank < RANKS
         and type(incarnation) is bytes
         and len(incarnation) == 16
-        and (reports is None or _are_reports(reports))
         and tuple(map(type, terms)) == (bool, bool, bool)
     )
 

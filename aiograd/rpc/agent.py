@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
@@ -29,9 +29,10 @@ from aiograd.rpc.connection import LAST_WORDS, hang_up
 from aiograd.rpc.copying import Copier
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.deadlines import Deadlines
-from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, check_name
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.doors import Doors
 from aiograd.rpc.exposure import ClassTraveller
+from aiograd.rpc.forks import close_in_children
 from aiograd.rpc.functions import ServiceShipments, Shipper, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.insist import insist
@@ -52,6 +53,7 @@ from aiograd.wire.flat import encode_call, encode_plain
 from aiograd.wire.frames import SMALL
 from aiograd.wire.memory import Memory
 from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
+from aiograd.wire.names import check_name
 from aiograd.wire.payload import Codec, Payload
 from aiograd.wire.session import Identity
 
@@ -79,6 +81,7 @@ class Agent:
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
         settle(self)
+        close_in_children(self)
         self.incarnation = self.runtime.token_bytes(16)
         self.closed = False
         self.started = 0  # calls ever made; two equal readings say that none was made between
@@ -95,6 +98,10 @@ class Agent:
         self.keeper: Keeper | None = None
         self.services: dict[str, Service] = {}
         self.lost: list[Callable[[PeerInfo, Exception], None]] = []
+        # By the name of a service: told on the loop when a peer could not take a post for it, for
+        # want of memory above all. Posts are not numbered for their senders, so the error says who
+        # refused, not which one: what may have depended on it fails.
+        self.post_refused: dict[str, Callable[[PeerInfo, Exception], None]] = {}
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
         self.faults: Faults | None = None
         self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
@@ -164,6 +171,13 @@ class Agent:
     def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
         return self.data_codec if self.restricts(peer) else self.codec
 
+    @property
+    def turned_away(self) -> Mapping[str, str]:
+        """Names that the latest connections claimed that were refused here, and why.
+
+        Nobody has proven these names: it is a hint for whoever misses a worker."""
+        return self._doors.turned_away
+
     async def connect(self, address: str) -> PeerInfo:
         """Dial an address of which only the address is known (a rendezvous); who answered."""
         return await self._doors.meet(address)
@@ -191,6 +205,12 @@ class Agent:
             # Those who wanted to wait for them have done so; some ignore that they are cancelled.
             await asyncio.wait(tasks, timeout=LAST_WORDS)
         await hang_up([link.connection for link in links if link.connection is not None])
+
+    def descriptors(self) -> Iterator[int]:
+        """Give what this worker has open: its listeners and connections."""
+        yield from self._doors.descriptors()
+        for link in list(self.links.all()):
+            yield from link.descriptors()
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None
@@ -328,8 +348,8 @@ class Agent:
     def post(self, to: Any, service: str, *args: Any, held: Any = None) -> None:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
-        Raises if the peer is lost; one that is lost later is announced by `lost`. `held` is the
-        baggage to take along, if any."""
+        Raises if the peer is lost. One that is lost later is announced by `lost`, and one that
+        cannot take the post by `post_refused`. `held` is the baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
         shipment = self._service_shipments[service]

@@ -130,6 +130,11 @@ class Answering:
         else:
             self._answer_fault(incoming, error, extra)
 
+    def _refuse(self, incoming: Incoming, error: BaseException) -> None:
+        """A message takes no effect. Of a post, too, the sender is told: it may depend on it."""
+        incoming.refused = True
+        self._fail(incoming, error)
+
     def _answer_fault(
         self, incoming: Incoming, error: BaseException, extra: dict[str, Any] | None = None
     ) -> None:
@@ -137,7 +142,8 @@ class Answering:
         text = faults.traceback_text(error)
         if incoming.kind == POST:
             _log.error("%s: %s from %s failed\n%s", self._agent.name, name, sender, text)
-            return
+            if not incoming.refused:
+                return
         if incoming.kind == CALL:
             _log.warning("%s: %s() called by %s failed\n%s", self._agent.name, name, sender, text)
         departure = Departure(self._link.peer, "reply")
@@ -154,7 +160,8 @@ class Answering:
         if extra is not None:
             payload = Payload(in_front(extra, payload.data, codec), payload.buffers)
             flags = EXTRA
-        self._link.send(FAULT, flags, incoming.id, 0.0, 0, payload, "reply")
+        post = int(incoming.kind == POST)
+        self._link.send(FAULT, flags, incoming.id, 0.0, post, payload, "reply")
 
     def fail(self, incoming: Incoming, error: BaseException) -> None:
         self._fail(incoming, error)

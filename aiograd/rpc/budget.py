@@ -1,11 +1,14 @@
 """How much memory of a worker may be taken by messages that come in and are not dealt with yet.
 
 All peers share it: large messages that are still arriving, small ones that wait behind them, and
-calls of peers that read no answers. A message for which there is none left is refused.
+calls of peers that read no answers. A message for which there is none left is refused: it is not
+read, its sender gets `Overloaded`, and the link and everything else on it go on. So is one for
+which the system has no memory although the budget has.
 """
 
 from __future__ import annotations
 
+from aiograd.errors import Overloaded
 from aiograd.rpc.limits import Limits
 
 
@@ -23,6 +26,24 @@ class Budget:
             return False
         self.used += size
         return True
+
+    def unavailable(self, size: int = 0) -> None:
+        """The system did not give memory, of which so many bytes were reserved."""
+        self._limits.reached("allocation")
+        self.used -= size
+
+    def refusal(self, worker: str, what: str, size: int, limit: str) -> Overloaded:
+        """What the sender of a message is told for which this worker has no memory."""
+        most = f"inbound_budget: {self.used} of {self._most} are taken"
+        why = most if limit == "inbound_budget" else "allocation: the system has none left"
+        return Overloaded(worker, f"no memory for {what}, {size} bytes ({why})")
+
+    def undecodable(self, worker: str, what: str, error: Exception) -> Exception:
+        """The same where memory was missing to decode a message; any other error as it is."""
+        if not isinstance(error, MemoryError):
+            return error
+        self.unavailable()
+        return Overloaded(worker, f"no memory to decode {what} (allocation: {error})")
 
     def release(self, size: int) -> None:
         """Give back what was reserved."""

@@ -105,7 +105,7 @@ class Callee(Shortcuts):
                     token, entry = entry
                 args = call_of(entry, boxes)
             except Exception as error:
-                self._fail(Incoming(self, id, target, CALL), error)
+                self._fail(Incoming(self, id, target, CALL), self._undecodable(error))
                 continue
             if budget > 0 and target.error is None and self._agent.profiles is None:
                 if token is not None:
@@ -148,7 +148,11 @@ class Callee(Shortcuts):
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
     ) -> None:
         """Let it wait for a peer that does not read, within the memory for what comes in."""
-        size = _HELD + (body.size if isinstance(body, Transfer) else len(body))
+        size = _HELD
+        if not isinstance(body, Transfer):
+            size += len(body)
+        elif not body.refused:
+            size += body.size
         self._agent.limits.reached("outbound_buffer")
         if not self._agent.budget.reserve(size):
             raise ProtocolError(f"{self._link.peer.name} calls on and on, and reads no answers")
@@ -176,17 +180,18 @@ class Callee(Shortcuts):
         agent = self._agent
         incoming = Incoming(self, id, target, kind)
         if isinstance(body, Transfer) and body.refused:
-            return self._fail(incoming, Overloaded(agent.name, "no memory for its arguments"))
+            refusal = agent.budget.refusal(agent.name, "its arguments", body.size, body.refused)
+            return self._refuse(incoming, refusal)
         if not budget > 0:  # spent, or no number
-            return self._fail(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
+            return self._refuse(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
         if len(self.running) >= self._most and self._crowded(kind, flags):
             agent.limits.reached("max_inflight")
             why = f"{self._most} of its calls are under way"
-            return self._fail(incoming, Overloaded(agent.name, why))
+            return self._refuse(incoming, Overloaded(agent.name, why))
         if budget > AGES:
             budget = math.inf
         if isinstance(target.error, NotAllowed):  # refused before anything of it is unpickled
-            return self._fail(incoming, target.error)
+            return self._refuse(incoming, target.error)
         self.running[id] = incoming
         waits: list[asyncio.Future[Any]] = []
         incoming.context = context = self._context.copy()
@@ -207,15 +212,19 @@ class Callee(Shortcuts):
             else:
                 waits = self._unpack(incoming, flags, body)
         except Exception as error:
-            return self._fail(incoming, error)
+            return self._refuse(incoming, self._undecodable(error))
         if incoming.target.error is not None:
-            return self._fail(incoming, incoming.target.error)
+            return self._refuse(incoming, incoming.target.error)
         if flags & STREAM:
             incoming.stream = StreamSource(self._link, incoming)
         if waits:
             incoming.task = agent.spawn(self._wait_and_run(incoming, waits))
         else:
             self._run(incoming)
+
+    def refuse(self, kind: int, id: int, target: Target, error: Exception) -> None:
+        """A call, request or post takes no effect, or none that its sender will hear of."""
+        self._refuse(Incoming(self, id, target, kind), error)
 
     def _noted(self, incoming: Incoming, extra: dict[str, Any]) -> None:
         """What rides along with a call, before it is decoded."""

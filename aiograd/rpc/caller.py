@@ -46,6 +46,8 @@ class Caller(Replies):
         self._bytes_limit = link.agent.options.outbound_buffer
         self._outbox = link.outbox
         self._deadlines = link.agent.deadlines
+        # Of calls, requests and posts. Taken only by what is put into the outbox next: the peer
+        # relies on numbers that rise (`inbox.Once`).
         self.last_id = 0
 
     def agree(self, most: int) -> None:
@@ -194,6 +196,14 @@ class Caller(Replies):
         self.pending[id] = future
         budget = deadline - self.agent.loop.time() if deadline != math.inf else math.inf
         link.send(kind, flags, id, budget, number, payload, future._kind, future._undo, future)
+
+    def renumber(self, id: int) -> int:
+        """A message that was held back on purpose leaves now: its new number."""
+        self.last_id = now = self.last_id + 1
+        if (future := self.pending.pop(id, None)) is not None:  # not a post, and still awaited
+            future._id = now
+            self.pending[now] = future
+        return now
 
     def proceed(self) -> None:
         """Start calls that waited, as far as there is room."""

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiograd.card import BLUE, card, code, quiet
 from aiograd.errors import MalformedName, UnknownWorker
+from aiograd.wire.names import check_name, is_name
 
 LOST_PEERS: Final = 1000  # remembered as such, by whoever has to; older ones are unknown
-_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
-
-
-def check_name(name: Any) -> str:
-    """Names go into logs, paths and addresses, so they are short and plain."""
-    if not isinstance(name, str):
-        raise TypeError(f"a worker's name is a str, not {type(name).__name__}")
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name[:140]!r} is no name for a worker: 1 to 127 letters, digits, - _ and :"
-        )
-    return name
 
 
 @functools.total_ordering
@@ -69,6 +57,11 @@ class PeerInfo:
     @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, self.rank)
+
+    @property
+    def identity(self) -> tuple[str, int, bytes]:
+        """Name, rank and incarnation, which tell it from every other start of a worker."""
+        return self.name, self.rank, self.incarnation
 
     def restricts(self, name: str) -> bool:
         """Whether it speaks plain data only with the worker of this name."""
@@ -121,7 +114,7 @@ class Directory:
                 f"a worker is meant by its name, rank or WorkerInfo, not by {type(to).__name__}"
             )
         if peer is None:
-            malformed = isinstance(to, str) and not _NAME.fullmatch(to)
+            malformed = isinstance(to, str) and not is_name(to)
             unknown = MalformedName if malformed else UnknownWorker
             raise unknown(str(getattr(to, "name", to)), tuple(self.members))
         return peer

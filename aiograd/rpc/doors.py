@@ -13,12 +13,14 @@ import collections
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.forks import descriptor
 from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("aiograd")
 _STRANGERS = 64  # connections that have proven nothing yet
 _STRANGERS_PER_HOST = 16
+_TURNED_AWAY = 8  # of whom we remember why
 _MOMENT = 0.5  # seconds; a peer that dies while it dials us must not be waited for much longer
 _RETRIES = 5  # a busy door closes without a word, and a network may; knock again
 
@@ -51,6 +54,8 @@ class Doors:
         self.cluster = cluster
         self._listeners: list[Listener] = []
         self._strangers: dict[Greeting, str] = {}  # with the host they come from
+        self._dialled: weakref.WeakSet[Greeting] = weakref.WeakSet()  # handshakes that we began
+        self.turned_away: dict[str, str] = {}  # claimed names of refused connections, and why
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}  # for the peer's own dial
 
     @property
@@ -70,6 +75,13 @@ class Doors:
         how = "secret and TLS" if secure else "secret"
         where = listener.address
         _log.info("%s listens at %s (%s, mode %s)", self._agent.name, where, how, options.mode)
+
+    def descriptors(self) -> Iterator[int]:
+        """What is open here: listeners, and connections that have proven nothing yet."""
+        for listener in self._listeners:
+            yield from listener.descriptors()
+        for greeting in (*self._strangers, *self._dialled):
+            yield descriptor(greeting.transport)
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -145,12 +157,21 @@ class Doors:
         if greeting.error is not None or peer is None:
             self._agent.limits.reached("handshake")
             if isinstance(greeting.error, ProtocolError | SecurityError):
+                self._turn_away(greeting.error)
                 _log.debug("%s refused a connection: %s", self._agent.name, greeting.error)
             return
         if greeting.status != ACCEPTED or self._agent.closed:
             greeting.transport.close()
             return
         self._open(self._agent.links.of(self._known(peer)), greeting)
+
+    def _turn_away(self, error: ProtocolError | SecurityError) -> None:
+        """Remember why somebody was refused who spoke our protocol; the latest few of them."""
+        if error.worker:
+            self.turned_away.pop(error.worker, None)
+            self.turned_away[error.worker] = str(error)
+            if len(self.turned_away) > _TURNED_AWAY:
+                del self.turned_away[next(iter(self.turned_away))]
 
     def _open(self, link: Link, greeting: Greeting) -> None:
         tune(greeting.transport)
@@ -317,6 +338,7 @@ class Doors:
         handshake = self._handshake(offer)
         greeting = Greeting(handshake, timeout, over, credentials=credentials)
         greeting.expected = expected
+        self._dialled.add(greeting)
         return greeting
 
 

@@ -15,39 +15,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aiograd.errors import ProtocolError
 from aiograd.wire.messages import ANSWERS, CALL, NUMBERED, ORDERED
-
-_AHEAD = 4096  # numbers remembered beyond a gap; older ones count as seen
 
 
 class Once:
-    """Sequence numbers that came already; they come nearly in order."""
+    """Takes each call, request and post of a peer once, in constant memory.
+
+    A sender numbers these messages in the order in which it announces them (see `Caller.last_id`),
+    and the bytes of a session arrive once and in order. So numbers strictly rise on a link: one
+    that repeats the latest is a copy of it, made by fault injection, and a smaller one is no honest
+    peer's. Numbers may be left out, for messages that were dropped on purpose or never left.
+
+    A number is taken when its message is *announced*. A large message is complete long after
+    thousands of later ones, so a rule about complete messages would need a memory of every gap.
+    """
 
     def __init__(self) -> None:
-        self._low = 0  # everything up to here was seen
-        self._ahead: set[int] = set()
+        self._last = 0  # the number taken last; they begin with 1
 
     def fresh(self, number: int) -> bool:
-        """Whether this number comes for the first time."""
-        if number == self._low + 1 and not self._ahead:
-            self._low = number
+        """Take this number; False if its message is a copy of the latest one."""
+        if number > self._last:
+            self._last = number
             return True
-        if number <= self._low or number in self._ahead:
+        if number == self._last and number:
             return False
-        self._ahead.add(number)
-        if len(self._ahead) > _AHEAD:  # a message was lost for good
-            self._low = min(self._ahead) - 1
-        while self._low + 1 in self._ahead:
-            self._low += 1
-            self._ahead.discard(self._low)
-        return True
+        raise self._misnumbered(number)
 
-    def fresh_row(self, first: int, count: int) -> bool:
-        """Whether so many numbers come for the first time, and right after all earlier ones."""
-        if first != self._low + 1 or self._ahead:
-            return False
-        self._low += count
-        return True
+    def take_row(self, first: int, count: int) -> None:
+        """Take the numbers of a row. Rows are never copied: fault injection ends them."""
+        if first <= self._last:
+            raise self._misnumbered(first)
+        self._last = first + count - 1
+
+    def _misnumbered(self, number: int) -> ProtocolError:
+        return ProtocolError(f"message {number} was announced after message {self._last}")
 
 
 class _Entry:

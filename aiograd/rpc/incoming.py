@@ -33,6 +33,7 @@ class Incoming:
     value: Any = None
     error: BaseException | None = None
     answered = False
+    refused = False  # its function or service never began
     abandoned = False  # nobody waits for the answer any more
     in_thread = False
     stream: StreamSource | None = None

@@ -3,7 +3,8 @@
     strangers        connections refused because too many had proven nothing yet    (no word)
     handshake        connections that proved nothing, or not in time                AuthError
     protocol         connections ended because a peer broke the rules (max_message) ProtocolError
-    inbound_budget   messages for which there was no memory                         Overloaded
+    inbound_budget   messages beyond the memory for what comes in                   Overloaded
+    allocation       messages for which the system had no memory                    Overloaded
     max_inflight     calls refused because the peer had too many under way          Overloaded
     outbound_buffer  calls held back because the peer does not read its answers     –
     window           calls of ours that waited for others until their deadline      Overloaded
@@ -23,6 +24,7 @@ NAMES: Final = (
     "handshake",
     "protocol",
     "inbound_budget",
+    "allocation",
     "max_inflight",
     "outbound_buffer",
     "window",

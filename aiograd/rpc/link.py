@@ -15,7 +15,7 @@ import errno
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import WorkerClosed, WorkerLost
@@ -23,6 +23,7 @@ from aiograd.rpc.callee import Callee
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.connection import Connection
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.forks import descriptor
 from aiograd.rpc.functions import TABLE, Shipment
 from aiograd.rpc.future import Future
 from aiograd.rpc.outbox import Outbox
@@ -30,7 +31,7 @@ from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.shared import Shared, shared_memory
 from aiograd.rpc.travel import run_undo
 from aiograd.wire.frames import SMALL, FrameReader
-from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, POST, RETURN, SHARED
+from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, NUMBERED, POST, RETURN, SHARED
 from aiograd.wire.payload import Payload
 from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
 
@@ -88,7 +89,13 @@ class Link:
             self._share(transport)
         agent = self.agent
         shared = self.shared.arrived if self.shared is not None else None
-        return FrameReader(agent.options.max_message, agent.budget.reserve, agent.memory, shared)
+        return FrameReader(
+            agent.options.max_message,
+            agent.budget.reserve,
+            agent.memory,
+            shared,
+            agent.budget.unavailable,
+        )
 
     def offer(self) -> Offer:
         """What to say to the peer in a handshake that we began."""
@@ -218,29 +225,32 @@ class Link:
         name: str,
         undo: list[Any] | None = None,
         future: Future[Any] | None = None,
-    ) -> None:
-        """Queue a message, unless somebody wants it to fail."""
+    ) -> bool:
+        """Queue a message, unless somebody wants it to fail; False if it will not be sent."""
         if self.state == "new":
             self.agent.links.dial(self)
         if self.error is not None:
             run_undo(undo)
-            return
+            return False
         if self.agent.faults is None:
             self._put(kind, flags, id, budget, target, payload)
-            return
+            return True
         verdict = self.agent.faults.on_send(name, self.peer.name)
         put = functools.partial(self._put, kind, flags, id, budget, target, payload)
         if verdict.action == "delay":
-            self.agent.loop.call_later(verdict.seconds, self._put_late, put)
+            late = functools.partial(self._put_late, kind, flags, id, budget, target, payload)
+            self.agent.loop.call_later(verdict.seconds, late)
         elif verdict.action == "fail":
             run_undo(undo)
             if future is not None:
                 why = WorkerLost(self.peer.name, "no", "a failure was injected")
                 self.caller.refused(future, why)
+            return False
         elif verdict.action != "drop":
             put()
             if verdict.action == "duplicate":
                 put()
+        return True
 
     def post(
         self, shipment: Shipment, flags: int, payload: Payload, undo: list[Any] | None
@@ -255,7 +265,11 @@ class Link:
             raise self.as_lost()
         number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id += 1
-        self.send(POST, flags, self.caller.last_id, _NEVER, number, payload, shipment.name, undo)
+        id, name = self.caller.last_id, shipment.name
+        if not self.send(POST, flags, id, _NEVER, number, payload, name, undo):
+            if self.error is not None:
+                raise self.as_lost()
+            raise WorkerLost(self.peer.name, "no", "a failure was injected")
 
     def post_small(self, shipment: Shipment, flags: int, data: bytes) -> bool:
         """The usual case in one step, as `Caller.begin_small`; False if it is another one."""
@@ -304,13 +318,22 @@ class Link:
         put = self.outbox.put_at_leisure if leisurely else self.outbox.put
         put(kind, 0, 0, 0.0, target, body)
 
-    def _put_late(self, put: Callable[[], None]) -> None:
+    def _put_late(
+        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
+    ) -> None:
         if self.error is None:
-            put()
+            if kind in NUMBERED:  # others have taken later numbers meanwhile
+                id = self.caller.renumber(id)
+            self._put(kind, flags, id, budget, target, payload)
 
     def _large_sent(self) -> None:
         self.caller.proceed()
         self.callee.proceed()
+
+    def descriptors(self) -> Iterator[int]:
+        """What is open here for this peer."""
+        if self.connection is not None:
+            yield descriptor(self.connection.transport)
 
     def beat(self) -> None:
         """Once per heartbeat: say that we live, and notice when the peer does not."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from aiograd.rpc.doors import Doors
 
 _log = logging.getLogger("aiograd")
+# Seconds in which something of what waits in a socket is read, if anything does; and how often.
+_READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
 
 
@@ -185,6 +187,20 @@ class Links:
         if link.connection is not None:
             link.connection.transport.abort()
         link.lose(WorkerLost(peer.name, why=why))
+
+    async def read_out(self, peer: PeerInfo) -> None:
+        """Read what a peer sent before its process ended; it is in the kernel's buffers by now.
+
+        Bounded, because somebody else may hold the connection open, and even write to it.
+        """
+        link = self.table.get(peer.incarnation)
+        for _ in range(_READ_OUT_ROUNDS):
+            if link is None or link.state != "open":
+                return
+            before = link.session.received
+            await asyncio.sleep(_READ_OUT)
+            if link.session.received == before:
+                return
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A link has lost its peer: tell whoever wants to know."""

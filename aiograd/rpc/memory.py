@@ -149,6 +149,9 @@ class MemoryListener:
     def __init__(self, hub: MemoryHub, address: str) -> None:
         self._hub, self.address = hub, address
 
+    def descriptors(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         self._hub.listeners.pop(self.address, None)
 

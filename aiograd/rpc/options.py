@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from aiograd.rpc.directory import check_name
 from aiograd.rpc.tls import TLS
+from aiograd.wire.names import check_name
 from aiograd.wire.secret import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
@@ -36,7 +36,8 @@ class Options:
     """Seconds for a call that says nothing else: long enough for real work, short enough that a
     forgotten one ends. `math.inf` for none."""
     grace: float = 5.0
-    """Seconds a graceful shutdown waits for others, so that leaving always ends."""
+    """Seconds a graceful shutdown waits for others, so that leaving always ends. After a start that
+    cannot succeed, rank 0 stays for so long at `host:port` or `unix:path`, to tell late ranks."""
     transport: str = "auto"
     """"unix" between processes of one host (twice as fast as TCP), else "tcp"; "memory" in one
     process. Under "tcp" every byte crosses the socket."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import queue
 import threading
 from collections import deque
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from aiograd.rpc.runtime import Runtime
 
+_log = logging.getLogger("aiograd")
 _PATIENCE = 0.001  # seconds without progress after which another thread helps
 # The same where a thread is idle: only if it has ended just now nobody takes the job, and to look
 # after every job wakes up the loop while the thread needs the core.
 _AT_EASE = 0.05
+_AGAIN = 0.1  # seconds after which a thread is started again that could not be
 _IDLE = 10.0  # seconds without work after which a thread ends
 
 
@@ -53,6 +56,7 @@ class Pool:
         self._watched = -1  # `_taken` when the watchdog looked last
         self._watchdog: asyncio.TimerHandle | None = None
         self._at_ease = False  # it will not look soon
+        self._short = False  # no thread could be started the last time
         self._closed = False
 
     def submit(self, job: Job) -> None:
@@ -121,7 +125,18 @@ class Pool:
         if self._closed or self.size - len(self._blocked) >= self._limit:
             return
         self._starting += 1
-        self._runtime.start_thread(self._serve, f"aiograd-{self._name}")
+        try:
+            self._runtime.start_thread(self._serve, f"aiograd-{self._name}")
+        except (RuntimeError, MemoryError) as error:
+            # No memory for a stack, or too many threads on this machine. Whatever waits goes on
+            # waiting, and it is tried again: an error here would end the link of who called last.
+            self._starting -= 1
+            if not self._short:
+                _log.warning("%s: no thread can be started for now: %s", self._name, error)
+            self._short = True
+            self._watch(_AGAIN)
+        else:
+            self._short = False
 
     def _help(self) -> None:
         if not self._queue.empty() and not self._starting:
@@ -139,7 +154,8 @@ class Pool:
             return
         if self._taken == self._watched:
             self._help()
-        self._watch(_PATIENCE)
+        if self._watchdog is None:
+            self._watch(_PATIENCE)
 
     def _collect(self) -> None:
         self._waking = False

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[..., None]  # of one kind of message: flags, id, budget, target, body
 _BEHIND = 512  # bytes that a waiting message takes besides its body
+_REFUSALS = 8192  # headers and bodies for a peer that does not read: no more is refused, it is over
 
 
 class Receiving:
@@ -67,6 +68,17 @@ class Receiving:
         self._shared: Shared | None = None
         self.goodbye = False  # the peer has said that it leaves
         self._handlers = self._make_handlers()
+        # What takes a message whose turn has come; its number was taken when it was announced.
+        self._takers = self._plain_only(
+            {
+                CALL: self._callee.call,
+                REQUEST: functools.partial(self._callee.service, REQUEST),
+                POST: functools.partial(self._callee.service, POST),
+                REPLY: link.caller.reply,
+                FAULT: link.caller.fault,
+                ITEM: link.caller.item,
+            }
+        )
 
     def _make_handlers(self) -> dict[int, Handler]:
         caller, callee, session = self._link.caller, self._callee, self._link.session
@@ -84,6 +96,10 @@ class Receiving:
             PING: lambda flags, id, budget, target, body: session.acknowledged(id),
             GOODBYE: self._on_goodbye,
         }
+        return self._plain_only(handlers)
+
+    def _plain_only(self, handlers: dict[int, Handler]) -> dict[int, Handler]:
+        """Let handlers of a restricted link see no pickles."""
         if self._restricted:
             for kind in (*NUMBERED, *ANSWERS):
                 handlers[kind] = functools.partial(self._plain, handlers[kind])
@@ -108,10 +124,16 @@ class Receiving:
         outbox.corked = True
         try:
             for kind, flags, id, budget, target, body in frames:
-                if waiting or (type(body) is Transfer and not flags & SHARED):
-                    self._receive_between(kind, flags, id, budget, target, body)
-                else:
-                    handlers[kind](flags, id, budget, target, body)
+                try:
+                    if waiting or (type(body) is Transfer and not flags & SHARED):
+                        self._receive_between(kind, flags, id, budget, target, body)
+                    else:
+                        handlers[kind](flags, id, budget, target, body)
+                except MemoryError as error:
+                    if flags & ROW or (kind not in NUMBERED and kind not in ANSWERS):
+                        raise  # which calls it was, or what the peer defined, is not known here
+                    found = self._target(target) if kind in NUMBERED else None
+                    self._refuse(kind, id, found, error)
         except Exception as error:
             if not isinstance(error, ProtocolError):  # of a message no honest peer would send
                 error = ProtocolError(f"{type(error).__name__}: {error}", self._peer)
@@ -137,18 +159,19 @@ class Receiving:
         found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
             raise ProtocolError(f"{self._peer} sent a large message of kind {kind}")
+        if flags & ROW and kind in (CALL, REPLY):
+            self._receive_row(kind, flags, id, budget, found, body)
+            return
+        if kind in NUMBERED and not self._once.fresh(id):
+            if isinstance(body, Transfer) and not flags & SHARED:
+                self._inbox.announce(body, kind, id, lambda: None)  # its bytes are still to come
+            return
         if isinstance(body, Transfer) and flags & SHARED:
             self._inbox.put(kind, id, lambda: self._take(kind, flags, id, budget, found, body))
         elif isinstance(body, Transfer):  # for the first time, even if all of it is here already
             self._inbox.announce(
                 body, kind, id, lambda: self._take(kind, flags, id, budget, found, body)
             )
-        elif flags & ROW and kind in (CALL, REPLY):
-            if self._restricted:
-                raise self._pickled()
-            for number, entry in enumerate(decode_row(body), id):
-                data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
-                self._put_behind(kind, flags & ~ROW, number, budget, found, data)
         elif kind in NUMBERED or kind in ANSWERS:
             self._put_behind(kind, flags, id, budget, found, bytes(body))
         elif kind == CANCEL and self._inbox.has_call(id):
@@ -156,11 +179,33 @@ class Receiving:
         else:
             self._handlers[kind](flags, id, budget, target, body)
 
+    def _receive_row(
+        self, kind: int, flags: int, first: int, budget: float, target: Any, body: Any
+    ) -> None:
+        """Calls or replies in a row, while a large message is under way."""
+        if self._restricted:
+            raise self._pickled()
+        entries = decode_row(body)
+        if kind == CALL:
+            self._once.take_row(first, len(entries))
+        for number, entry in enumerate(entries, first):
+            data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
+            self._put_behind(kind, flags & ~ROW, number, budget, target, data)
+
     def _release(self, body: Any) -> None:
         """Give back what was reserved for a large message that is all here."""
         if isinstance(body, Transfer) and body.complete and body.reserved:
             body.reserved = False
             self._agent.budget.release(body.size)
+
+    def _refuse(self, kind: int, id: int, target: Target | None, error: Exception) -> None:
+        """Let one message take no effect for want of memory, and nothing else suffer from it."""
+        if isinstance(error, MemoryError):
+            self._agent.budget.unavailable()
+        if target is not None:
+            self._callee.refuse(kind, id, target, error)
+        else:
+            self._link.caller.refuse(kind, id, error)
 
     def _put_behind(
         self, kind: int, flags: int, id: int, budget: float, target: Any, body: bytes
@@ -168,7 +213,12 @@ class Receiving:
         """Let a small message wait for a large one, within the memory for what comes in."""
         size = len(body) + _BEHIND
         if not self._agent.budget.reserve(size):
-            raise ProtocolError(f"{self._peer} sends too much behind a large message")
+            if self._outbox.paused and len(self._outbox.small) > _REFUSALS:  # nobody reads them
+                raise ProtocolError(f"{self._peer} sends too much behind a large message")
+            what = "its arguments" if kind in NUMBERED else "the result"
+            refusal = self._agent.budget.refusal(self._agent.name, what, size, "inbound_budget")
+            self._refuse(kind, id, target if kind in NUMBERED else None, refusal)
+            return
         self._behind += size
 
         def go() -> None:
@@ -183,35 +233,28 @@ class Receiving:
         if kind in NUMBERED and id in self._unwanted:
             self._unwanted.discard(id)
             budget = NO_TIME
-        self._handlers[kind](flags, id, budget, target, body)
+        try:
+            self._takers[kind](flags, id, budget, target, body)
+        except MemoryError as error:  # not `receive`: it has another message in its hands
+            self._refuse(kind, id, target if kind in NUMBERED else None, error)
 
-    def _target(self, number: Any) -> Target:
-        if type(number) is Target:  # found when the message was announced
-            return number
+    def _target(self, number: int) -> Target:
         target = self._targets.get(number)
         if target is None:
             raise ProtocolError(f"{self._peer} named function {number} before defining it")
         return target
 
-    def _on_call(self, flags: int, id: int, budget: float, target: Any, body: Any) -> None:
+    def _on_call(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         if flags & ROW:
-            self._on_row(flags & ~ROW, id, budget, self._target(target), decode_row(body))
+            entries = decode_row(body)
+            self._once.take_row(id, len(entries))
+            self._callee.calls(flags & ~ROW, id, budget, self._target(target), entries)
         elif self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)
             self._callee.call(flags, id, budget, found, body)
 
-    def _on_row(
-        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
-    ) -> None:
-        if self._once.fresh_row(first, len(entries)):
-            self._callee.calls(flags, first, budget, target, entries)
-        else:
-            for id, entry in enumerate(entries, first):
-                if self._once.fresh(id):
-                    self._callee.calls(flags, id, budget, target, [entry])
-
     def _on_numbered(
-        self, kind: int, flags: int, id: int, budget: float, target: Any, body: Any
+        self, kind: int, flags: int, id: int, budget: float, target: int, body: Any
     ) -> None:
         if self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)

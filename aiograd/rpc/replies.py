@@ -20,7 +20,7 @@ from aiograd.rpc.travel import Arrival
 from aiograd.rpc.waiting import Waiting
 from aiograd.wire.flat import decode_value
 from aiograd.wire.frames import Transfer
-from aiograd.wire.messages import CARRIED, EMPTY, EXTRA, FLAT, KEEP, ROW, TRAVELLED
+from aiograd.wire.messages import CARRIED, EMPTY, EXTRA, FLAT, ITEM, KEEP, ROW, TRAVELLED
 from aiograd.wire.rows import decode_row, value_alone, value_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Replies:
                         task.add_done_callback(lambda _: bucket.pop(late, None))
                     return
         except Exception as error:
-            fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+            self._undecoded(future, error)
             return
         finally:
             if bucket is not None:  # not earlier: an empty bucket may be dropped
@@ -118,16 +118,23 @@ class Replies:
             try:
                 value = value_of(entry, boxes) if entry.__class__ is tuple else entry
             except Exception as error:
-                fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+                self._undecoded(future, error)
                 continue
             if future._kind == "remote" and self.copies.unasked(future):
                 value = None
             if not future.done():
                 future.set_result(value)
 
+    def _undecoded(self, future: Future[Any], error: Exception) -> None:
+        """A result came that cannot be decoded here."""
+        error = self.agent.budget.undecodable(self.agent.name, "the result", error)
+        fail(future, faults.annotate(error, future._function, self._link.peer.name, ""))
+
     def fault(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         future = self.pending.get(id)
         if future is None:
+            if target:  # of a post, which has no future
+                self._post_refused(body)
             return
         error: Exception
         if future._trace is not None and flags & EXTRA:
@@ -139,9 +146,46 @@ class Replies:
             error = faults.rebuild(codec, fault, self._link.peer.name)
             error = faults.annotate(error, function, self._link.peer.name, text)
         except Exception as trouble:
-            error = ProtocolError(f"a fault that cannot be read: {trouble!r}", self._link.peer.name)
+            error = self._unreadable(trouble)
         self._end(future, error)
         self.proceed()
+
+    def _unreadable(self, trouble: Exception) -> Exception:
+        """The error of a call whose own error cannot be read here."""
+        if isinstance(trouble, Overloaded | MemoryError):
+            return self.agent.budget.undecodable(self.agent.name, "the error it raised", trouble)
+        return ProtocolError(f"a fault that cannot be read: {trouble!r}", self._link.peer.name)
+
+    def _post_refused(self, body: Any) -> None:
+        """The peer could not take a post of ours: tell whoever depends on it."""
+        peer, agent = self._link.peer, self.agent
+        error: Exception
+        service = ""
+        try:
+            fault, service, _ = self._unpack(0, body, Arrival(peer, "reply"))
+            error = faults.rebuild(agent.codec_for(peer), fault, peer.name)
+        except Exception as trouble:
+            error = self._unreadable(trouble)
+        callback = agent.post_refused.get(service) if type(service) is str else None
+        if callback is None:
+            _log.error("%s: %s refused %.80r: %.500r", agent.name, peer.name, service, error)
+            return
+        try:
+            callback(peer, error)
+        except Exception:
+            _log.exception("%s: a callback for a refused %.80r failed", agent.name, service)
+
+    def refuse(self, kind: int, id: int, error: Exception) -> None:
+        """An answer found no memory here."""
+        future = self.pending.get(id)
+        if future is None:
+            return
+        if kind == ITEM and future._stream is not None:
+            # Its reader gets the error and leaves, which ends the generator over there.
+            future._stream.item(None, [], error)
+        else:
+            self._end(future, error)
+            self.proceed()
 
     def item(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
         """The next value of a stream."""
@@ -152,13 +196,15 @@ class Replies:
         try:
             value = self._unpack(flags, body, arrival)
         except Exception as error:
+            error = self.agent.budget.undecodable(self.agent.name, "an item", error)
             future._stream.item(None, arrival.waits, error)
         else:
             future._stream.item(value, arrival.waits, None)
 
     def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
         if isinstance(body, Transfer) and body.refused:
-            raise Overloaded(self.agent.name, "no memory here for the result")
+            agent = self.agent
+            raise agent.budget.refusal(agent.name, "the result", body.size, body.refused)
         return unpack(self.agent, flags, body, arrival)[0]
 
     def _drop(self, flags: int, body: Any) -> None:

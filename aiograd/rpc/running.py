@@ -37,7 +37,7 @@ class Running(Answering):
             incoming.args, incoming.kwargs = (), None  # see `_abandon`
             raise
         except Exception as error:
-            return self._fail(incoming, error)
+            return self._refuse(incoming, error)
         incoming.task = None
         if not incoming.abandoned:
             self._run(incoming)

@@ -31,6 +31,10 @@ class Runtime:
     def time(self) -> float:
         return time.monotonic()
 
+    def wall_time(self) -> float:
+        """Seconds since 1970, to compare with what other processes have written."""
+        return time.time()
+
     def give_way(self) -> None:
         """Let another process that waits for this core have it; back at once if there is none."""
         if hasattr(os, "sched_yield"):

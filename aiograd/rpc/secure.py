@@ -56,6 +56,9 @@ class SecureListener:
         shown = f"[{host}]" if ":" in host else host
         return cls(bound, f"tcp:{shown}:{bound.getsockname()[1]}", factory, tls)
 
+    def descriptors(self) -> list[int]:
+        return [self._socket.fileno()]
+
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()

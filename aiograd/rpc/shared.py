@@ -90,7 +90,7 @@ class Shared:
         self._usable = None
         try:
             self._lent = _Lent(self._size, self._copy)
-        except OSError:
+        except (OSError, MemoryError):
             self._usable = False
         else:
             self._send(LEND, 0, self._lent.offer)
@@ -114,7 +114,7 @@ class Shared:
             return
         try:
             self._borrowed = _Borrowed(self._pid, body, self.back)
-        except OSError:
+        except (OSError, MemoryError):
             _log.debug("the memory of process %d cannot be shared", self._pid, exc_info=True)
         self._send(BORROW, int(self._borrowed is not None), b"")
 

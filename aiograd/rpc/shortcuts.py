@@ -49,6 +49,7 @@ class Shortcuts(Running):
         try:
             held, (args, kwargs) = self._decode(flags, context, target, body, lent)
         except Exception as error:
+            error = self._undecodable(error)
             if token is not None:
                 return self._fail(self._expected(flags, id, target, token), error)
             return self._fail(Incoming(self, id, target, CALL), error)
@@ -171,9 +172,11 @@ class Shortcuts(Running):
         """A service of the library, most of which answer without waiting."""
         agent = self._agent
         context = self._context.copy()
-        held = None
         try:
             held, (args, _) = self._decode(flags, context, target, body)
+        except Exception as error:
+            return self._fail(Incoming(self, id, target, REQUEST), self._undecodable(error))
+        try:
             handler = agent.services.get(target.name)
             if handler is None:
                 raise ProtocolError(f"no service {target.name!r}", agent.name)
@@ -201,6 +204,9 @@ class Shortcuts(Running):
             handler = agent.services.get(target.name)
             if handler is None:
                 raise ProtocolError(f"no service {target.name!r}", agent.name)
+        except Exception as error:
+            return self._refuse(Incoming(self, id, target, POST), self._undecodable(error))
+        try:
             value = context.run(handler, self._link.peer, *args)
         except Exception as error:
             return self._fail(Incoming(self, id, target, POST), error)
@@ -225,6 +231,11 @@ class Shortcuts(Running):
             return None, decode_call(data, boxes, None, lent)
         arrival, data = self._carried(context, target, data)
         return arrival.held, decode_call(data, boxes, arrival, lent)
+
+    def _undecodable(self, error: Exception) -> Exception:
+        """What the caller is told of arguments that could not be decoded."""
+        agent = self._agent
+        return agent.budget.undecodable(agent.name, "its arguments", error)
 
     def _carried(
         self, context: contextvars.Context, target: Target, data: Any

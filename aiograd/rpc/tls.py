@@ -82,7 +82,8 @@ class Credentials:
         if not shown:
             return  # not mutual, and we are the one who listens
         names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
-        if name.lower() not in [each.lower() for each in names]:
+        # Exactly: host names ignore case, but modes and secrets are given by the exact name.
+        if name not in names:
             raise AuthError(
                 f"the certificate is for {', '.join(names) or 'nobody'}, not for {name}", name
             )

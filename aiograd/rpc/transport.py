@@ -32,10 +32,16 @@ class Listener(Protocol):
 
     def close(self) -> None: ...
 
+    def descriptors(self) -> list[int]:
+        """Give the descriptors of its sockets."""
+
 
 class _ServerListener:
-    def __init__(self, server: asyncio.AbstractServer, address: str, path: str | None) -> None:
+    def __init__(self, server: asyncio.Server, address: str, path: str | None) -> None:
         self._server, self.address, self._path = server, address, path
+
+    def descriptors(self) -> list[int]:
+        return [each.fileno() for each in self._server.sockets]
 
     def close(self) -> None:
         self._server.close()

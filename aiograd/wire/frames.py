@@ -5,7 +5,8 @@
 Small bodies are collected in one reused buffer. A message past `SMALL` is announced by a frame with
 the LARGE flag, whose body lists the lengths of its segments, and follows in CHUNK frames of at most
 `CHUNK_SIZE`, so that pings and other calls find gaps. Segments are received straight into memory
-made for them: writable, and handed to the receiver without another copy.
+made for them: writable, and handed to the receiver without another copy. Where there is no memory,
+a message is *refused*: its bytes are read and dropped as they come, and the rest is unharmed.
 
 No I/O here: whoever reads asks `get_buffer()` where to put bytes and says how many came.
 """
@@ -58,26 +59,18 @@ class Transfer:
 
     __slots__ = ("_filled", "_index", "complete", "kind", "refused", "reserved", "segments", "size")
 
-    def __init__(self, kind: int, lengths: list[int], refused: bool, memory: Memory) -> None:
-        self.kind = kind
-        self.size = memory_of(lengths)
-        self.refused = refused  # over the memory budget: its bytes are thrown away as they come
+    def __init__(self, kind: int, size: int, segments: list[np.ndarray], refused: str = "") -> None:
+        self.kind, self.size, self.segments = kind, size, segments
+        self.refused = refused  # the limit it ran into; then it has no segments
         self.reserved = not refused  # until whoever takes it gives its memory back
-        self.segments: list[np.ndarray] = (
-            [] if refused else [memory.take(length) for length in lengths]
-        )
         self._index = self._filled = 0
         self.complete = False
 
     @classmethod
     def whole(cls, kind: int, segments: list[np.ndarray]) -> Transfer:
         """A message that is here already, in memory of its sender."""
-        transfer = cls.__new__(cls)
-        transfer.kind, transfer.segments = kind, segments
-        transfer.size = sum(map(len, segments))
-        transfer.refused = transfer.reserved = False
-        transfer._index = transfer._filled = 0
-        transfer.complete = True
+        transfer = cls(kind, sum(map(len, segments)), segments)
+        transfer.reserved, transfer.complete = False, True
         return transfer
 
     def window(self) -> memoryview:
@@ -108,11 +101,13 @@ class FrameReader:
         reserve: Callable[[int], bool] = lambda size: True,
         memory: Memory | None = None,
         shared: Callable[[int, memoryview], Transfer] | None = None,
+        unavailable: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._max_message = max_message
         self._shared = shared or _none_shared  # finds what lies in lent memory
         self._memory = memory if memory is not None else Memory()
         self._reserve = reserve  # asked before memory is made for an announced size
+        self._unavailable = unavailable  # told of what was reserved and could not be allocated
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -120,7 +115,6 @@ class FrameReader:
         self._chunk: tuple[Frame, list[int]] | None = None  # being received directly
         self._chunk_number = 0
         self._chunk_left = 0
-        self._sink: memoryview | None = None  # for the bytes of refused messages
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes should be written; never empty."""
@@ -224,10 +218,21 @@ class FrameReader:
             raise ProtocolError(f"transfer {transfer_number} announced wrongly")
         if len(self._transfers) >= TRANSFERS:
             raise ProtocolError(f"{TRANSFERS} large messages are under way already")
-        transfer = Transfer(kind, lengths, not self._reserve(memory_of(lengths)), self._memory)
+        transfer = self._make_room(kind, lengths)
         frame: Frame = (kind, flags, id, budget, target, transfer)
         self._transfers[transfer_number] = (frame, [total])
         frames.append(frame)
+
+    def _make_room(self, kind: int, lengths: list[int]) -> Transfer:
+        """Reserve and allocate memory for an announced message; it is refused if there is none."""
+        size = memory_of(lengths)
+        if not self._reserve(size):
+            return Transfer(kind, size, [], "inbound_budget")
+        try:
+            return Transfer(kind, size, [self._memory.take(length) for length in lengths])
+        except MemoryError:
+            self._unavailable(size)
+            return Transfer(kind, size, [], "allocation")
 
     def _copy_chunk(self, number: int, body: memoryview, frames: list[Frame]) -> None:
         """A chunk that lies in shared memory: copied at once, so that its block can go back."""
@@ -244,6 +249,12 @@ class FrameReader:
         if entry is None or not 0 < length <= min(CHUNK_SIZE, entry[1][0]):
             raise ProtocolError(f"a chunk of {length} bytes for transfer {number}")
         self._chunk, self._chunk_number, self._chunk_left = entry, number, length
+        transfer = entry[0][5]
+        if isinstance(transfer, Transfer) and transfer.refused:
+            taken = min(length, len(available))
+            if taken:
+                self._fill(entry, taken, frames)
+            return taken
         taken = 0
         while taken < len(available) and self._chunk is not None:
             window = self._chunk_window(entry)
@@ -256,12 +267,9 @@ class FrameReader:
     def _chunk_window(self, entry: tuple[Frame, list[int]]) -> memoryview:
         transfer = entry[0][5]
         assert isinstance(transfer, Transfer)
-        if transfer.refused:
-            if self._sink is None:
-                self._sink = memoryview(bytearray(SMALL))
-            window = self._sink
-        else:
-            window = transfer.window()
+        # What is refused goes where small frames are collected: while a chunk is received nothing
+        # is there, and whoever refuses for want of memory must not ask for more.
+        window = self._view if transfer.refused else transfer.window()
         return window[: self._chunk_left]
 
     def _fill(self, entry: tuple[Frame, list[int]], count: int, frames: list[Frame]) -> None:
@@ -276,5 +284,4 @@ class FrameReader:
         if left[0] == 0:
             del self._transfers[self._chunk_number]
             transfer.complete = True
-            self._sink = None
             frames.append(frame)

@@ -2,7 +2,8 @@
 
 Memory fresh from the system costs a page fault every few kilobytes, which is as much as reading the
 bytes from a socket. So a large block goes back here when the last array over it is dropped, and
-serves the next segment of that size. Blocks that nobody wanted for a while are let go.
+serves the next segment of that size. Blocks that nobody wanted for a while are let go, and so are
+all of them when the system has no memory left.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ class Memory:
                 self.idle -= size
                 break
         else:
-            block = np.empty(size, np.uint8).data
+            block = self._allocate(size)
         array = np.frombuffer(block, np.uint8)
         # Arrays made from this one keep it alive, and it keeps the block; numpy looks no further
         # back than to an array over foreign memory. So the end of this one is the end of all.
         weakref.finalize(array, self._back.append, block).atexit = False
         return array
+
+    def _allocate(self, size: int) -> memoryview:
+        try:
+            return np.empty(size, np.uint8).data
+        except MemoryError:
+            if not self.idle:
+                raise
+            self._free, self._older, self.idle = {}, {}, 0
+            return np.empty(size, np.uint8).data
 
     def trim(self) -> None:
         """Let go of blocks that were not used since the last time."""

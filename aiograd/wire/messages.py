@@ -7,9 +7,9 @@ Every message is one frame (see `frames`), or, when it is large, one announcemen
     FORGET    –           number      –
     CALL      sequence    function    arguments                           answered by REPLY or FAULT
     REQUEST   sequence    service     arguments                           answered by REPLY or FAULT
-    POST      sequence    service     arguments                           never answered
+    POST      sequence    service     arguments                           only if refused: FAULT
     REPLY     of call     –           value
-    FAULT     of call     –           what was raised
+    FAULT     of call     1: a post   what was raised
     CANCEL    of call     –           –
     ITEM      of stream   –           next value of a stream
     CREDIT    of stream   how many    the reader can take so many items more

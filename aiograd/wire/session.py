@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.names import is_name
 from aiograd.wire.resume import Offer
 from aiograd.wire.secret import Secret
 
@@ -78,8 +79,8 @@ class Identity:
             text = name[:length].decode()
         except UnicodeDecodeError:
             raise ProtocolError("the other side has no readable name") from None
-        if not text.isprintable():  # it goes into logs before anything is proven
-            raise ProtocolError("the other side has no readable name")
+        if not is_name(text):  # it goes into logs before anything is proven
+            raise ProtocolError(f"the other side has a name that no worker can have: {text!a}")
         return cls(text, rank, incarnation, cluster, message, inflight, version)
 
 

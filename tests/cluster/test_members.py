@@ -54,3 +54,59 @@ async def test_many_join_at_once_and_all_know_all(meeting):
         return len(await all_gather(current_worker().rank))
 
     assert await meeting.everyone([first, *others], run) == [12] * 12
+
+
+# ── a process that ended ────────────────────────────────────────────────────────────────────────
+
+
+async def test_everyone_learns_from_the_end_of_a_process_that_its_worker_is_lost(meeting):
+    a, b, c = await meeting.open("a", "b", "c")  # c lives: what follows is known from its end only
+    calls = [worker.agent.call("c", asyncio.sleep, (60,)) for worker in (a, b)]
+    await asyncio.gather(*(worker.agent.call("c", abs, (-1,)) for worker in (a, b)))
+    a.members.process_ended(c.agent.info, "its process ended (SIGKILL)")
+    for call in calls:
+        with pytest.raises(WorkerLost, match="SIGKILL") as caught:
+            await call
+        assert caught.value.worker == "c"
+    await b.members.wait_gone("c")
+    assert [info.name for info in a.workers()] == [info.name for info in b.workers()] == ["a", "b"]
+
+
+async def test_the_end_of_the_process_of_a_worker_that_has_left_is_no_loss(meeting):
+    a, b = await meeting.open("a", "b")
+    peer, losses = b.agent.info, []
+    await b.close()
+    a.agent.lost.append(lambda peer, error: losses.append(peer))
+    a.members.process_ended(peer, "its process ended (exit code 0)")
+    await asyncio.gather(*a.agent._tasks)
+    assert losses == []
+    with pytest.raises(UnknownWorker):
+        a.agent.call("b", abs, (-1,))
+
+
+async def test_the_end_of_a_process_says_nothing_of_its_successor(meeting):
+    a, b = await meeting.open("a", "b")
+    old = b.agent.info
+    await b.close(graceful=False)
+    await a.members.wait_gone("b")
+    again = meeting.worker("b", 1)
+    await again.start()
+    a.members.process_ended(old, "its process ended (SIGKILL)")
+    await asyncio.gather(*a.agent._tasks)
+    assert await a.agent.call("b", abs, (-2,)) == 2
+
+
+async def test_what_a_process_sent_before_its_end_is_read_before_its_worker_is_lost(
+    meeting, monkeypatch
+):
+    monkeypatch.setattr("aiograd.rpc.links._READ_OUT", 0.3)  # a busy machine may be late
+    a, b = await meeting.open("a", "b")
+    answer = a.agent.call("b", _slow)
+    a.members.process_ended(b.agent.info, "its process ended (exit code 0)")
+    assert await answer == "in time"
+    await a.members.wait_gone("b")
+
+
+async def _slow() -> str:
+    await asyncio.sleep(0.005)
+    return "in time"

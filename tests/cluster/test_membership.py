@@ -69,6 +69,14 @@ def test_a_duplicate_name_ends_the_start_of_everyone_who_waits():
     assert "'b'" in why["a"]
 
 
+def test_names_that_differ_only_in_case_are_duplicates():
+    why = refusals(opened(A, B, world_size=3).join(peer("B", 2), 3))
+    assert set(why) == {"a", "b", "B"}
+    assert "'b'" in why["B"]
+    assert "'B'" in why["B"]
+    assert set(refusals(opened(A, B).join(peer("A", 2), None))) == {"A"}
+
+
 def test_a_duplicate_rank_names_both_workers():
     why = refusals(opened(A, B, world_size=3).join(peer("c", 1), 3))
     assert set(why) == {"a", "b", "c"}
@@ -86,12 +94,56 @@ def test_a_rank_outside_the_world_is_refused():
     assert "world of 2" in refusals(opened(A, world_size=2).join(peer("z", 2), 2))["z"]
 
 
-@pytest.mark.parametrize(("kind", "other"), [(None, 3), (3, None), (3, 4)])
-def test_static_and_open_workers_do_not_mix(kind, other):
-    membership = opened(A, world_size=kind)
-    why = refusals(membership.join(B, other))
-    assert set(why) == {"b"}
-    assert "world" in why["b"]
+@pytest.mark.parametrize(("size", "other"), [(3, None), (3, 4), (4, 3)])
+def test_another_world_size_ends_the_start_of_everyone_who_waits(size, other):
+    membership = opened(A, B, world_size=size)
+    why = refusals(membership.join(C, other))
+    assert set(why) == {"a", "b", "c"}
+    assert f"'a' (rank 0) expects a static world of {size}" in why["b"]
+    assert "'c' (rank 2) expects" in why["b"]
+    assert "no world size" in why["b"] if other is None else f"of {other}" in why["b"]
+
+
+def test_another_world_size_in_a_running_cluster_hurts_only_the_newcomer():
+    for size, other in ((None, 3), (2, None), (2, 3)):
+        membership = opened(A, B, world_size=size)
+        assert set(refusals(membership.join(C, other))) == {"c"}
+        assert membership.roster()[1] == (A, B)
+
+
+MISTAKES = {
+    "name": (peer("a", 1), 3),
+    "case": (peer("A", 1), 3),
+    "rank": (peer("b", 0), 3),
+    "too high a rank": (peer("b", 3), 3),
+    "world size": (peer("b", 1), 2),
+    "no world size": (peer("b", 1), None),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_verdict_stands_for_all_who_come_later(mistake):
+    membership = opened(A, world_size=3)
+    verdict = refusals(membership.join(*MISTAKES[mistake]))["a"]
+    assert membership.to_come() == 1
+    assert refusals(membership.join(C, 3)) == {"c": verdict}
+    assert membership.to_come() == 0
+    assert 0 in {each.rank for each in membership.refused.values()}
+    assert refusals(membership.join(peer("d", 1), 3)) == {"d": verdict}  # never complete again
+    assert membership.roster() == (0, ())
+
+
+def test_a_refused_start_expects_as_many_as_the_largest_world_that_anybody_named():
+    membership = opened(A, world_size=2)
+    membership.join(B, 5)
+    assert membership.to_come() == 3
+
+
+def test_a_start_that_is_given_up_is_refused_to_those_who_wait_and_those_who_come():
+    membership = opened(A, B, world_size=3)
+    assert refusals(membership.give_up("too late")) == {"a": "too late", "b": "too late"}
+    assert membership.to_come() == 0
+    assert refusals(membership.join(C, 3)) == {"c": "too late"}
 
 
 def test_a_repeated_join_changes_nothing():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.plan import Plan, plan_worker
+from aiograd.cluster.plan import Plan, plan_worker, worker_names
 from aiograd.cluster.rendezvous import Place
+from aiograd.errors import RpcError
 from aiograd.rpc.options import Options
 
 
@@ -83,3 +84,9 @@ def test_a_worker_needs_a_name():
 def test_worker_name_rules_hold_before_anything_is_opened(name):
     with pytest.raises(ValueError, match="name"):
         plan(name=name)
+
+
+@pytest.mark.parametrize("names", [["a", "A"], ["x", "Driver"], ["x", "x"]])
+def test_workers_of_a_local_cluster_differ_in_more_than_case(names):
+    with pytest.raises(RpcError, match="differ"):
+        worker_names(2, names)

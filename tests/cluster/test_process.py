@@ -428,7 +428,7 @@ async def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 DRIVER = """
-import asyncio, os, signal, sys, time
+import asyncio, multiprocessing, os, signal, sys, time
 from aiograd.cluster.local import LocalCluster
 
 async def block():
@@ -443,23 +443,36 @@ async def main():
         print(*pids, flush=True)
         if "{how}" == "blocked":
             cluster["worker0"].call(block)
+        if "{how}" == "forked":
+            fork = multiprocessing.get_context("fork")
+            helper = fork.Process(target=time.sleep, args=(60,))
+            helper.start()
+            print(helper.pid, flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("how", ["idle", "blocked"])
+@pytest.mark.parametrize("how", ["idle", "blocked", "forked"])
 async def test_workers_end_when_their_driver_is_killed(how, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     driver = script(DRIVER.format(how=how))
     pids = [int(each) for each in (await line_of(driver)).split()]
+    helper = None
     if how == "blocked":
         assert await line_of(driver) == "[worker0] blocked\n"
+    if how == "forked":  # a child with copies of the lifelines lives on
+        helper = int(await line_of(driver))
     start = time.monotonic()
     driver.kill()
-    for each in pids:
-        await gone(each)
+    try:
+        for each in pids:
+            await gone(each)
+        assert helper is None or alive(helper)
+    finally:
+        if helper is not None:
+            os.kill(helper, signal.SIGKILL)
     assert time.monotonic() - start < 6.0
     await finish(driver)
     assert os.listdir(tmp_path) == []

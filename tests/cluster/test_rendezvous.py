@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from aiograd.cluster.rendezvous import (
     find_secret,
     parse_place,
     read_secret_file,
+    replaceable,
     user_secret,
 )
 from aiograd.errors import AuthError, RpcError
@@ -56,9 +59,113 @@ def test_a_sign_is_read_back_and_nobody_else_may_read_it(tmp_path):
 
 
 def test_a_file_of_something_else_is_not_taken_for_a_sign(tmp_path):
+    (tmp_path / "meet").touch(mode=0o600)
     (tmp_path / "meet").write_text("{}")
     with pytest.raises(RpcError, match="no worker wrote it"):
         Sign.read(str(tmp_path / "meet"))
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A file with these contents that another user has put into a folder like /tmp."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+
+    def plant(data: str) -> Path:
+        path = folder / "meet"
+        if os.geteuid() == 0:
+            for each in list(folder.parents)[:3]:
+                each.chmod(each.stat().st_mode | 0o011)
+            command = ["/bin/sh", "-c", 'umask 077; printf %s "$1" > "$2"', "sh", data, str(path)]
+            subprocess.run(command, user=65534, group=65534, extra_groups=[], check=True)
+            assert path.stat().st_uid == 65534
+        else:  # then we are the other user for what reads it
+            path.touch(mode=0o600)
+            path.write_text(data)
+            me = os.geteuid()
+            monkeypatch.setattr("os.geteuid", lambda: me + 1)
+        return path
+
+    return plant
+
+
+SIGN = '{"addresses": ["unix:/nowhere"], "secret": "%s"}' % ("ab" * 32)
+
+
+def test_a_sign_that_another_user_planted_is_refused(planted):
+    path = planted(SIGN)
+    with pytest.raises(AuthError, match="belongs to another user") as caught:
+        Sign.read(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_secret_file_that_another_user_planted_is_refused(planted):
+    with pytest.raises(AuthError, match="belongs to another user"):
+        read_secret_file(str(planted("0123456789abcdef")))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o606])
+def test_a_sign_that_others_can_read_or_change_is_refused(tmp_path, mode):
+    path = tmp_path / "meet"
+    Sign(("unix:/x",), b"s" * 32).write(str(path))
+    path.chmod(mode)
+    with pytest.raises(AuthError, match=f"mode {mode:04o}"):
+        Sign.read(str(path))
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_sign_is_a_file_and_nothing_else(tmp_path, kind):
+    path = tmp_path / "meet"
+    Sign(("unix:/x",), b"s" * 32).write(str(tmp_path / "other"))
+    if kind == "link":
+        path.symlink_to(tmp_path / "other")
+    elif kind == "pipe":
+        os.mkfifo(path, 0o600)  # opening it would wait for somebody who writes
+    else:
+        path.mkdir(mode=0o700)
+    with pytest.raises(AuthError, match="no regular file"):
+        Sign.read(str(path))
+
+
+@pytest.mark.parametrize("what", ["sign", "secret"])
+@pytest.mark.parametrize(("mode", "safe"), [(0o777, False), (0o1777, True), (0o755, True)])
+def test_a_folder_in_which_others_can_replace_the_file_is_refused(tmp_path, what, mode, safe):
+    path = tmp_path / "meet"
+    Sign(("unix:/x",), b"s" * 32).write(str(path))
+    read = {"sign": Sign.read, "secret": read_secret_file}[what]
+    tmp_path.chmod(mode)
+    if safe:
+        assert read(str(path))
+    else:
+        with pytest.raises(AuthError, match=f"mode {mode:04o}"):
+            read(str(path))
+
+
+def test_a_folder_is_as_private_as_its_group():
+    me, other = 1000, 1001
+    assert replaceable(0o755, me, me, private_group=False) is None
+    assert replaceable(0o775, me, me, private_group=True) is None  # umask 002 is common
+    assert "0775" in replaceable(0o775, me, me, private_group=False)
+    assert "0777" in replaceable(0o777, me, me, private_group=True)
+    assert replaceable(0o1777, 0, me, private_group=False) is None
+    assert "another user" in replaceable(0o755, other, me, private_group=False)
+
+
+def test_a_secret_file_may_be_a_link_to_a_private_file(tmp_path):
+    """Orchestrators mount secrets as links; what counts is the file that was opened."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "real" / "secret").touch(mode=0o600)
+    (tmp_path / "real" / "secret").write_bytes(b"0123456789abcdef")
+    (tmp_path / "..data").symlink_to("real")
+    (tmp_path / "secret").symlink_to("..data/secret")
+    assert read_secret_file(str(tmp_path / "secret")) == b"0123456789abcdef"
+
+
+def test_a_sign_that_cannot_be_written_is_an_rpc_error(planted):
+    path = planted(SIGN)
+    with pytest.raises(RpcError, match="cannot write"):
+        Sign(("unix:/x",)).write(str(path / "below"))
 
 
 def test_a_secret_file_holds_raw_bytes_without_the_whitespace_around_them(tmp_path):

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 
 import pytest
 
 import aiograd as ag
+from aiograd.cluster.members import Members
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from tests.failures.conftest import PACE
-from tests.failures.work import echo, kill, linger, linger_through, outcome, stopped, until
+from tests.failures.work import (
+    alive,
+    echo,
+    fork_helper,
+    fork_helper_in_c,
+    kill,
+    linger,
+    linger_through,
+    outcome,
+    stopped,
+    until,
+)
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
@@ -34,6 +48,49 @@ async def test_f1_every_call_to_a_killed_worker_is_lost(cluster, figure, transpo
         assert type(error) is WorkerLost
         assert error.executed == "no"
         assert await ag.rpc_async("worker2", echo, (2,)) == 2
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("told_by", ["the end of the connection", "the end of the process"])
+async def test_f1_a_killed_worker_is_lost_although_a_child_that_it_forked_lives(
+    cluster, figure, monkeypatch, transport, told_by
+):
+    """The child has copies of the worker's descriptors. Either way alone must tell of the loss."""
+    fork = fork_helper_in_c
+    if told_by == "the end of the connection":
+        fork = fork_helper
+        monkeypatch.setattr(Members, "process_ended", lambda self, peer, why: None)
+    async with cluster(2, transport=transport) as c:
+        helper = await ag.rpc_async("worker1", fork)
+        try:
+            own = ag.rpc_async("worker1", linger, timeout=20.0)
+            peers = ag.rpc_async("worker0", linger_through, (["worker1"],), timeout=20.0)
+            while (await ag.rpc_async("worker1", ag.debug_info))["running_calls"] < 2:
+                await asyncio.sleep(0.002)
+            killed = kill(c, "worker1")
+            found = await asyncio.gather(outcome(own), outcome(peers))
+            assert alive(helper)
+            for error, _ in found:
+                assert type(error) is WorkerLost
+                assert error.worker == "worker1"
+            slowest = max(when for _, when in found) - killed
+            what = f"… and a child that it forked lives: `WorkerLost`, known by {told_by}"
+            figure("F1", what, 1.0, slowest)
+            assert [info.name for info in ag.workers()] == ["worker0", "driver"]
+            await c.restart("worker1")
+            assert await ag.rpc_async("worker1", echo, (1,)) == 1
+        finally:
+            os.kill(helper, signal.SIGKILL)
+
+
+async def test_f1_a_worker_that_forked_a_helper_is_killed_by_its_cluster(cluster):
+    async with cluster(2) as c:
+        helper = await ag.rpc_async("worker1", fork_helper_in_c)
+        try:
+            await c.kill("worker1")
+            assert [info.name for info in ag.workers()] == ["worker0", "driver"]
+        finally:
+            os.kill(helper, signal.SIGKILL)
 
 
 @pytest.mark.deadline(60)

@@ -12,6 +12,7 @@ import aiograd as ag
 from aiograd.errors import ForkedProcessError, Overloaded, ProtocolError, WrongLoopError
 from aiograd.rpc.agent import Agent
 from aiograd.wire.session import VERSION
+from tests.failures import work
 from tests.failures.work import echo, now, outcome
 from tests.rpc.test_place import in_forked_child
 
@@ -30,6 +31,35 @@ async def test_f18_a_worker_without_memory_refuses_and_lives(cluster, figure):
         assert await ag.rpc_async("worker0", len, (np.zeros(4 * MIB, np.uint8),)) == 4 * MIB
         assert c.pid("worker0") == process
         assert c.state("worker0") == "running"
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+async def test_f18_a_worker_that_cannot_allocate_a_message_refuses_it_alone(
+    cluster, figure, transport
+):
+    async with cluster(1, transport=transport) as c:
+        process, kept = c.pid("worker0"), ag.remote("worker0", list, ((1, 2, 3),))
+        assert await kept == [1, 2, 3]
+        big = np.zeros(256 * MIB, np.uint8)
+        await ag.rpc_async("worker0", work.leave_memory, (64 * MIB,))
+        began = now()
+        large = ag.rpc_async("worker0", work.length, (big,))
+        small = ag.rpc_async("worker0", echo, (1,))  # while the large one is skipped
+        error, when = await outcome(large)
+        assert isinstance(error, Overloaded)
+        assert error.worker == "worker0"
+        assert "allocation" in str(error)
+        figure("F18", "256 MiB that cannot be allocated: `Overloaded`", 0.5, when - began)
+        assert await small == 1
+        error, _ = await outcome(ag.rpc_async("worker0", work.fetch, (256 * MIB,)))
+        assert isinstance(error, Overloaded)  # of a result
+        assert error.worker == "worker0"
+        assert await ag.rpc_async("worker0", work.limit_reached, ("allocation",)) == 2
+        assert await ag.rpc_async("worker0", work.length, (big[:MIB],)) == MIB
+        assert await kept == [1, 2, 3]
+        assert (c.pid("worker0"), c.state("worker0")) == (process, "running")
+        ended = c._hosts["worker0"].ended
+    assert await ended == 0
 
 
 class Another(Agent):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -76,6 +79,28 @@ def hold_the_loop(seconds: float) -> float:
 seen.__aiograd_quiet__ = True  # type: ignore[attr-defined]
 
 
+@ag.inline
+def leave_memory(spare: int) -> None:
+    """Let this process allocate only so many bytes more."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + spare, resource.RLIM_INFINITY))
+
+
+@ag.inline
+def limit_reached(name: str) -> int:
+    return ag.current_worker().agent.limits[name]
+
+
+async def length(x: Any) -> int:
+    return len(x)
+
+
+async def fetch(size: int) -> int:
+    """Get so many bytes from the driver."""
+    return len(await ag.rpc_async("driver", bytes, (size,)))
+
+
 async def told(name: str, what: str) -> float:
     """Wait until something was seen on a worker; when."""
     while what not in (moments := await ag.rpc_async(name, seen)):
@@ -98,6 +123,22 @@ async def outcome(awaitable: Any) -> tuple[BaseException, float]:
     raise AssertionError(f"no error, but {result!r}")
 
 
+def fork_helper() -> int:
+    """Fork a process that keeps what it inherits, as `multiprocessing` does; its number."""
+    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600.0,))
+    helper.start()
+    assert helper.pid is not None
+    return helper.pid
+
+
+def fork_helper_in_c() -> int:
+    """The same by a library of its own, so that no hook of Python's runs in the child."""
+    child = ctypes.PyDLL(None).fork()
+    while child == 0:
+        time.sleep(3600.0)
+    return int(child)
+
+
 @contextmanager
 def stopped(cluster: ag.LocalCluster, name: str) -> Any:
     """A worker whose process is stopped, as by a debugger or a swapping machine."""
@@ -109,6 +150,15 @@ def stopped(cluster: ag.LocalCluster, name: str) -> Any:
     finally:
         if not cluster._hosts[name].ended.done():
             os.kill(process, signal.SIGCONT)
+
+
+def alive(process: int) -> bool:
+    """Whether a process exists that has not ended."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def kill(cluster: ag.LocalCluster, name: str) -> float:

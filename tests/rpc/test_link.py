@@ -318,6 +318,28 @@ async def test_a_duplicate_does_not_run_twice(agents):
         assert list(range(20)) == RUNS
 
 
+def run_large_once(x):
+    RUNS.append(len(x))
+
+
+@pytest.mark.parametrize("kind", ["memory", "unix"])  # in chunks, and in shared memory
+async def test_a_copy_of_a_large_message_is_noticed(agents, tmp_path, kind):
+    address = f"unix:{tmp_path}/{{}}" if kind == "unix" else "memory:{}"
+    async with agents(2, address=address.format) as (a, b):
+        RUNS.clear()
+        got: list[int] = []
+        b.services["note"] = lambda sender, x: got.append(len(x))
+        a.faults = Plan(call=DUPLICATE, note=DUPLICATE)
+        sizes = [1 << 20, 3 << 20, 5 << 20]
+        for size in sizes:
+            await rpc_async("worker1", run_large_once, (np.zeros(size, np.uint8),))
+            a.post("worker1", "note", np.zeros(size, np.uint8))
+        assert await rpc_async("worker1", run_once, (7,)) == 7  # behind the last copy of a post
+        assert [*sizes, 7] == RUNS
+        assert got == sizes
+        assert b.budget.used == 0
+
+
 async def test_a_failed_send_says_that_nothing_ran(agents):
     async with agents(2) as (a, _):
         a.faults = Plan(call=[FAIL, SEND])
@@ -345,6 +367,40 @@ async def test_a_delayed_call_is_overtaken_but_runs(agents):
         assert await rpc_async("worker1", add, (3, 4)) == 7
         assert not late.done()
         assert await late == 3
+
+
+async def wait_and_tell(x):
+    RUNS.append(1)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        RUNS.append(2)
+
+
+async def test_a_delayed_call_can_be_cancelled_when_it_has_left(agents):
+    async with agents(2) as (a, _):
+        RUNS.clear()
+        a.faults = Plan(call=[Verdict("delay", 0.01), SEND])
+        late = rpc_async("worker1", wait_and_tell, (0,))
+        assert await rpc_async("worker1", add, (3, 4)) == 7
+        await until(lambda: RUNS == [1])
+        late.cancel()
+        await until(lambda: RUNS == [1, 2])
+        assert not any(a.links.counters().values())
+
+
+async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agents):
+    async with agents(2) as (a, b):
+        got: list[int] = []
+        b.services["note"] = lambda sender, x: got.append(x)
+        b.services["count"] = lambda sender, x: x
+        a.faults = Plan(call=[Verdict("delay", 0.2)], note=[Verdict("delay", 0.2)])
+        late = rpc_async("worker1", len, (np.zeros(3 << 20, np.uint8),))
+        a.post("worker1", "note", 1)
+        numbers = [a.request("worker1", "count", i) for i in range(5000)]
+        assert await asyncio.gather(*numbers) == list(range(5000))
+        assert await late == 3 << 20
+        await until(lambda: got == [1])
 
 
 async def test_requests_can_insist(agents):

@@ -100,3 +100,23 @@ async def test_help_comes_soon_for_a_job_behind_one_that_an_idle_thread_took(poo
         assert await pool.run(abs, -1) == 1
     go.set()
     await first
+
+
+async def test_work_waits_while_no_thread_can_be_started(caplog):
+    class Short(Runtime):
+        failures = 2
+
+        def start_thread(self, target, name):
+            if self.failures:
+                self.failures -= 1
+                raise RuntimeError("can't start new thread")
+            super().start_thread(target, name)
+
+    pool = Pool(asyncio.get_running_loop(), Short(), 4, "test")
+    try:
+        first, second = pool.run(divmod, 7, 2), pool.run(divmod, 9, 2)
+        assert await first == (3, 1)
+        assert await second == (4, 1)
+        assert caplog.text.count("no thread can be started") == 1
+    finally:
+        pool.close()

@@ -99,6 +99,26 @@ async def test_a_certificate_for_another_name_is_refused(papers):
         assert not b.links.counters()["running_calls"]
 
 
+@pytest.mark.parametrize("name", ["BANK", "Bank"])
+@pytest.mark.parametrize("dials", ["bank", "registry"])
+async def test_a_certificate_does_not_cover_its_name_in_other_letters(papers, name, dials):
+    """The mode of `bank` must hold for whoever shows its certificate."""
+    registry = Agent("registry", 0, secret=SECRET, options=Options(tls=papers("registry")))
+    bank = Agent(name, 1, secret=SECRET, options=Options(tls=papers("bank")))
+    try:
+        for agent in (registry, bank):
+            await agent.start("tcp:127.0.0.1:0")
+        registry.directory.add(bank.info)
+        bank.directory.add(registry.info)
+        caller, to = (registry, name) if dials == "registry" else (bank, "registry")
+        with pytest.raises(AuthError):
+            await caller.call(to, triple, (1,))
+        assert registry.limits["handshake"] or dials == "registry"
+    finally:
+        for agent in (registry, bank):
+            await agent.close()
+
+
 async def test_certificates_of_another_authority_are_refused(papers):
     other = trustme.CA()
     async with pair(papers("worker0"), papers("worker1", other)) as (a, b):

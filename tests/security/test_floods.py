@@ -13,7 +13,8 @@ import aiograd as ag
 from aiograd.errors import DeadlineExceeded, Overloaded
 from aiograd.rpc.agent import Agent
 from aiograd.rref.records import pack_fork
-from aiograd.wire.messages import CALL, REQUEST
+from aiograd.wire.frames import announce
+from aiograd.wire.messages import CALL, LARGE, REQUEST
 from tests.security import partner_functions as offer
 from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, service
@@ -126,3 +127,22 @@ async def test_others_are_served_while_one_does_not_read(workers):
         for call in calls:
             call.cancel()
         stopped.resume_reading()
+
+
+async def test_who_sends_on_behind_a_large_message_and_reads_no_refusals_is_cut_off(flooded):
+    agent, rogue = flooded
+    rogue.transport.pause_reading()
+    rogue.send(
+        frame(CALL, announce(1, 1, [8 * MIB - 5000]), flags=LARGE, id=1)
+    )  # and never the rest
+    request = frame(REQUEST, PLAIN.encode(("x" * 1000,), None).data, to=2)
+    for id in range(2, 100_000):
+        if rogue.ended.done():
+            break
+        rogue.send(request[:8] + id.to_bytes(8, "little") + request[16:])
+        if id % 20 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: agent.limits["protocol"])
+    assert 4000 < agent.limits["inbound_budget"] < 5000  # so many were refused before
+    await until(lambda: not agent.budget.used)
+    assert await ag.rpc_async("worker1", offer.add, (1,)) == 2

@@ -365,7 +365,7 @@ async def test_a_context_of_others_cannot_be_touched(workers, caplog):
             np.testing.assert_allclose(ctx.gradients[x].numpy(), np.ones((1, 3)))
 
 
-STARTED = ("worker0", 0, bytes(16), None, True, False, True)  # a good invitation
+STARTED = ("worker0", 0, bytes(16), True, False, True)  # a good invitation
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ STARTED = ("worker0", 0, bytes(16), None, True, False, True)  # a good invitatio
         (1, 0, 0, 1, ["x"], None, []),
         (1, 0, 0, 1, None, ("worker0", 0), []),
         (1, 0, 0, 1, None, (*STARTED[:2], b"short", *STARTED[3:]), []),
-        (1, 0, 0, 1, None, (*STARTED[:3], [("no", "report")], *STARTED[4:]), []),
+        (1, 0, 0, 1, None, (*STARTED[:3], 1, *STARTED[4:]), []),
         (1, 0, 0, 1, None, None, [(1, ["text"])]),
         (1, 0, 0, 1, None, None, [(1, None, 2)]),
         (1, 0, 0, 1, None, None, None),

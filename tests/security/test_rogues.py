@@ -41,6 +41,7 @@ from aiograd.wire.messages import (
 from tests.security import partner_functions as offer
 from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
+from tests.waiting import until
 
 FRAMES = int(os.environ.get("AIOGRAD_HOSTILE", "5000"))
 PATIENCE = max(90, FRAMES * 0.018)  # seconds
@@ -294,10 +295,16 @@ async def test_small_messages_behind_a_large_one_are_bounded(target):
     for i in range(2, 400):
         rogue.send(frame(REQUEST, body, id=i, to=10))
         await asyncio.sleep(0)
-    await rogue.ended
-    assert agent.limits["inbound_budget"] >= 1
-    while agent.budget.used:
-        await asyncio.sleep(0)
+    first = 2 + (agent.options.inbound_budget - 70_000) // (len(body) + 512)
+    for i in range(first, 400):  # what is too much is refused, and nothing else
+        kind, _, id, fault = await rogue.answers.get()
+        assert (kind, id) == (FAULT, i)
+        assert b"Overloaded" in fault
+    assert agent.limits["inbound_budget"] == 400 - first
+    assert agent.budget.used <= agent.options.inbound_budget
+    assert not rogue.ended.done()
+    await rogue.close()
+    await until(lambda: not agent.budget.used)
 
 
 async def test_credit_out_of_thin_air_buys_no_items(target):

@@ -16,7 +16,8 @@ from aiograd.testing.simulator.run import quiet, run
 
 QUICK = (
     *("run_twice", "late_deadline", "no_lease", "early_free", "answer_twice", "forget_context"),
-    *("resend_all", "resend_nothing", "no_ack", "half_frames"),
+    *("resend_all", "resend_nothing", "no_ack", "half_frames", "forget_overtaken"),
+    "unheeded_exit",
 )
 # What crash points find sooner than random seeds, and one of them that does.
 CASES = {

@@ -122,6 +122,24 @@ def test_blocking_calls_in_threads_are_simulated():
     assert simulate(program) == 42
 
 
+def test_a_crash_whose_connections_stay_open_is_an_error_when_its_end_is_told():
+    async def program(world):
+        loop = asyncio.get_running_loop()
+        waiting = ag.rpc_async("worker0", asyncio.sleep, (30,))
+        await asyncio.sleep(1)
+        world.crash("worker0", told=0.2)
+        later = ag.rpc_async("worker0", here)  # its listener accepts, and nobody answers
+        began = loop.time()
+        with pytest.raises(ag.errors.WorkerLost, match="its process ended"):
+            await waiting
+        assert loop.time() - began == pytest.approx(0.2, abs=0.01)
+        with pytest.raises(ag.errors.WorkerLost):
+            await later
+        return loop.time() - began
+
+    assert simulate(program, workers=1) == pytest.approx(0.2, abs=0.01)
+
+
 def test_a_crash_is_an_error_at_once():
     async def program(world) -> float:
         call = ag.rpc_async("worker0", hang)

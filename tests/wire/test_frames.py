@@ -18,6 +18,7 @@ from aiograd.wire.frames import (
     announce,
     header,
 )
+from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY, SHARED
 
 
@@ -112,10 +113,47 @@ def test_nothing_is_allocated_without_a_reservation():
     reader = FrameReader(reserve=lambda size: False)
     head, chunks = large(1, [b"x" * 100_000])
     (announced,) = reader.feed(head)
-    assert announced[5].refused
+    assert announced[5].refused == "inbound_budget"
     assert announced[5].segments == []
     (complete,) = reader.feed(b"".join(chunks))
     assert complete[5].complete
+
+
+class Scarce(Memory):
+    """A system that gives only so many bytes at once."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def take(self, size):
+        if size > self.most:
+            raise MemoryError(size)
+        return super().take(size)
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 20])
+def test_what_cannot_be_allocated_is_refused_and_skipped_and_the_rest_goes_on(piece):
+    missing = []
+    reader = FrameReader(memory=Scarce(100_000), unavailable=missing.append)
+    one, ones = large(1, [b"a" * 90_000, b"b" * 3 * CHUNK_SIZE])
+    two, twos = large(2, [b"c" * 90_000], id=2)
+    small = frame(CALL, b"small", id=3)
+    data = one + two + ones[0] + small + b"".join(ones[1:]) + b"".join(twos)
+    frames = []
+    for at in range(0, len(data), piece):
+        frames += reader.feed(data[at : at + piece])
+    assert [each[2] for each in frames] == [1, 2, 3, 1, 2]
+    refused, other = frames[3][5], frames[4][5]
+    assert refused.refused == "allocation"
+    assert refused.segments == []
+    assert refused.complete
+    assert missing == [refused.size]
+    assert not other.refused
+    assert bytes(other.segments[0]) == b"c" * 90_000
+    given_back = []
+    reader.abandon(given_back.append)
+    assert given_back == []
 
 
 def test_what_was_reserved_is_given_back_when_the_connection_ends():

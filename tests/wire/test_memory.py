@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from aiograd.wire.memory import IDLE, LARGE, Memory
 
@@ -52,3 +53,23 @@ def test_idle_memory_is_bounded():
     del arrays
     memory.trim()
     assert memory.idle <= IDLE
+
+
+def test_idle_blocks_are_let_go_before_memory_is_missing(monkeypatch):
+    memory, empty = Memory(), np.empty
+    memory.take(LARGE)
+    memory.take(2 * LARGE)
+
+    def scarce(size, dtype):
+        if memory.idle:
+            raise MemoryError(size)
+        return empty(size, dtype)
+
+    monkeypatch.setattr("aiograd.wire.memory.np.empty", scarce)
+    assert memory.take(3 * LARGE).nbytes == 3 * LARGE
+    assert memory.idle == 0
+    monkeypatch.setattr(
+        "aiograd.wire.memory.np.empty", lambda *_: (_ for _ in ()).throw(MemoryError)
+    )
+    with pytest.raises(MemoryError):
+        memory.take(4 * LARGE)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from aiograd.rpc.calls import rpc_async, rpc_stream
+from aiograd.rpc.calls import Group, rpc_async, rpc_stream
 from aiograd.testing.simulator import functions
 from aiograd.testing.simulator.ledger import CallId, Entry, Ledger
 from aiograd.testing.simulator.world import Node
 
+OVERTAKEN: Final = 6 << 20  # bytes: more chunks than leave before the first of the small calls
+CROWD: Final = 5000  # small calls
 Act = Callable[["Actor"], Awaitable[None]]
 
 
@@ -83,6 +85,23 @@ async def large_call(actor: Actor) -> None:
     size = actor.random.choice((100, 20_000, 300_000))
     array = np.arange(size, dtype=np.float64) + actor.random.randrange(100)
     await actor.call(functions.work, array, 0.0, expected=array)
+
+
+async def overtaken_call(actor: Actor) -> None:
+    """A large call, and thousands of small ones that overtake it on the same link."""
+    to, timeout = actor.someone(), actor.book.world.options.timeout
+    array = np.zeros(OVERTAKEN, np.uint8)
+    large, crowd = actor.begin("measure", to, timeout), actor.begin("same", to, timeout)
+    begun: list[Any] = []
+
+    def begin() -> Any:
+        future = rpc_async(to, functions.measure, (large.id, array))
+        begun.append(Group([to]).map(functions.same, range(CROWD)))  # before any of it is sent
+        return future
+
+    await actor.book.watch(large, begin, OVERTAKEN)
+    if begun:
+        await actor.book.watch(crowd, begun.pop, list(range(CROWD)))
 
 
 async def plain_call(actor: Actor) -> None:

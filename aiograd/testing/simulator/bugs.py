@@ -30,10 +30,12 @@ from aiograd.rpc.inbox import Once
 from aiograd.rpc.link import Link
 from aiograd.rpc.links import Links
 from aiograd.rpc.outbox import Outbox
+from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.reconnect import _Return
 from aiograd.rref.owning import Owning
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.using import Using
+from aiograd.wire.messages import NUMBERED
 from aiograd.wire.resume import Session
 
 
@@ -240,13 +242,27 @@ def _fresh_reader(original: Any) -> Any:
     return opened
 
 
+def _forget_overtaken(original: Any) -> Any:
+    def take(self: Receiving, kind: int, flags: int, id: int, *rest: Any) -> None:
+        if kind not in NUMBERED or id > self._once._last - 4096:
+            original(self, kind, flags, id, *rest)
+
+    return take
+
+
 BUGS: Final[dict[str, Bug]] = {
     "run_twice": Bug("copies of a message are not noticed", Once, "fresh", _run_twice),
+    "forget_overtaken": Bug(
+        "a call that thousands overtake never runs", Receiving, "_take", _forget_overtaken
+    ),
     "no_cancel": Bug("a cancelled call goes on over there", Caller, "cancelled", _no_cancel),
     "lost_drain": Bug("nothing is sent after a pause", Outbox, "resume", _never_drained),
     "late_deadline": Bug("deadlines come a second late", Deadlines, "bucket", _late),
     "claims_no": Bug("says that a lost call never ran", caller, "lost", _claim_no),
     "unnoticed_death": Bug("a closed connection is ignored", Link, "disconnected", _nothing),
+    "unheeded_exit": Bug(
+        "the end of a process is told, and not believed", Links, "declare_lost", _nothing
+    ),
     "resend_all": Bug("what came is sent again", Session, "rest", _resend_all),
     "resend_nothing": Bug("what a cut took is not sent again", Session, "rest", _resend_nothing),
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.rpc.calls import rpc_async, rpc_sync
+from aiograd.rpc.calls import inline, rpc_async, rpc_sync
 from aiograd.testing.simulator.ledger import CallId, ledger
 from aiograd.testing.simulator.loop import OWNER
 
@@ -44,6 +44,19 @@ async def work(id: CallId, value: Any, seconds: float) -> Any:
         await asyncio.sleep(seconds)
     finally:
         _leave(id)
+    return value
+
+
+async def measure(id: CallId, value: Any) -> int:
+    """Take something large, and give something small."""
+    enter(id)
+    _leave(id)
+    return len(value)
+
+
+@inline
+def same(value: int) -> int:
+    """One of thousands: too many for the ledger."""
     return value
 
 

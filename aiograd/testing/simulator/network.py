@@ -152,6 +152,9 @@ class HostListener:
     def __init__(self, wire: Wire, address: str, node: Node) -> None:
         self._wire, self.address, self._node = wire, address, node
 
+    def descriptors(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         found = self._wire.listeners.get(self.address)
         if found is not None and found[0] is self._node:

@@ -18,6 +18,8 @@ THEMES: Final = (
     ["calls", "references", "gradients"],
 )
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
+CROWDED: Final = 0.01  # of the seeds: a crowd takes as long as three other seeds
+FORKED: Final = 0.3  # of those that crash: they have forked a child
 MESSAGES: Final = (
     "call",
     "reply",
@@ -47,6 +49,7 @@ class Plan:
     actors: int
     acts: int
     themes: list[str]  # what the actors do
+    crowd: bool = False  # a large call is overtaken by thousands of small ones
     collections: list[float] = field(default_factory=list)  # when garbage is collected
 
     def with_faults(self, faults: list[Fault]) -> Plan:
@@ -62,16 +65,25 @@ def make_plan(seed: int) -> Plan:
     options, manner = _options(rng), _manner(rng)
     if manner.latency > 0.001:  # a few round trips must not be late
         options = replace(options, timeout=20.0)
+    # Drawn by itself: a seed without a crowd means the same as before there were any.
+    draw = random.Random(f"{seed} crowd")
+    crowd = draw.random() < CROWDED
+    if crowd:
+        # All of it is under way at once, and has time to cross the narrowest wire.
+        options = replace(options, max_inflight=8192, timeout=20.0)
+        if draw.random() < 0.7:  # where nothing goes wrong, nothing excuses a call that is lost
+            profile = "calm"
     return Plan(
         seed=seed,
         names=names,
         options=options,
         manner=manner,
         profile=profile,
-        faults=PROFILES[profile](rng, names),
+        faults=_with_forks(seed, PROFILES[profile](rng, names)),
         actors=rng.randint(2, 5),
         acts=rng.randint(3, 8),
         themes=["gradients"] if profile == "backward" else rng.choice(THEMES),
+        crowd=crowd,
         collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
     )
 
@@ -112,6 +124,20 @@ def _manner(rng: random.Random) -> Manner:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
     window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
     return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
+
+
+def _with_forks(seed: int, faults: list[Fault]) -> list[Fault]:
+    """Let some of those that crash have forked a child, which keeps their connections open.
+
+    Drawn apart from all else, so that seeds go on to mean what they meant.
+    """
+    rng = random.Random(f"{seed} forks")
+    return [
+        replace(fault, seconds=rng.choice((0.01, 0.1, 0.4)))
+        if fault.kind == "crash" and rng.random() < FORKED
+        else fault
+        for fault in faults
+    ]
 
 
 # ── profiles ────────────────────────────────────────────────────────────────────────────────────

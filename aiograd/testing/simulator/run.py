@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiograd.rpc.verdict import Verdict
 from aiograd.testing.simulator import invariants
-from aiograd.testing.simulator.actors import CALLS, Act, Actor
+from aiograd.testing.simulator.actors import CALLS, Act, Actor, overtaken_call
 from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
@@ -118,6 +118,10 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
         actor = Actor(book, node, number, plan.names)
         acts = [act for theme in plan.themes for act in ACTS[theme]]
         tasks[node.spawn(actor.run(acts, plan.acts))] = node
+    if plan.crowd:
+        node = world.nodes[plan.names[0]]
+        actor = Actor(book, node, plan.actors, plan.names)
+        tasks[node.spawn(actor.run([overtaken_call], 1))] = node
     await player.play()
     await _all_ended(world, tasks, book)
     player.stop()

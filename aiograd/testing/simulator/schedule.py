@@ -3,6 +3,8 @@ fewer of them.
 
     crash, vanish, restart     a process is killed, a host loses power, the worker comes back
     replace                    a process is killed and at once started again under its name
+    crash, with seconds        … and a child that it forked keeps its connections open; its parent
+                               tells of its end after so long
     pause, slow                SIGSTOP for a while; a loop that is busy with something else
     cut, cut_one_way           bytes do not get through, both ends keep their connection
     reset, reset_after, close  a connection ends at once, after so many bytes, or in one direction
@@ -130,7 +132,7 @@ def _replace(world: World, fault: Fault) -> None:
 
 
 _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
-    "crash": lambda world, fault: world.crash(fault.a),
+    "crash": lambda world, fault: world.crash(fault.a, told=fault.seconds),
     "vanish": lambda world, fault: world.crash(fault.a, silent=True),
     "restart": _restart,
     "replace": _replace,

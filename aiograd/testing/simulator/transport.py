@@ -373,9 +373,15 @@ class SimTransport(asyncio.Transport):
             if self._protocol is not None:
                 self._protocol.connection_lost(error)
 
-    def crash(self, *, silent: bool, keep: int) -> None:
-        """The process is gone. Its kernel still sends `keep` bytes and the end, unless silent."""
+    def crash(self, *, silent: bool, keep: int, held: bool = False) -> None:
+        """The process is gone. Its kernel still sends `keep` bytes and the end, unless silent.
+
+        `held`: another process has this end open, too, and does nothing with it.
+        """
         if self.gone:
+            return
+        if held:
+            del self.outgoing.unsent[keep:]
             return
         self.gone, self.silent = True, silent
         self._arrived.clear()

@@ -194,8 +194,12 @@ class World:
 
     # ── faults of nodes ─────────────────────────────────────────────────────────────────────────
 
-    def crash(self, name: str, *, silent: bool = False) -> None:
-        """End a process between two callbacks; silent: the whole host is without power."""
+    def crash(self, name: str, *, silent: bool = False, told: float = 0.0) -> None:
+        """End a process between two callbacks; silent: the whole host is without power.
+
+        `told`: a child that it forked keeps its descriptors, so that no connection ends; its parent
+        sees the end, and everybody is told of it so many seconds later.
+        """
         node = self.nodes[name]
         if not node.alive:
             return
@@ -207,11 +211,20 @@ class World:
         node.held.clear()
         node.buried.extend(self.loop.tasks_of(node))
         current.closed(node.agent)
-        self.wire.listeners.pop(node.address, None)
+        if told:  # its listener accepts, too, for as long as the child lives
+            self.loop.call_later(told, self._tell_end, node, context=self.context)
+        else:
+            self.wire.listeners.pop(node.address, None)
         for end in self.wire.of(node):
-            end.crash(silent=silent, keep=self.random.randrange(2048))
+            end.crash(silent=silent, keep=self.random.randrange(2048), held=bool(told))
         if silent:
             self._darken(node, 1)
+
+    def _tell_end(self, node: Node) -> None:
+        """The parent of a process has seen its end: what the cluster layer tells all members."""
+        self.trace("told of the end", node.name)
+        for other in self.living:
+            self.loop.call_soon(_tell_loss, other, node.agent.info, context=other.context)
 
     def _darken(self, node: Node, by: int) -> None:
         for other in self.nodes:
@@ -280,6 +293,11 @@ def _tell_restart(other: Node, old: PeerInfo, new: PeerInfo) -> None:
     if not other.agent.closed:
         other.agent.directory.add(new)
         other.agent.links.declare_lost(old, f"{old.name} was started anew")
+
+
+def _tell_loss(other: Node, dead: PeerInfo) -> None:
+    if not other.agent.closed:
+        other.agent.links.declare_lost(dead, "its process ended")
 
 
 def _hasten(node: Node) -> None:

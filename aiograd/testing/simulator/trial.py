@@ -162,7 +162,7 @@ class Trial:
     def _judge_failure(self, entry: Entry) -> None:
         """A pass fails soon after the loss can be known, and says who was lost."""
         joined = min(
-            (when for name, when in self.joined.items() if self._had_to_do_with_victim(name)),
+            (when for name, when in self.joined.items() if self._has_edge_to_victim(name)),
             default=math.inf,  # whoever knows of the loss has not heard of the pass
         )
         late = entry.end - max(self.known_by, joined) - JOURNEYS
@@ -175,9 +175,10 @@ class Trial:
         if self.fault in ("kill", "replace") and self.blamed != self.victim:
             self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
 
-    def _had_to_do_with_victim(self, name: str) -> bool:
-        pairs = self.program.pairs()
-        return (name, self.victim) in pairs or (self.victim, name) in pairs
+    def _has_edge_to_victim(self, name: str) -> bool:
+        assert self.context_id is not None
+        context = self.world.nodes[name].agent.parts[Contexts].find(self.context_id)
+        return context is not None and self.victim in context.partners.values()
 
     async def _read_by_call(self, ctx: Any, worker: str) -> None:
         """What a call of the originator finds after the outcome."""

@@ -137,8 +137,9 @@ class Boundaries:
         world.random = random.Random(str(case))
         trial.victim, trial.fault, trial.early = case.victim, case.fault, not trial.kind
         now, victim = world.loop.time(), case.victim
+        trial.lost = world.nodes[victim].agent.incarnation
         if case.fault in DEADLY:
-            trial.known_from, trial.known_by = now + LATENCY, now + 2 * LATENCY
+            trial.known_by = now + 2 * LATENCY
             self._harm.note(Fault(now, "crash", victim))
             world.crash(victim)
             if case.fault == "replace":
@@ -146,8 +147,7 @@ class Boundaries:
                 world.loop.create_task(world.restart(victim, told), context=world.context)
             return
         if case.fault == "cut":
-            trial.known_from = now + world.options.silence
-            trial.known_by = trial.known_from + world.options.heartbeat
+            trial.known_by = now + world.options.silence + world.options.heartbeat
             for other in world.nodes:
                 if other != victim:
                     self._harm.note(Fault(now, "cut", victim, other, LIMIT))

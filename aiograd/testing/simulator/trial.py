@@ -49,12 +49,13 @@ class Trial:
         self.kind = ""  # of the last pass that began
         self.blamed, self.why = "", ""  # what the last pass that failed said: who, and all of it
         self.reached: dict[tuple[str, int], set[int]] = {}  # worker, start → passes that it joined
-        self.joined: dict[str, float] = {}  # worker → when the last pass that began reached it
+        # Worker → when the last pass that began reached it, and whether it knew of the loss then.
+        self.joined: dict[str, tuple[float, bool]] = {}
         self.before: set[int] = set()  # passes that had begun before the last one
         self.victim, self.fault = "", ""
         self.early = False  # the fault came before the first pass
-        self.known_from = math.inf  # when the first one may know of a loss
-        self.known_by = math.inf  # when everybody can
+        self.lost = b""  # the incarnation of the victim
+        self.known_by = math.inf  # when everybody can know of the loss
         self._calls = 0
         self._wrong: set[tuple[str, str]] = set()
 
@@ -161,13 +162,13 @@ class Trial:
 
     def _judge_failure(self, entry: Entry) -> None:
         """A pass fails soon after the loss can be known, and says who was lost."""
-        joined = min(
-            (when for name, when in self.joined.items() if self._has_edge_to_victim(name)),
-            default=math.inf,  # whoever knows of the loss has not heard of the pass
+        joined, knew = min(
+            (facts for name, facts in self.joined.items() if self._has_edge_to_victim(name)),
+            default=(math.inf, False),  # whoever knows of the loss has not heard of the pass
         )
         late = entry.end - max(self.known_by, joined) - JOURNEYS
         limit = NOTICED
-        if joined >= self.known_from:
+        if knew:
             # Its edges to the lost one count as gone. It fails when it needs one of them.
             limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
         if late > limit:
@@ -246,7 +247,8 @@ class Trial:
             joined = self.reached.setdefault((node.name, node.start_number), set())
             joined.update(found.passes)
             if joined - self.before:
-                self.joined.setdefault(node.name, self.world.loop.time())
+                knows = self.lost in node.agent.parts[Contexts].gone
+                self.joined.setdefault(node.name, (self.world.loop.time(), knows))
         answer = read(node, self.context_id)
         sums = self.sums(node)
         reached = self._took_part(node)

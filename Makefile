@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim cuts fuzz hostile mutants shuffled clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -106,6 +106,10 @@ COUNT ?= 1
 sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 BUG=all
 	@$(BIN)/python -m aiograd.testing.simulator $(SEED) --count $(COUNT) \
 	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
+
+crashpoints: $(VENV)/.test.ok  ## a fault at every boundary of small programs: SAMPLE= SEED= ONLY= CASE= TRACE=1
+	@$(BIN)/python -m aiograd.testing.simulator.crashpoints --seed $(SEED) $(if $(SAMPLE),--sample $(SAMPLE)) \
+	    $(if $(ONLY),--only $(ONLY)) $(if $(CASE),--case $(CASE)) $(if $(TRACE),--trace)
 
 # atheris instruments what it imports, so it lives in a venv of its own.
 .venv-fuzz/.ok: pyproject.toml

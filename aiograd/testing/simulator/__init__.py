@@ -5,7 +5,8 @@ network, transport    byte streams that can be cut anywhere
 world                 nodes that crash and come back
 plan, schedule        what a seed means; faults, and which errors they justify
 actors, functions, references, gradients      programs whose outcome is known
-ledger, invariants    what must hold
+ledger, invariants, agreement                 what must hold
+programs, trial, crashpoints                  small programs with a fault at every boundary
 run, shrink, bugs     one seed; less of it; whether the simulator finds what it should
 simulate              programs of your own
 """

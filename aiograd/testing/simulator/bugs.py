@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
+from aiograd.dist.engine import Engine
+from aiograd.dist.outcomes import Outcomes
 from aiograd.dist.passes import NONE, Pass
+from aiograd.dist.running import Running
+from aiograd.errors import BackwardFailed, WorkerLost
 from aiograd.rpc import caller
 from aiograd.rpc.caller import Caller
 from aiograd.rpc.deadlines import Deadlines
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.inbox import Once
 from aiograd.rpc.link import Link
 from aiograd.rpc.links import Links
@@ -34,12 +40,20 @@ from aiograd.wire.resume import Session
 
 
 class Bug(NamedTuple):
-    """What goes wrong, and which method is replaced by what `make(original)` gives."""
+    """What goes wrong, and which method is replaced by what `make(original)` gives.
+
+    Where several lines of defence hold, one bug has to take all of them away: `more`.
+    """
 
     text: str
     where: Any
     name: str
     make: Callable[[Any], Any]
+    more: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
+
+    @property
+    def patches(self) -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
+        return ((self.where, self.name, self.make), *self.more)
 
 
 def _run_twice(original: Any) -> Any:
@@ -99,20 +113,22 @@ def _miss_unreached(original: Any) -> Any:
 
 
 def _answer_twice(original: Any) -> Any:
-    def feed(self: Pass, sender: str, answers: Any, expected: Any, credit: Any) -> None:
+    def feed(self: Pass, sender: PeerInfo, answers: Any, *rest: Any) -> None:
         doubled = [
             (edge, None if grads is None else [None if g is None else g + g for g in grads], loops)
             for edge, grads, loops in answers
         ]
-        original(self, sender, doubled, expected, credit)
+        original(self, sender, doubled, *rest)
 
     return feed
 
 
 def _forget_credit(original: Any) -> Any:
-    def feed(self: Pass, sender: str, answers: Any, expected: Any, credit: Any) -> None:
-        forgotten = self.heard and self.here != self.originator
-        original(self, sender, answers, expected, NONE if forgotten else credit)
+    def feed(
+        self: Pass, sender: PeerInfo, answers: Any, expected: Any, credit: Any, reached: int
+    ) -> None:
+        forgotten = self.heard and self.here.incarnation != self.originator.incarnation
+        original(self, sender, answers, expected, NONE if forgotten else credit, reached)
 
     return feed
 
@@ -125,8 +141,81 @@ def _resurrect(original: Any) -> Any:
     return arriving
 
 
-def _show_partial(original: Any) -> Any:
-    return property(lambda self: dict(self.totals))
+def _by_name(original: Any) -> Any:
+    return lambda self, name, incarnation: self._agent.link(name)
+
+
+def _named_by_messages(original: Any) -> Any:
+    """Only who has sent or got a message of the pass is needed, not who has an edge."""
+    return lambda self, incarnation: incarnation in self.informed or incarnation in self.heard
+
+
+def _answered_by_name(original: Any) -> Any:
+    """Whoever has the name may answer, and a gradient that nobody awaits is ignored."""
+
+    def feed(self: Pass, sender: PeerInfo, answers: Any, *rest: Any) -> None:
+        for send in self.awaited.values():
+            if send.peer == sender.name:
+                sender = PeerInfo(sender.name, sender.rank, send.incarnation)
+        original(self, sender, [each for each in answers if each[0] in self.awaited], *rest)
+
+    return feed
+
+
+def _dropped_posts(original: Any) -> Any:
+    """A message that cannot be sent is no failure."""
+
+    def failed(self: Endings, running: Running, error: Exception) -> None:
+        if not (isinstance(error, WorkerLost) and error.executed == "no"):
+            original(self, running, error)
+
+    return failed
+
+
+def _shown_early(original: Any) -> Any:
+    """What is complete here is shown, however the pass ends elsewhere."""
+
+    def gradients(self: Context) -> dict[Tensor, Any]:
+        self.check()
+        if self.failure is not None:
+            raise self.failure
+        shown: dict[Tensor, Any] = dict(self.totals)
+        for play in self.passes.values():
+            if play.complete and play.here.incarnation != play.originator.incarnation:
+                for leaf, gradient in play.gradients.items():
+                    shown[leaf] = shown[leaf] + gradient if leaf in shown else gradient
+        return shown
+
+    return property(gradients)
+
+
+def _failed_in_doubt(original: Any) -> Any:
+    """A participant that loses a peer takes the pass for failed, even if its part was done."""
+
+    def failed(self: Endings, running: Running, error: Exception) -> None:
+        original(self, running, error)
+        play = running.play
+        if running.done is None:
+            failure = BackwardFailed(getattr(error, "worker", ""), "", str(error))
+            running.context.ended_badly(play.originator.incarnation, play.number, failure)
+
+    return failed
+
+
+def _all_well(original: Any) -> Any:
+    return lambda self, number, well: original(self, number, True)
+
+
+def _keeps_failures(original: Any) -> Any:
+    def ended_badly(self: Context, originator: bytes, number: int, failure: Any) -> bool:
+        play = self.passes.get(number)
+        fresh = bool(original(self, originator, number, failure))
+        if fresh and play is not None:
+            self.totals = {**self.totals, **{k: Tensor(v) for k, v in play.gradients.items()}}
+            self.failure = None
+        return fresh
+
+    return ended_badly
 
 
 def _forget_release(original: Any) -> Any:
@@ -187,10 +276,43 @@ BUGS: Final[dict[str, Bug]] = {
     "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),
     "resurrect": Bug("a late message brings a context back", Contexts, "arriving", _resurrect),
     "forget_context": Bug("others are not told of the end", Contexts, "_tell", _forget_release),
-    "silent_abort": Bug(
-        "survivors hear nothing of a failure", Endings, "_tell_abort", lambda _: _soon
+    "show_partial": Bug("a failed pass shows numbers", Context, "ended_badly", _keeps_failures),
+    "successors": Bug(
+        "whoever has the name of a lost worker takes part in its place",
+        Links,
+        "exactly",
+        _by_name,
+        (
+            (Pass, "names", _named_by_messages),
+            (Pass, "feed", _answered_by_name),
+        ),
     ),
-    "show_partial": Bug("a failed pass shows numbers", Context, "gradients", _show_partial),
+    "late_loss": Bug(
+        "the loss of a worker that a pass has not reached yet is not noticed",
+        Pass,
+        "names",
+        _named_by_messages,
+    ),
+    "dropped_posts": Bug(
+        "a gradient for a lost worker vanishes",
+        Endings,
+        "failed",
+        _dropped_posts,
+        ((Pass, "names", _named_by_messages),),
+    ),
+    "shown_early": Bug("numbers are shown before the outcome", Context, "gradients", _shown_early),
+    "failed_in_doubt": Bug(
+        "a loss after a good pass makes it a failed one", Endings, "failed", _failed_in_doubt
+    ),
+    # Silence alone does no harm: who has not heard of an outcome shows no number.
+    "all_well": Bug(
+        "participants hear of no failure, but that all passes ended well",
+        Outcomes,
+        "decided",
+        _all_well,
+        ((Endings, "_tell_abort", lambda _: _soon),),
+    ),
+    "untold": Bug("calls do not bring outcomes along", Engine, "tell_outcomes", _nothing),
 }
 
 
@@ -198,9 +320,11 @@ BUGS: Final[dict[str, Bug]] = {
 def planted(name: str) -> Iterator[Bug]:
     """Put one bug into the library for a while."""
     bug = BUGS[name]
-    original = vars(bug.where)[bug.name]
-    setattr(bug.where, bug.name, bug.make(original))
+    originals = [vars(where)[name] for where, name, _ in bug.patches]
     try:
+        for (where, name, make), original in zip(bug.patches, originals, strict=True):
+            setattr(where, name, make(original))
         yield bug
     finally:
-        setattr(bug.where, bug.name, original)
+        for (where, name, _), original in zip(bug.patches, originals, strict=True):
+            setattr(where, name, original)

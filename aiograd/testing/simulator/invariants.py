@@ -10,6 +10,8 @@ I7  at rest nothing is left: calls, tasks, bytes, timers
 I8  who was only away for a while lost nothing: resets and cuts below two seconds change no outcome
                                                                    (ledger)
 I9  within 10 s of the last fault every living pair can talk again, whoever had lost whom
+I10 the same seed gives the same trace                             (tests)
+I11 outcome agreement: nobody contradicts the originator of a pass (agreement)
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ RECOVER: Final = 10.0  # seconds for a fresh call
 RETRY: Final = 0.25  # seconds between two attempts at one
 
 
-async def check_quiet(world: World, book: Ledger) -> None:
+async def check_quiet(
+    world: World,
+    book: Ledger,
+    seconds: float = SETTLE,
+    shares: tuple[float, ...] = (0.4, 0.4, 0.2),
+) -> None:
     """I7: nothing is left of what the programs did."""
-    for share in (0.4, 0.4, 0.2):
+    for share in shares:
         for node in world.living:  # a last call of the dead may come later than the end of all
             node.shelf.clear()
         gc.collect()  # references in tracebacks of failed calls
-        await asyncio.sleep((SETTLE + 2 * world.options.lease) * share)
+        await asyncio.sleep((seconds + 2 * world.options.lease) * share)
     kept = [node.name for node, value in book.values if node.alive and value() is not None]
     if kept:
         book.violated("I5", f"values that nobody holds are still kept on {kept}")

@@ -27,6 +27,7 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.testing.simulator.loop import OWNER
+from aiograd.testing.simulator.schedule import DEATHS
 
 if TYPE_CHECKING:
     from aiograd.testing.simulator.schedule import Harm
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 LATE: Final = 0.25  # seconds after its deadline by which every call has ended
 CANCELLED: Final = 0.5  # seconds in which a cancelled coroutine has ended
 NOTICED: Final = 1.0  # seconds in which the death of a process is known
+COMPUTING: Final = 5.0  # seconds: more than it takes until a pass has reached all workers
 CallId = tuple[int, ...]  # a call made by the call (3,) is (3, 0), and so on
 
 
@@ -142,12 +144,18 @@ class Ledger:
         elif isinstance(error, BackwardFailed | UnknownContext):
             if not self.harm.lossy and not (self.harm.any and isinstance(error, TimeoutError)):
                 self.violated("I3", f"nobody was lost, but {what}")
+            elif isinstance(error, BackwardFailed) and self.harm.kinds <= DEATHS:
+                self._check_blamed(error, what)
         elif isinstance(error, RRefError):
             late = {"DeadlineExceeded", "Overloaded"} & self.outcomes.keys()  # so may a creation be
             if not self.harm.any and not late:
                 self.violated("I2", f"nothing happened, but {what}")
         else:
             self.violated("I2", f"unexpected error from {what}")
+
+    def _check_blamed(self, error: BackwardFailed, what: str) -> None:
+        if not self.harm.may_lose(error.worker):
+            self.violated("I3", f"nothing happened to {error.worker}, but {what}")
 
     def finish(self) -> None:
         """Look at everything again when all programs have ended."""
@@ -161,8 +169,10 @@ class Ledger:
                 self.violated("I1", f"{entry.what} to {entry.to} never ended")
             if entry.outcome == "cancelled" and not self.harm.any:
                 self._check_stopped(entry)
-            if self.harm.kinds <= {"crash", "restart"}:
+            if self.harm.kinds <= DEATHS:
                 self._check_noticed(entry)
+                if entry.what == "backward":
+                    self._check_pass(entry)
 
     def _check_stopped(self, entry: Entry) -> None:
         """A cancelled coroutine ends soon after, or soon after the news of both have come."""
@@ -180,6 +190,17 @@ class Ledger:
                     self.violated(
                         "I1", f"{entry.what}: the death of {entry.to} was noticed {late:.3f} s late"
                     )
+
+    def _check_pass(self, entry: Entry) -> None:
+        """A pass that fails because somebody died fails soon after that."""
+        if entry.outcome in ("", "ok", "cancelled") or not entry.caller.alive:
+            return
+        # A worker hears of the pass, and so can fail it, when others have computed: `crashpoints`
+        # knows how long that is, and is stricter.
+        died = [n.died for n in self.world.dead if entry.begin <= n.died <= entry.end]
+        late = entry.end - max(died, default=entry.end)
+        if late > COMPUTING or entry.outcome == "PassTimedOut":
+            self.violated("I1", f"{entry.what} failed {late:.3f} s after the last death")
 
     @property
     def _journey(self) -> float:

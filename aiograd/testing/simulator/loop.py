@@ -16,6 +16,7 @@ import heapq
 import random
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 _LIVELOCK: Final = 50_000  # callbacks in a row without time passing: two nodes play ping-pong
@@ -81,6 +82,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._still = 0  # callbacks since time passed last
         self._made = 0  # tasks and futures so far
         self.steps = 0  # callbacks run so far
+        # Called before each callback with its owner: crash points are counted here.
+        self.boundary: Callable[[Owner | None], None] | None = None
         self.blocked: list[tuple[Any, contextvars.Context, Any, Any]] = []  # threads and locks
         self.owners: weakref.WeakKeyDictionary[asyncio.Task[Any], Owner | None] = (
             weakref.WeakKeyDictionary()
@@ -164,6 +167,8 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._still > _LIVELOCK:
             raise SimulationError(f"{_LIVELOCK} callbacks without time passing: {handle!r}")
         owner = _owner(handle)
+        if self.boundary is not None:
+            self.boundary(owner)
         if owner is None:
             handle._run()
         elif not owner.alive:

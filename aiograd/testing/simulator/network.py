@@ -52,6 +52,7 @@ class Wire:
         self.cuts: dict[tuple[str, str], int] = {}  # (from, to) → how many cuts are in effect
         self.clogs: dict[tuple[str, str], float] = {}  # (from, to) → extra seconds
         self.refusing: dict[str, int] = {}
+        self.on_write: Callable[[Node], None] | None = None  # called before each write of a node
         # When an end noticed that its connection was broken off, and between whom that was.
         self.breaks: list[tuple[float, frozenset[str]]] = []
         self.healed = asyncio.Event()

@@ -32,6 +32,7 @@ MESSAGES: Final = (
 )
 # Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
+REPLACED: Final = 0.15  # of all seeds: workers are replaced while threads compute gradients
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
 
@@ -56,9 +57,11 @@ class Plan:
 
 
 def make_plan(seed: int) -> Plan:
+    if random.Random(f"{seed} replaced").random() < REPLACED:
+        return _replaced_plan(seed)
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
-    profile = rng.choice(list(PROFILES))
+    profile = rng.choice(MIXED)
     options, manner = _options(rng), _manner(rng)
     if manner.latency > 0.001:  # a few round trips must not be late
         options = replace(options, timeout=20.0)
@@ -81,6 +84,27 @@ def make_plan(seed: int) -> Plan:
         acts=rng.randint(3, 8),
         themes=["gradients"] if profile == "backward" else rng.choice(THEMES),
         crowd=crowd,
+        collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
+    )
+
+
+def _replaced_plan(seed: int) -> Plan:
+    """A seed of the profile `replaced`, with programs to which it matters.
+
+    Drawn apart from the others, so that their seeds still mean what they meant.
+    """
+    rng = random.Random(f"{seed} replaced plan")
+    names = [f"worker{i}" for i in range(rng.choice((3, 3, 4)))]
+    return Plan(
+        seed=seed,
+        names=names,
+        options=Options(timeout=20.0, secret=None, lease=2.0),
+        manner=Manner(*rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03)))),
+        profile="replaced",
+        faults=PROFILES["replaced"](rng, names),
+        actors=rng.randint(2, 4),
+        acts=rng.randint(3, 6),
+        themes=["drains"],
         collections=sorted(rng.uniform(0.0, SPAN * 2) for _ in range(3)),
     )
 
@@ -246,6 +270,22 @@ def _everything(rng: random.Random, names: list[str]) -> list[Fault]:
     ]
 
 
+def _replaced(rng: random.Random, names: list[str]) -> list[Fault]:
+    """Processes end, most of them come back under their name at once, while others compute."""
+    faults = []
+    for _ in range(rng.randint(2, 5)):
+        kind, name = rng.choice(("replace", "replace", "crash")), rng.choice(names)
+        if rng.random() < 0.3:
+            nth, early = float(rng.randint(1, 12)), float(rng.randint(0, 1))
+            faults.append(Fault(nth, kind, name, amount=early, on="gradients"))
+            continue
+        at = rng.uniform(0.0, SPAN)
+        faults.append(Fault(at, kind, name))
+        if kind == "crash" and rng.random() < 0.5:
+            faults.append(Fault(at + rng.choice((0.01, 0.1, 1.0)), "restart", name))
+    return faults
+
+
 PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = {
     "calm": _calm,
     "lazy": _lazy,
@@ -257,4 +297,6 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "mail": _mail,
     "backward": _backward,
     "everything": _everything,
+    "replaced": _replaced,
 }
+MIXED: Final = [name for name in PROFILES if name != "replaced"]  # of which a plan draws one

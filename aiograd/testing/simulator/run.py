@@ -15,7 +15,7 @@ from typing import Any, Final
 from aiograd.rpc.verdict import Verdict
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.actors import CALLS, Act, Actor, overtaken_call
-from aiograd.testing.simulator.gradients import GRADIENTS
+from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
@@ -27,6 +27,7 @@ ACTS: Final[dict[str, list[Act]]] = {
     "calls": CALLS,
     "references": REFERENCES,
     "gradients": GRADIENTS,
+    "drains": DRAINS,
 }
 LIMIT: Final = 240.0  # simulated seconds after which a program that has not ended hangs
 
@@ -177,20 +178,27 @@ def quiet() -> Iterator[Errors]:
             gc.enable()
 
 
-def bury(world: World) -> None:
-    """Let go of everything without a sound: what crashed never ran its `finally` blocks."""
+@contextmanager
+def hushed() -> Iterator[None]:
+    """What is let go of makes no sound: what crashed never ran its `finally` blocks."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            world.bury()
-            world.loop.close()
-            for node in (*world.dead, *world.nodes.values()):
-                node.buried.clear()
-                node.held.clear()
-                node.shelf.clear()
-            del node, world
-            gc.collect()
+            yield
     finally:
         sys.unraisablehook = hook
+
+
+def bury(world: World) -> None:
+    """Let go of everything."""
+    with hushed():
+        world.bury()
+        world.loop.close()
+        for node in (*world.dead, *world.nodes.values()):
+            node.buried.clear()
+            node.held.clear()
+            node.shelf.clear()
+        del node, world
+        gc.collect()

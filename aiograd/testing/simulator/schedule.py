@@ -2,6 +2,7 @@
 fewer of them.
 
     crash, vanish, restart     a process is killed, a host loses power, the worker comes back
+    replace                    a process is killed and at once started again under its name
     crash, with seconds        … and a child that it forked keeps its connections open; its parent
                                tells of its end after so long
     pause, slow                SIGSTOP for a while; a loop that is busy with something else
@@ -43,9 +44,10 @@ class Fault:
 
 
 # Faults after which a worker may be taken for lost by somebody.
-HARMFUL: Final = frozenset(
-    {"crash", "vanish", "restart", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse"}
-)
+DEATHS: Final = frozenset({"crash", "restart", "replace"})  # ... because its process has ended
+HARMFUL: Final = DEATHS | {
+    *("vanish", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse")
+}
 ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
@@ -124,10 +126,17 @@ def _restart(world: World, fault: Fault) -> None:
     world.loop.create_task(world.restart(fault.a), context=world.context)
 
 
+def _replace(world: World, fault: Fault) -> None:
+    if world.nodes[fault.a].alive:
+        world.crash(fault.a)
+        _restart(world, fault)
+
+
 _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
     "crash": lambda world, fault: world.crash(fault.a, told=fault.seconds),
     "vanish": lambda world, fault: world.crash(fault.a, silent=True),
     "restart": _restart,
+    "replace": _replace,
     "pause": lambda world, fault: world.pause(fault.a, fault.seconds),
     "slow": lambda world, fault: world.slow(fault.a, fault.amount, fault.seconds),
     "cut": _cut,

@@ -31,7 +31,7 @@ from aiograd.testing.simulator.world import World
 
 T = TypeVar("T")
 DRIVER: Final = "driver"
-_FATAL: Final = frozenset({"crash", "vanish", "restart", "pause", "slow"})
+_FATAL: Final = frozenset({"crash", "vanish", "restart", "replace", "pause", "slow"})
 
 
 class SimulationFailed(AssertionError):

@@ -96,6 +96,15 @@ class Threads:
         delay = self.random.choice((0.0, 0.0, 0.0002, 0.003))
         self.loop.call_later(delay, turn.give)
 
+    def sleep(self, seconds: float, context: contextvars.Context) -> None:
+        """In a thread: compute for so many simulated seconds, while the loop runs.
+
+        `context` says whose thread this is: that of a crashed node never goes on.
+        """
+        turn: Turn = _local.turn
+        self.loop.call_later(seconds, turn.give, context=context)
+        turn.wait()
+
     def crash(self) -> None:
         """End every thread that waits; what it does on its way out reaches nobody."""
         for turn in list(self._turns):

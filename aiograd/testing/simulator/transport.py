@@ -208,6 +208,8 @@ class SimTransport(asyncio.Transport):
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._wire.on_write is not None and self.node.alive:
+            self._wire.on_write(self.node)
         if self._closing or self.gone or not self.node.alive or not len(data):
             return
         self.outgoing.unsent += data

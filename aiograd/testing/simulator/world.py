@@ -232,8 +232,11 @@ class World:
                 self.wire.change_cut(node.name, other, by)
                 self.wire.change_cut(other, node.name, by)
 
-    async def restart(self, name: str) -> None:
-        """Start a dead worker again, under its old name and rank, as somebody else."""
+    async def restart(self, name: str, told: float | None = None) -> None:
+        """Start a dead worker again, under its old name and rank, as somebody else.
+
+        The others are told `told` seconds later, each after a seeded while if that is None.
+        """
         old = self.nodes[name]
         if old.alive:
             return
@@ -245,9 +248,9 @@ class World:
         self._introduce(node)
         for other in self.living:
             if other is not node:
-                later = self.random.choice((0.0, 0.01, 0.3))
-                told = (other, old.agent.info, node.agent.info)
-                self.loop.call_later(later, _tell_restart, *told, context=other.context)
+                later = self.random.choice((0.0, 0.01, 0.3)) if told is None else told
+                facts = (other, old.agent.info, node.agent.info)
+                self.loop.call_later(later, _tell_restart, *facts, context=other.context)
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process for a while; its kernel goes on."""

@@ -1,0 +1,310 @@
+"""One run of a small program, with or without a fault at one of its boundaries.
+
+`Trial` runs on the simulated workers and notes what the originator of each pass said of it; `look`
+reads the gradients of a worker at any moment and holds them against that (see `agreement`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from aiograd.autograd.tensor import Tensor
+from aiograd.dist.contexts import Contexts, context, current_context, get_gradients
+from aiograd.dist.derivatives import grad
+from aiograd.errors import AiogradError, UnknownContext
+from aiograd.rpc.calls import rpc_async
+from aiograd.rref import remote
+from aiograd.testing.simulator.agreement import Outcome, disagreement, read, same
+from aiograd.testing.simulator.functions import enter, here
+from aiograd.testing.simulator.gradients import leaf
+from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger
+from aiograd.testing.simulator.programs import (
+    NUMBERS,
+    SECONDS,
+    Program,
+    contribution,
+    derivative,
+    loss_of,
+)
+from aiograd.testing.simulator.world import Node, World
+
+NOTICED: Final = 1.0  # seconds after a loss can be known, by which a pass that needs it has failed
+JOURNEYS: Final = 0.1  # seconds: more than all messages of an ending together
+RETAINED: Final = frozenset({"retain", "create", "pair"})  # kinds of passes that may be tried again
+
+
+class Trial:
+    """One run of one program: what has been said of its passes, and what is wrong."""
+
+    def __init__(self, program: Program, world: World, book: Ledger) -> None:
+        self.program, self.world, self.book = program, world, book
+        self.context_id: int | None = None
+        self.xs: list[Tensor] = [leaf(4)]
+        self.outcome = Outcome.GOOD  # of the last pass that began
+        self.good: list[str] = []  # kinds of passes that ended well
+        self.kind = ""  # of the last pass that began
+        self.blamed, self.why = "", ""  # what the last pass that failed said: who, and all of it
+        self.reached: dict[tuple[str, int], set[int]] = {}  # worker, start → passes that it joined
+        # Worker → when the last pass that began reached it, and whether it knew of the loss then.
+        self.joined: dict[str, tuple[float, bool]] = {}
+        self.before: set[int] = set()  # passes that had begun before the last one
+        self.victim, self.fault = "", ""
+        self.early = False  # the fault came before the first pass
+        self.lost = b""  # the incarnation of the victim
+        self.known_by = math.inf  # when everybody can know of the loss
+        self._calls = 0
+        self._wrong: set[tuple[str, str]] = set()
+
+    # ── the program ─────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """On worker a."""
+        program = self.program
+        async with context() as ctx:
+            self.context_id = ctx.id
+            if program.waste:
+                await self._watch("waste", program.waste, lambda id: self._waste(id), ANY)
+            if program.leader == "a":
+                await self.lead(self.xs)
+            elif program.leader == "call":
+                await self._watch("lead", program.root.worker, self._called, None)
+            else:
+                await self._by_reference(ctx)
+        self.context_id = None  # it was left: nobody answers any more
+
+    async def _waste(self, id: CallId) -> None:
+        """A result that nobody uses must not be waited for."""
+        await rpc_async(self.program.waste, wasted, (id, self.xs))
+
+    async def _called(self, id: CallId) -> None:
+        await rpc_async(self.program.root.worker, lead, (id, self.xs))
+
+    async def _by_reference(self, ctx: Any) -> None:
+        """The pass starts at the owner of a value; only its answer tells its outcome here."""
+        id, owner = (1, 0), self.program.root.worker
+        rref = remote(owner, loss_of, (id, self.program.root, self.xs))
+        await self._pass(ctx, "backward", lambda: rref.backward(ctx))
+
+    async def lead(self, xs: list[Tensor]) -> None:
+        """On the worker that starts the passes."""
+        ctx, node = current_context(), here()
+        part = self.program.root
+        loss = await self._watch("forward", node.name, lambda id: loss_of(id, part, xs), ANY)
+        if loss is None:
+            return
+        for kind in self.program.passes:
+            if not await self._pass(ctx, kind, lambda kind=kind: self._backward(ctx, kind, loss)):
+                break
+        else:
+            return
+        if kind in RETAINED:  # once more: it fails again, or all is right
+            await self._pass(ctx, "retain", lambda: self._backward(ctx, "retain", loss))
+
+    async def _backward(self, ctx: Any, kind: str, loss: Tensor) -> None:
+        if kind == "pair":
+            both = [ctx.backward(loss, retain_graph=True) for _ in range(2)]
+            outcomes = await asyncio.gather(*both, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        elif kind == "grad":
+            (found,) = await grad(loss, [self._own()], retain_graph=True)
+            if not np.array_equal(np.asarray(found), derivative(self.program)):
+                self.book.violated("I3", f"grad gave {found!r:.100}")
+        elif kind == "second":
+            (first,) = await grad(loss, [self._own()], create_graph=True)
+            assert first is not None
+            await ctx.backward((first * first).sum())
+        else:
+            retain, create = kind == "retain", kind == "create"
+            await ctx.backward(loss, retain_graph=retain, create_graph=create)
+
+    def _own(self) -> Tensor:
+        found: Tensor = here().shelf["parameter", NUMBERS[here().name]]
+        return found
+
+    # ── passes ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _pass(self, ctx: Any, kind: str, make: Any) -> bool:
+        self.outcome, self.kind = Outcome.RUNNING, kind
+        self.before = {number for found in self.reached.values() for number in found}
+        self.joined.clear()
+        limit = self.world.options.timeout
+        entry = self._entry("backward", here().name, limit + 2.0)
+        try:
+            await self.book.watch(entry, lambda: self._noting(make), None)
+        except asyncio.CancelledError:  # whoever called us is lost
+            self.outcome = Outcome.FAILED
+            raise
+        if entry.outcome == "ok":
+            self.outcome = Outcome.GOOD
+            self.good.append(kind)
+        else:
+            self.outcome = Outcome.FAILED
+            self._judge_failure(entry)
+        self.look_everywhere()
+        for worker in self.program.workers:
+            if worker != here().name:
+                await self._read_by_call(ctx, worker)
+        self.look_everywhere()
+        return self.outcome is Outcome.GOOD
+
+    async def _noting(self, make: Any) -> None:
+        try:
+            await make()
+        except Exception as error:  # not kept: its traceback holds references
+            self.blamed, self.why = getattr(error, "worker", ""), f"{error!r:.150}"
+            raise
+
+    def _judge_failure(self, entry: Entry) -> None:
+        """A pass fails soon after the loss can be known, and says who was lost."""
+        joined, knew = min(
+            (facts for name, facts in self.joined.items() if self._has_edge_to_victim(name)),
+            default=(math.inf, False),  # whoever knows of the loss has not heard of the pass
+        )
+        late = entry.end - max(self.known_by, joined) - JOURNEYS
+        limit = NOTICED
+        if knew:
+            # Its edges to the lost one count as gone. It fails when it needs one of them.
+            limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
+        if late > limit:
+            self.book.violated("I1", f"the pass failed {late:.3f} s after the loss")
+        if self.fault in ("kill", "replace") and self.blamed != self.victim:
+            self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
+
+    def _has_edge_to_victim(self, name: str) -> bool:
+        assert self.context_id is not None
+        context = self.world.nodes[name].agent.parts[Contexts].find(self.context_id)
+        return context is not None and self.victim in context.partners.values()
+
+    async def _read_by_call(self, ctx: Any, worker: str) -> None:
+        """What a call of the originator finds after the outcome."""
+        node = self.world.nodes[worker]
+        start = self.starts[worker]
+        expected = shown(self.sums(node)) if node.start_number == start else ANY
+        if self.program.leader == "rref":  # whoever reads by a call did not start the pass
+            return
+        entry = self._entry("numbers", worker, self.world.options.timeout)
+        args = (entry.id, ctx.id, start)
+        if self.outcome is Outcome.GOOD:
+            await self.book.watch(entry, lambda: rpc_async(worker, numbers, args), expected)
+            if entry.outcome in ("BackwardFailed", "PassUndecided"):
+                self.book.violated("I11", f"{worker} raises {entry.outcome} after a good pass")
+            return
+        try:
+            found = await rpc_async(worker, numbers, args)
+        except AiogradError:
+            return
+        if found and (found != expected or self._took_part(node)):
+            self.book.violated("I11", f"{worker} answers {found!r:.100} after a failed pass")
+
+    # ── calls ───────────────────────────────────────────────────────────────────────────────────
+
+    def _entry(self, what: str, to: str, timeout: float) -> Entry:
+        self._calls += 1
+        now = self.world.loop.time()
+        return Entry((self._calls,), here(), to, what, timeout, now, quick=True)
+
+    async def _watch(self, what: str, to: str, make: Any, expected: Any) -> Any:
+        entry = self._entry(what, to, self.world.options.timeout * 4)
+        return await self.book.watch(entry, lambda: make(entry.id), expected)
+
+    # ── readings ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Every worker is in its first start when the program begins."""
+        return dict.fromkeys(self.program.workers, 0)
+
+    def sums(self, node: Node, more: tuple[str, ...] = ()) -> dict[Tensor, Any]:
+        """What a worker should show after all passes that ended well, and some more."""
+        found: dict[Tensor, Any] = {}
+        if node.start_number:
+            return found
+        for kind in (*self.good, *more):
+            for (worker, which), gradient in contribution(self.program, kind).items():
+                if worker == node.name:
+                    key = ("parameter", NUMBERS[worker])
+                    own = self.xs[0] if which == "x" else node.shelf.get(key)
+                    if own is not None:
+                        found[own] = found[own] + gradient if own in found else gradient
+        return found
+
+    def _took_part(self, node: Node) -> bool:
+        """Whether the last pass that began has reached this worker."""
+        return bool(self.reached.get((node.name, node.start_number), set()) - self.before)
+
+    def look(self, node: Node) -> None:
+        """Read the gradients of a worker, now."""
+        if self.context_id is None or not node.alive or not node.parts:
+            return
+        found = node.agent.parts[Contexts].find(self.context_id)
+        if found is not None and found.passes:
+            joined = self.reached.setdefault((node.name, node.start_number), set())
+            joined.update(found.passes)
+            if joined - self.before:
+                knows = self.lost in node.agent.parts[Contexts].gone
+                self.joined.setdefault(node.name, (self.world.loop.time(), knows))
+        answer = read(node, self.context_id)
+        sums = self.sums(node)
+        reached = self._took_part(node)
+        opener_lost = self.victim == "a" and self.fault in ("kill", "replace")
+        forgotten = node.start_number > 0 or self.fault == "cut" or opener_lost
+        wrong = disagreement(answer, self.outcome, sums, reached=reached, forgotten=forgotten)
+        once = (node.name, wrong)  # it would say so again after every callback
+        if wrong and once not in self._wrong and not self._is_excused(node, answer):
+            self._wrong.add(once)
+            self.book.violated("I11", f"{node.name} {wrong}")
+
+    def _is_excused(self, node: Node, answer: Any) -> bool:
+        decided = self.outcome is Outcome.GOOD or self.program.leader == "rref"
+        if node.start_number and (not answer or (self.early and decided)):
+            return True  # it has nothing to show, or the forward calls have reached this start
+        if isinstance(answer, AiogradError):
+            return False
+        if self.outcome is Outcome.GOOD:
+            return False
+        leads = self.outcome is Outcome.RUNNING and node.name == self.leader
+        if leads and same(answer, self.sums(node)):
+            return True  # it knows that its own pass is not over
+        if self.kind == "pair":  # one of two ended well; or both, and `gather` does not know yet
+            return any(same(answer, self.sums(node, (k,))) for k in ("backward", "pair"))
+        # The owner of the value decides, and its answer has not come to whoever asked it.
+        return self.program.leader == "rref" and same(answer, self.sums(node, (self.kind,)))
+
+    @property
+    def leader(self) -> str:
+        return "a" if self.program.leader == "a" else self.program.root.worker
+
+    def look_everywhere(self) -> None:
+        for node in list(self.world.nodes.values()):
+            self.look(node)
+
+
+def shown(gradients: dict[Tensor, Any]) -> tuple[tuple[float, ...], ...]:
+    """Gradients as plain numbers, to be sent and compared."""
+    return tuple(sorted(tuple(np.asarray(each).ravel().tolist()) for each in gradients.values()))
+
+
+async def numbers(id: CallId, context_id: int, start: int) -> Any:
+    """The gradients of this worker in a context."""
+    enter(id)
+    if here().start_number != start:  # the call itself has brought the context here
+        raise UnknownContext(context_id)
+    return shown(get_gradients(context_id))
+
+
+async def lead(id: CallId, xs: list[Tensor]) -> None:
+    """Start passes on this worker, in the context of whoever calls."""
+    enter(id)
+    trial: Trial = here().world.trial  # type: ignore[attr-defined]
+    await trial.lead(xs)
+
+
+async def wasted(id: CallId, xs: list[Tensor]) -> Tensor:
+    enter(id)
+    return xs[0] * 2.0

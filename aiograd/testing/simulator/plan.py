@@ -57,7 +57,7 @@ class Plan:
 
 
 def make_plan(seed: int) -> Plan:
-    if random.Random(f"{seed} replaced").random() < REPLACED:
+    if random.Random(f"{seed} drains").random() < REPLACED:
         return _replaced_plan(seed)
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]

@@ -38,6 +38,7 @@ def attach(agent: Agent) -> Contexts:
     agent.post_refused["gradients.outcomes"] = engine.outcomes_refused
     agent.services["gradients.waits"] = partners.guard(functools.partial(waits, engine))
     agent.services["context.release"] = partners.guard_release(contexts.release_asked)
+    agent.services["context.lost"] = contexts.edges_lost
     agent.services["context.known"] = contexts.known
     agent.services["context.graph"] = partners.guard(functools.partial(_describe, contexts))
     agent.plain_travellers.add(Coo, CooTraveller())

@@ -47,6 +47,7 @@ class Context:
         self.callers: dict[bytes, str] = {}  # who sent it to us: incarnation → name
         self.partners: dict[bytes, str] = {}  # to or from whom edges lead: incarnation → name
         self.lost: set[bytes] = set()  # peers that were lost while this context was open
+        self.lost_edges: set[bytes] = set()  # peers to which an edge was lost, here or elsewhere
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
         self.passes: dict[int, Pass] = {}  # passes joined here whose outcome is not known
         self.outcomes = Outcomes()
@@ -261,6 +262,20 @@ class Context:
             self.lost.add(peer.incarnation)
         elif peer.incarnation in self.partners or peer.incarnation in self.callers:
             self.lost.add(peer.incarnation)
+
+    def neighbours(self) -> list[PeerInfo]:
+        """The members to which the context went from here, or from which it came."""
+        agent = self.home.agent
+        found = {peer.incarnation: peer for peer in self.told.values()}
+        for incarnation, name in self.callers.items():
+            peer = agent.directory.get(name)
+            if peer is not None and peer.incarnation == incarnation:
+                found[incarnation] = peer
+        return [
+            peer
+            for incarnation, peer in found.items()
+            if incarnation != agent.incarnation and incarnation not in self.home.gone
+        ]
 
     def unsend(self, edge: int) -> None:
         """The message of this edge never left."""

@@ -9,6 +9,7 @@ still open, because the word may have got lost with that worker.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ class Contexts:
         self.shell = Shell(agent)
         self.engine: Engine  # set by `attach`
         self.partners = Partners(self)
-        self.gone: dict[bytes, None] = {}  # incarnations of peers known to be dead, in order
+        # Incarnations of lost peers, with the loop time at which that was known, in order.
+        self.gone: dict[bytes, float] = {}
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
@@ -173,10 +175,12 @@ class Contexts:
 
     def lost(self, peer: PeerInfo, error: Exception) -> None:
         """A peer is dead: its passes fail, and contexts only it could release end by lease."""
-        for context in list(self._table.values()):
+        concerned = [context for context in self.all() if peer.incarnation in context.partners]
+        for context in self.all():
             context.cut_off(peer)
-        self.gone[peer.incarnation] = None
+        self.gone.setdefault(peer.incarnation, self.agent.loop.time())
         self.engine.endings.lost(peer, error)
+        self._spread_loss(peer.name, peer.incarnation, concerned, self.agent.info)
         if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too
             del self.gone[next(iter(self.gone))]
         for context in list(self._table.values()):
@@ -184,6 +188,32 @@ class Contexts:
                 continue  # ours: whoever opened it will leave it
             if context.callers.pop(peer.incarnation, None) is not None:
                 self.shell.later(self.agent.options.lease, self._doubt, context)
+
+    def _spread_loss(
+        self, name: str, incarnation: bytes, contexts: list[Context], teller: PeerInfo
+    ) -> None:
+        """Tell the neighbours in some contexts that an edge was lost, and they theirs.
+
+        A pass that runs may not have reached us, and its originator need not know that the context
+        went to the lost worker at all. Only it can fail the pass before it gets here.
+        """
+        by_peer: dict[bytes, tuple[PeerInfo, list[int]]] = {}
+        for context in contexts:
+            if incarnation not in context.lost_edges:
+                context.lost_edges.add(incarnation)
+                self.engine.endings.edge_lost(context, name, incarnation)
+                for peer in context.neighbours():
+                    if peer.incarnation != teller.incarnation and not self.agent.restricts(peer):
+                        by_peer.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
+        for peer, ids in by_peer.values():
+            with contextlib.suppress(AiogradError):  # lost, too, which is told of its own
+                self.agent.post(peer, "context.lost", name, incarnation, ids)
+
+    def edges_lost(self, sender: PeerInfo, name: str, incarnation: bytes, ids: list[int]) -> None:
+        """A neighbour has lost an edge to some start of a worker, or heard so."""
+        if not self.agent.restricts(sender):  # whom partners work with is their own business
+            found = [context for id in ids if (context := self.find(id)) is not None]
+            self._spread_loss(name, incarnation, found, sender)
 
     def returned(self, peer: PeerInfo) -> None:
         """A peer that was lost is back in a new session: contexts opened from now on may use it."""

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
+from aiograd.dist.context import Context
 from aiograd.dist.failures import failure_of
 from aiograd.dist.running import Running
 from aiograd.errors import AiogradError, BackwardFailed, Overloaded, PassTimedOut, WorkerLost
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from aiograd.dist.engine import Engine
 
 ABORT_WAIT = 2.0  # seconds that survivors get to acknowledge the end of a failed pass
+# The same if a worker was lost: the failure is promised within a second of that, and others may be
+# out of reach, too.
+LOSS_WAIT = 0.5
 LATE_WAIT = 0.2  # the same where time is up already: one that is silent will hear it when it wakes
 
 
@@ -118,6 +123,16 @@ class Endings:
                 # meanwhile is not harmed, its originator says so.
                 self.failed(running, WorkerLost(peer.name, "unknown", str(error)))
 
+    def edge_lost(self, context: Context, name: str, incarnation: bytes) -> None:
+        """Somebody has lost an edge of a context: passes that were begun here before fail.
+
+        One that begins when the loss is known counts the edges of the lost worker as "none".
+        """
+        known = self._engine.contexts.gone.get(incarnation, math.inf)
+        for running in list(self._engine.passes.values()):
+            if running.context is context and running.done is not None and running.began < known:
+                self.failed(running, WorkerLost(name, "unknown", "it was lost during the pass"))
+
     def refused(self, peer: PeerInfo, error: Exception) -> None:
         """A peer could not take a gradient message: passes that went there have lost credit.
 
@@ -136,6 +151,8 @@ class Endings:
         """End a pass that failed: here first, then wherever it went; then tell who awaits it."""
         if self._drop(running, failure):
             await self._spread(running, failure)
+        elif (telling := self._telling.get((running.context.id, running.play.number))) is not None:
+            await asyncio.shield(telling)  # it failed twice: survivors must hear of it all the same
         done = running.done
         if done is not None and not done.done():
             done.set_exception(failure)
@@ -169,29 +186,33 @@ class Endings:
 
         The originator then tells all members that nobody else may have told.
         """
-        late = isinstance(failure, PassTimedOut)
-        play = running.play
+        play, late = running.play, isinstance(failure, PassTimedOut)
+        wait = LATE_WAIT if late else LOSS_WAIT if _is_loss(failure) else ABORT_WAIT
         known = play.informed | play.heard
         for incarnation in (self.agent.incarnation, play.originator.incarnation):
             known.pop(incarnation, None)  # the originator decides, and is told by a report
         peers = [self._peer(name, incarnation) for incarnation, name in known.items()]
         there = [peer for peer in peers if peer is not None]
-        heard = await self._abort(running, failure, there, LATE_WAIT if late else ABORT_WAIT)
-        if heard and len(there) == len(peers):
-            return True
-        if running.done is not None:
-            # A peer that is lost or silent may have invited somebody else, and cannot tell it now.
-            # Partners are left out: whom they work with is nothing to the others. They show no
-            # number of the pass, since they hear of no outcome.
-            others = [
-                peer
-                for peer in self.agent.directory
-                if peer.incarnation != self.agent.incarnation
-                and peer.incarnation not in known
-                and not self.agent.restricts(peer)
-            ]
+        if running.done is None:
+            heard = await self._abort(running, failure, there, wait)
+            return heard and len(there) == len(peers)
+        # A peer that is lost or silent may have invited somebody else, and cannot tell it now.
+        # Partners are left out: whom they work with is nothing to the others. They show no number
+        # of the pass, since they hear of no outcome.
+        others = [
+            peer
+            for peer in self.agent.directory
+            if peer.incarnation != self.agent.incarnation
+            and peer.incarnation not in known
+            and peer.incarnation not in self._engine.contexts.gone
+            and not self.agent.restricts(peer)
+        ]
+        if _is_loss(failure):
+            return await self._abort(running, failure, there + others, wait)
+        heard = await self._abort(running, failure, there, wait)
+        if not heard or len(there) < len(peers):
             await self._abort(running, failure, others, LATE_WAIT)
-        return False
+        return heard
 
     async def _abort(
         self, running: Running, failure: BackwardFailed, peers: list[PeerInfo], seconds: float
@@ -204,9 +225,14 @@ class Endings:
                 fault = self.shell.describe(failure, peer)
                 args = (running.context.id, play.number, play.originator.incarnation, fault)
                 # Without an end: a peer that hears of it late should know why there is no number.
-                waiting.append(self.shell.insist(peer, "gradients.abort", *args))
+                answer = self.shell.insist(peer, "gradients.abort", *args)
             except AiogradError:
                 heard = False
+                continue
+            if _is_loss(failure) and peer.name == failure.worker:
+                heard = False  # others know that it is lost: it is told in case that it is not
+            else:
+                waiting.append(answer)
         if not waiting:
             return heard
         done, silent = await asyncio.wait(waiting, timeout=seconds)
@@ -239,10 +265,17 @@ class Endings:
 
     def _peer(self, name: str, incarnation: bytes) -> PeerInfo | None:
         """This very start of a worker, if it is still there."""
+        if incarnation in self._engine.contexts.gone:
+            return None  # it is no use to dial it again: it has lost the pass, too
         try:
             return self.agent.links.exactly(name, incarnation).peer
         except AiogradError:
             return None
+
+
+def _is_loss(failure: BackwardFailed) -> bool:
+    """Whether a pass failed because a worker was lost."""
+    return isinstance(failure.__cause__, WorkerLost)
 
 
 def _is_true(answer: asyncio.Future[Any]) -> bool:

@@ -48,6 +48,7 @@ from aiograd.errors import (
     PassTimedOut,
     ProtocolError,
     UnknownContext,
+    WorkerLost,
 )
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import DEADLINE
@@ -316,6 +317,8 @@ class Engine:
                     (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
                     for edge, gradients, loops in message.answers
                 ]
+            if message.to in context.lost:  # a new session with it would know nothing of the pass
+                raise WorkerLost(message.name, "no", "it was lost while the context was open")
             link = self.agent.links.exactly(message.name, message.to)
             home = play.originator
             invitation = (*home.identity, *play.terms) if message.invites else None

@@ -185,6 +185,24 @@ async def test_f8_a_worker_replaced_while_the_driver_computes_fails_the_pass(clu
             _ = ctx.gradients
 
 
+async def test_f8_a_loss_that_only_a_worker_knows_which_the_pass_has_not_reached(cluster, figure):
+    """driver → worker0 → worker1; the driver computes, and has no edge to the lost worker1."""
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    SEEN.clear()
+    WORD.clear()
+    async with cluster(2) as c, ag.context() as ctx:
+        path = ["worker0", "worker1"]
+        y = Gate.apply(await ag.rpc_async("worker0", chain, (path, x, "")))
+        running = asyncio.create_task(outcome(ctx.backward((y + x).sum(), timeout=10.0)))
+        await until(lambda: "at the gate" in SEEN)
+        killed = kill(c, "worker1")
+        error, when = await running
+        WORD.set()
+        assert isinstance(error, BackwardFailed)
+        assert error.worker == "worker1"
+        figure("F8", "lost before the pass reaches it: `BackwardFailed`", 1.0, when - killed)
+
+
 PATH = ["worker0", "worker1", "worker2", "worker3"]
 
 

@@ -276,6 +276,9 @@ BUGS: Final[dict[str, Bug]] = {
     "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),
     "resurrect": Bug("a late message brings a context back", Contexts, "arriving", _resurrect),
     "forget_context": Bug("others are not told of the end", Contexts, "_tell", _forget_release),
+    "silent_abort": Bug(
+        "survivors hear nothing of a failure", Endings, "_tell_abort", lambda _: _soon
+    ),
     "show_partial": Bug("a failed pass shows numbers", Context, "ended_badly", _keeps_failures),
     "successors": Bug(
         "whoever has the name of a lost worker takes part in its place",
@@ -304,7 +307,6 @@ BUGS: Final[dict[str, Bug]] = {
     "failed_in_doubt": Bug(
         "a loss after a good pass makes it a failed one", Endings, "failed", _failed_in_doubt
     ),
-    # Silence alone does no harm: who has not heard of an outcome shows no number.
     "all_well": Bug(
         "participants hear of no failure, but that all passes ended well",
         Outcomes,

@@ -15,7 +15,7 @@ import numpy as np
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import Contexts, context, current_context, get_gradients
 from aiograd.dist.derivatives import grad
-from aiograd.errors import AiogradError, UnknownContext
+from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.calls import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read, same
@@ -49,13 +49,12 @@ class Trial:
         self.kind = ""  # of the last pass that began
         self.blamed, self.why = "", ""  # what the last pass that failed said: who, and all of it
         self.reached: dict[tuple[str, int], set[int]] = {}  # worker, start → passes that it joined
-        # Worker → when the last pass that began reached it, and whether it knew of the loss then.
-        self.joined: dict[str, tuple[float, bool]] = {}
         self.before: set[int] = set()  # passes that had begun before the last one
         self.victim, self.fault = "", ""
         self.early = False  # the fault came before the first pass
         self.lost = b""  # the incarnation of the victim
         self.known_by = math.inf  # when everybody can know of the loss
+        self.knew = False  # its originator knew of it when the last pass began
         self._calls = 0
         self._wrong: set[tuple[str, str]] = set()
 
@@ -132,7 +131,7 @@ class Trial:
     async def _pass(self, ctx: Any, kind: str, make: Any) -> bool:
         self.outcome, self.kind = Outcome.RUNNING, kind
         self.before = {number for found in self.reached.values() for number in found}
-        self.joined.clear()
+        self.knew = self.lost in here().agent.parts[Contexts].gone
         limit = self.world.options.timeout
         entry = self._entry("backward", here().name, limit + 2.0)
         try:
@@ -146,6 +145,8 @@ class Trial:
         else:
             self.outcome = Outcome.FAILED
             self._judge_failure(entry)
+            if self.fault in ("kill", "replace") and self.program.leader != "rref":
+                self._look_for_untold()
         self.look_everywhere()
         for worker in self.program.workers:
             if worker != here().name:
@@ -162,24 +163,23 @@ class Trial:
 
     def _judge_failure(self, entry: Entry) -> None:
         """A pass fails soon after the loss can be known, and says who was lost."""
-        joined, knew = min(
-            (facts for name, facts in self.joined.items() if self._has_edge_to_victim(name)),
-            default=(math.inf, False),  # whoever knows of the loss has not heard of the pass
-        )
-        late = entry.end - max(self.known_by, joined) - JOURNEYS
+        late = entry.end - max(self.known_by, entry.begin) - JOURNEYS
         limit = NOTICED
-        if knew:
-            # Its edges to the lost one count as gone. It fails when it needs one of them.
+        if self.knew:
+            # Edges to the lost one count as gone. The pass fails when it needs one of them.
             limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
         if late > limit:
             self.book.violated("I1", f"the pass failed {late:.3f} s after the loss")
         if self.fault in ("kill", "replace") and self.blamed != self.victim:
             self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
 
-    def _has_edge_to_victim(self, name: str) -> bool:
+    def _look_for_untold(self) -> None:
+        """Survivors that took part are told of a loss before the originator raises."""
         assert self.context_id is not None
-        context = self.world.nodes[name].agent.parts[Contexts].find(self.context_id)
-        return context is not None and self.victim in context.partners.values()
+        for node in self.world.living:
+            undecided = isinstance(read(node, self.context_id), PassUndecided)
+            if undecided and self._took_part(node):
+                self.book.violated("I11", f"{node.name} was not told that the pass failed")
 
     async def _read_by_call(self, ctx: Any, worker: str) -> None:
         """What a call of the originator finds after the outcome."""
@@ -246,9 +246,6 @@ class Trial:
         if found is not None and found.passes:
             joined = self.reached.setdefault((node.name, node.start_number), set())
             joined.update(found.passes)
-            if joined - self.before:
-                knows = self.lost in node.agent.parts[Contexts].gone
-                self.joined.setdefault(node.name, (self.world.loop.time(), knows))
         answer = read(node, self.context_id)
         sums = self.sums(node)
         reached = self._took_part(node)

@@ -135,7 +135,7 @@ class Boundaries:
         world.trace("fault", str(case))
         # What follows is drawn for this case alone, so that cases differ.
         world.random = random.Random(str(case))
-        trial.victim, trial.fault, trial.early = case.victim, case.fault, not trial.kind
+        trial.victim, trial.fault = case.victim, case.fault
         now, victim = world.loop.time(), case.victim
         trial.lost = world.nodes[victim].agent.incarnation
         if case.fault in DEADLY:

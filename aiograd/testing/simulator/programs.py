@@ -222,7 +222,7 @@ def _variants(shape: str, root: Part) -> Iterator[Program]:
     yield made("heavy-root", _heavy(root, lambda part: part is root))
     yield made("heavy-first", heavy_first)
     yield made("heavy-last", _heavy(root, lambda part: not part.children))
-    yield made("heavy-twice", heavy_first, passes=("retain", "retain", "backward"))
+    yield made("heavy-twice", heavy_first, passes=("retain", "backward"))
     yield made("led", first, leader="call")
     yield made("led-heavy", _heavy(first, lambda part: True), leader="call")
     yield made("rref", first, leader="rref")

@@ -189,13 +189,10 @@ class Engine:
         """What a pass will visit here: what the last one did, if nothing has changed since."""
         roots = [node for node, _ in entries] if entries else []
         sends, receives = context.sends, context.receives
-        gone: list[bytes] = []
-        for incarnation, name in context.partners.items():
-            peer = self.agent.directory.members.get(name)
-            # A peer that was lost while the context was open stays lost for it, even if the two
-            # find each other again: messages of the context got lost with their session.
-            if peer is None or peer.incarnation != incarnation or incarnation in context.lost:
-                gone.append(incarnation)
+        # A peer that was lost while the context was open stays lost for it, even if the two find
+        # each other again: messages of the context got lost with their session. The directory is
+        # no help here: it may not know the successor of a worker yet that we have edges to.
+        gone = [peer for peer in context.partners if peer in context.lost]
         known = context.topology
         if known is not None and not capture and not context.hooks:
             if known.fits(roots, gone, len(sends), len(receives)):

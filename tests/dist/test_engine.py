@@ -308,3 +308,16 @@ async def test_derivatives_of_any_order_go_through_a_checkpointed_call(workers):
             (g,) = await ag.grad(y, x, create_graph=True)
             assert g.tolist() == expected
             y = g.sum()
+
+
+async def test_edges_to_a_worker_that_the_directory_does_not_know_yet_are_no_lost_ones(workers):
+    """A restarted worker may call before others have heard of it from the coordinator."""
+    async with workers(2) as cluster, ag.context() as ctx:
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        y = await ag.rpc_async("worker0", double, args=(x,))
+        directory = cluster.driver.agent.directory
+        known = directory.get("worker0")
+        directory.remove("worker0")
+        await ctx.backward(y.sum())
+        directory.add(known)
+        assert ctx.gradients[x].tolist() == [2.0, 2.0]

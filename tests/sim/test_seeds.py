@@ -36,6 +36,8 @@ FOUND = {
     7004158: "judge: a creation that found no room in time was no reason for its uses to fail",
     7006496: "the simulated kernel never asked a vanished host whether its window had been opened",
     7008008: "judge: a connection that was reset too often to come back was no reason for a loss",
+    12000201: "edges to a worker that the directory did not know yet counted as lost",
+    12000117: "the simulated coordinator told of three restarts out of their order",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

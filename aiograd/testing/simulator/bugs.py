@@ -288,6 +288,8 @@ BUGS: Final[dict[str, Bug]] = {
         (
             (Pass, "names", _named_by_messages),
             (Pass, "feed", _answered_by_name),
+            (Context, "cut_off", _nothing),
+            (Endings, "edge_lost", _nothing),
         ),
     ),
     "late_loss": Bug(
@@ -295,6 +297,13 @@ BUGS: Final[dict[str, Bug]] = {
         Pass,
         "names",
         _named_by_messages,
+        ((Endings, "edge_lost", _nothing),),
+    ),
+    "kept_to_itself": Bug(
+        "a worker that the pass has not reached tells nobody that it lost an edge",
+        Contexts,
+        "_spread_loss",
+        _nothing,
     ),
     "dropped_posts": Bug(
         "a gradient for a lost worker vanishes",

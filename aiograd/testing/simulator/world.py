@@ -158,6 +158,7 @@ class World:
         self.wire = Wire(self.loop, rng, manner or Manner(), self.trace)
         self.nodes: dict[str, Node] = {}  # the latest start of each worker
         self.dead: list[Node] = []
+        self._told: dict[tuple[Node, str], float] = {}  # who hears next of which restart, and when
         # Told of every message, which then takes the long road; without it, small ones are quick.
         self.on_send: OnSend | None = None
         self.random = random.Random(f"{seed} world")
@@ -250,7 +251,10 @@ class World:
             if other is not node:
                 later = self.random.choice((0.0, 0.01, 0.3)) if told is None else told
                 facts = (other, old.agent.info, node.agent.info)
-                self.loop.call_later(later, _tell_restart, *facts, context=other.context)
+                # A coordinator tells everybody of changes in their order.
+                when = max(self.loop.time() + later, self._told.get((other, name), 0.0))
+                self._told[other, name] = when + 1e-5
+                self.loop.call_at(when, _tell_restart, *facts, context=other.context)
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process for a while; its kernel goes on."""

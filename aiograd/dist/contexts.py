@@ -49,8 +49,8 @@ class Contexts:
         self.shell = Shell(agent)
         self.engine: Engine  # set by `attach`
         self.partners = Partners(self)
-        # Incarnations of lost peers, with the loop time at which that was known, in order.
-        self.gone: dict[bytes, float] = {}
+        self.losses = 0  # of peers, so far
+        self.gone: dict[bytes, int] = {}  # incarnations of lost peers; the how manieth loss it was
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
@@ -178,7 +178,8 @@ class Contexts:
         concerned = [context for context in self.all() if peer.incarnation in context.partners]
         for context in self.all():
             context.cut_off(peer)
-        self.gone.setdefault(peer.incarnation, self.agent.loop.time())
+        self.losses += 1
+        self.gone.setdefault(peer.incarnation, self.losses)
         self.engine.endings.lost(peer, error)
         self._spread_loss(peer.name, peer.incarnation, concerned, self.agent.info)
         if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too

@@ -128,9 +128,9 @@ class Endings:
 
         One that begins when the loss is known counts the edges of the lost worker as "none".
         """
-        known = self._engine.contexts.gone.get(incarnation, math.inf)
+        loss = self._engine.contexts.gone.get(incarnation, math.inf)
         for running in list(self._engine.passes.values()):
-            if running.context is context and running.done is not None and running.began < known:
+            if running.context is context and running.done is not None and running.losses < loss:
                 self.failed(running, WorkerLost(name, "unknown", "it was lost during the pass"))
 
     def refused(self, peer: PeerInfo, error: Exception) -> None:

@@ -21,12 +21,12 @@ class Running:
 
     __slots__ = (
         "_bucket",
-        "began",
         "context",
         "done",
         "draining",
         "heavy",
         "inbox",
+        "losses",
         "play",
         "trace",
     )
@@ -35,7 +35,7 @@ class Running:
         self.context, self.play = context, play
         self.trace: PassTrace | None = None  # if somebody records it
         self.done = done  # at the originator: ends with the pass
-        self.began = context.home.agent.loop.time()
+        self.losses = context.home.losses  # of peers that were known when it began
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
         self.heavy = play.topology.heavy

@@ -261,6 +261,8 @@ class Endings:
             return asyncio.shield(telling)
         if running.done is not None or not self._drop(running, failure):
             return True  # our own pass, which only we decide; or known already
+        if sender.incarnation != originator:  # who may not know the originator, or reach it
+            self._report(running, (failure.worker, failure.op, failure))
         return self._spread(running, failure)
 
     def _peer(self, name: str, incarnation: bytes) -> PeerInfo | None:

@@ -36,7 +36,7 @@ from aiograd.dist.contexts import Contexts
 from aiograd.dist.endings import Endings
 from aiograd.dist.mail import flatten, unflatten
 from aiograd.dist.outcomes import Report
-from aiograd.dist.passes import Answer, Pass, Terms
+from aiograd.dist.passes import Answer, Message, Pass, Terms
 from aiograd.dist.roots import entries as roots_of
 from aiograd.dist.running import Late, Running
 from aiograd.dist.topology import Topology
@@ -53,6 +53,7 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.current import DEADLINE
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.link import Link
 from aiograd.rpc.options import check_timeout
 from aiograd.rpc.tracing import trace_pass
 
@@ -314,9 +315,7 @@ class Engine:
                     (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
                     for edge, gradients, loops in message.answers
                 ]
-            if message.to in context.lost:  # a new session with it would know nothing of the pass
-                raise WorkerLost(message.name, "no", "it was lost while the context was open")
-            link = self.agent.links.exactly(message.name, message.to)
+            link = self._link(running, message)
             home = play.originator
             invitation = (*home.identity, *play.terms) if message.invites else None
             of_pass = (context.id, play.number, *message.credit, play.reached)
@@ -332,6 +331,22 @@ class Engine:
                 running.posted(message.name, message.answers, began)
         if running.done is not None:
             self._end_if_over(running, running.done)
+
+    def _link(self, running: Running, message: Message) -> Link:
+        """The link for a message of a pass; WorkerLost if its recipient is lost."""
+        if message.to in running.context.lost:  # a new session would know nothing of the pass
+            raise WorkerLost(message.name, "no", "it was lost while the context was open")
+        try:
+            return self.agent.links.exactly(message.name, message.to)
+        except WorkerLost:
+            if message.answers or message.expected or message.to in self.contexts.gone:
+                raise
+            # Credit for an originator of which the coordinator has not told us yet. Credit may
+            # take any way home, so it goes back to somebody who has found us.
+            for incarnation, name in running.play.heard.items():
+                if incarnation not in self.contexts.gone:
+                    return self.agent.links.exactly(name, incarnation)
+            raise
 
     def _end_if_over(self, running: Running, done: asyncio.Future[None]) -> None:
         play = running.play

@@ -321,3 +321,55 @@ async def test_edges_to_a_worker_that_the_directory_does_not_know_yet_are_no_los
         await ctx.backward(y.sum())
         directory.add(known)
         assert ctx.gradients[x].tolist() == [2.0, 2.0]
+
+
+async def pass_of_ones_own(path: list[str]) -> list[float]:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with ag.context() as ctx:
+        y = await along(x, path)
+        await ctx.backward(y.sum(), timeout=20.0)
+        return ctx.gradients[x].tolist()
+
+
+async def along(x: ag.Tensor, path: list[str]) -> ag.Tensor:
+    return await ag.rpc_async(path[0], along, args=(x, path[1:])) if path else x * 3.0
+
+
+def forget(name: str) -> None:
+    ag.current_worker().agent.directory.remove(name)
+
+
+async def test_credit_comes_home_from_a_worker_that_does_not_know_the_originator(workers):
+    """worker1 has been told nothing of worker2 yet, and has never met it."""
+    async with workers(3):
+        await ag.rpc_async("worker1", forget, args=("worker2",))
+        path = ["worker0", "worker1"]
+        assert await ag.rpc_async("worker2", pass_of_ones_own, args=(path,)) == [3.0, 3.0]
+
+
+def fail(gradient: ag.Tensor) -> None:
+    raise ValueError("on purpose")
+
+
+async def failing(x: ag.Tensor, path: list[str]) -> ag.Tensor:
+    if path:
+        return await ag.rpc_async(path[0], failing, args=(x, path[1:]))
+    y = x * 3.0
+    y.register_hook(fail)
+    return y * 1.0
+
+
+async def failing_pass(path: list[str]) -> str:
+    async with ag.context() as ctx:
+        y = await failing(ag.ones(2, requires_grad=True), path)
+        with pytest.raises(ag.errors.BackwardFailed) as caught:
+            await ctx.backward(y.sum(), timeout=20.0)
+        return type(caught.value).__name__ + " " + caught.value.worker
+
+
+async def test_a_failure_reaches_an_originator_that_the_failing_worker_does_not_know(workers):
+    async with workers(3):
+        await ag.rpc_async("worker1", forget, args=("worker2",))
+        path = ["worker0", "worker1"]
+        found = await ag.rpc_async("worker2", failing_pass, args=(path,))
+        assert found == "BackwardFailed worker1"

@@ -20,7 +20,7 @@ from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
 from aiograd.testing.simulator.references import REFERENCES
-from aiograd.testing.simulator.schedule import Player
+from aiograd.testing.simulator.schedule import LATER, Player
 from aiograd.testing.simulator.world import Node, World
 
 ACTS: Final[dict[str, list[Act]]] = {
@@ -126,6 +126,7 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     await _all_ended(world, tasks, book)
     player.stop()
     book.finish()
+    await asyncio.sleep(2 * LATER)  # for a fault that the last message has triggered
     await asyncio.sleep(max(0.0, player.harm.until - world.loop.time()))
     await invariants.check_alive(world, book, 9000)
     await invariants.check_quiet(world, book)

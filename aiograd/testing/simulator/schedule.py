@@ -149,6 +149,9 @@ _ACTIONS: Final[dict[str, Callable[[World, Fault], None]]] = {
 }
 
 
+LATER: Final = 0.002  # seconds after a message that triggers a fault, for its bytes to leave
+
+
 class Harm:
     """What has gone wrong so far: which errors are justified."""
 
@@ -255,6 +258,6 @@ class Player:
                 verdict = VERDICTS[fault.kind]
                 continue
             # After the callback that sends it, and sometimes after the bytes have left.
-            later = 0.0 if fault.amount else 0.002
+            later = 0.0 if fault.amount else LATER
             self.world.loop.call_later(later, self.happen, fault, context=self.world.context)
         return verdict

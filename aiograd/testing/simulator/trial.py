@@ -130,7 +130,9 @@ class Trial:
     async def _pass(self, ctx: Any, kind: str, make: Any) -> bool:
         self.outcome, self.kind = Outcome.RUNNING, kind
         self.before = {number for found in self.reached.values() for number in found}
-        self.knew = self.lost in here().agent.parts[Contexts].gone
+        gone = here().agent.parts[Contexts].gone
+        # Whoever is cut off itself has lost all others.
+        self.knew = self.lost in gone or (self.victim == here().name and bool(gone))
         limit = self.world.options.timeout
         entry = self._entry("backward", here().name, limit + 2.0)
         try:

@@ -107,9 +107,9 @@ sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 
 	@$(BIN)/python -m aiograd.testing.simulator $(SEED) --count $(COUNT) \
 	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
 
-crashpoints: $(VENV)/.test.ok  ## a fault at every boundary of small programs: SAMPLE= SEED= ONLY= CASE= TRACE=1
+crashpoints: $(VENV)/.test.ok  ## a fault at every boundary of small programs: ALL=1 SAMPLE= SEED= ONLY= CASE= TRACE=1
 	@$(BIN)/python -m aiograd.testing.simulator.crashpoints --seed $(SEED) $(if $(SAMPLE),--sample $(SAMPLE)) \
-	    $(if $(ONLY),--only $(ONLY)) $(if $(CASE),--case $(CASE)) $(if $(TRACE),--trace)
+	    $(if $(ALL),--all) $(if $(ONLY),--only $(ONLY)) $(if $(CASE),--case $(CASE)) $(if $(TRACE),--trace)
 
 # atheris instruments what it imports, so it lives in a venv of its own.
 .venv-fuzz/.ok: pyproject.toml

@@ -1,6 +1,7 @@
 """Crash points: small programs, with one fault at every boundary of every one of them.
 
-    make crashpoints                                       all cases
+    make crashpoints                                       all cases of 225 programs
+    make crashpoints ALL=1                                 and of 60 larger ones
     make crashpoints SAMPLE=5000 SEED=7                    so many of them, drawn from the seed
     make crashpoints CASE=chain3/once:57:c:kill TRACE=1    one of them, and all that happens in it
 
@@ -59,6 +60,9 @@ SETTLE: Final = 1.5  # seconds after which nothing is left but garbage
 SETTLE_CUT: Final = 15.0  # the same after a cut, which is noticed late
 LET_GO: Final = 0.5  # seconds, and two leases, in which what garbage held is given back
 LIMIT: Final = 120.0  # simulated seconds after which a program hangs
+# Shapes with a third of all cases, and little that smaller ones do not have: only sampled, unless
+# they are asked for.
+LARGE: Final = frozenset({"mixed", "diamondx", "chain3x", "sharedx"})
 COLLECT: Final = 25  # runs between two collections of garbage
 ABOUT: Final = 208_000  # cases of all programs, to turn a number of cases into a share
 
@@ -177,7 +181,7 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     """Run one case; inside `quiet()`."""
     program = PROGRAMS[case.program]
     if program.leader == "rref":
-        gc.collect()  # services that a dead worker ran in the last case complain when they are freed
+        gc.collect()  # services of a dead worker of the last case complain when they are freed
     options = Options(timeout=TIMEOUT, secret=None, lease=0.5, heartbeat=2.0)
     # Seed 0 is the plain one: all messages take equally long. Others vary that, and the order.
     manner = Manner(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
@@ -359,6 +363,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="about so many cases; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the order of events and the sample")
     parser.add_argument("--only", default="", help="programs whose names contain this")
+    parser.add_argument("--all", action="store_true", help="also the largest shapes, not sampled")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--case", help="replay one case: PROGRAM:POINT:WORKER:FAULT")
     parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
@@ -369,6 +374,8 @@ def main() -> int:
     if args.bug is not None:
         return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.sample, args.seed)
     programs = [name for name in PROGRAMS if args.only in name]
+    if not (args.only or args.sample or args.all):
+        programs = [name for name in programs if name.partition("/")[0] not in LARGE]
     return _run_all(sample(args.sample, args.seed, programs), args.processes)
 
 

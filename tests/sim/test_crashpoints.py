@@ -23,7 +23,7 @@ from aiograd.testing.simulator.crashpoints import (
 from aiograd.testing.simulator.programs import PROGRAMS
 from aiograd.testing.simulator.run import quiet
 
-CASES = int(os.environ.get("AIOGRAD_CRASHPOINTS", "1000"))
+CASES = int(os.environ.get("AIOGRAD_CRASHPOINTS", "600"))
 SHAPES = list(dict.fromkeys(name.partition("/")[0] for name in PROGRAMS))
 
 

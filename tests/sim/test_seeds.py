@@ -38,6 +38,7 @@ FOUND = {
     7008008: "judge: a connection that was reset too often to come back was no reason for a loss",
     12000201: "edges to a worker that the directory did not know yet counted as lost",
     12000117: "the simulated coordinator told of three restarts out of their order",
+    13002701: "judge: a reset in the last moment left a suspect that was about to resume",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

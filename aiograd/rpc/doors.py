@@ -39,6 +39,7 @@ _STRANGERS_PER_HOST = 16
 _TURNED_AWAY = 8  # of whom we remember why
 _MOMENT = 0.5  # seconds; a peer that dies while it dials us must not be waited for much longer
 _RETRIES = 5  # a busy door closes without a word, and a network may; knock again
+_LONGEST_PAUSE = 0.3  # seconds between two of these attempts
 _PATIENCE = 0.5  # seconds to connect to a lost peer at first: the network may return meanwhile
 
 
@@ -321,10 +322,14 @@ class Doors:
             # A connection that is cut looks like one that is refused: knock again to see.
             certain = isinstance(greeting.error, ProtocolError | WorkerLost)
             attempt += 1
-            late = patience != math.inf and loop.time() >= limit
-            if certain or late or attempt == _RETRIES:
+            # A reset is nobody's refusal: only time ends the attempts. A peer that closes the
+            # connection again and again does refuse it.
+            reset = isinstance(greeting.error, ConnectionResetError)
+            late = (patience != math.inf or reset) and loop.time() >= limit
+            if certain or late or (attempt >= _RETRIES and not reset):
                 raise greeting.error
-            await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * 0.01 * 2**attempt)
+            pause = min(0.01 * 2.0**attempt, _LONGEST_PAUSE)
+            await asyncio.sleep(runtime.random.uniform(0.5, 1.5) * pause)
 
     async def knock(
         self,

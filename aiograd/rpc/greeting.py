@@ -152,10 +152,20 @@ class Greeting(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         if not self._over:
-            self.error = self._handshake.mismatch or self._handshake.refusal(
-                "the other side closed the connection during the handshake: "
-                "another secret, or too many newcomers at once"
-            )
+            if self._handshake.mismatch is not None:
+                self.error = self._handshake.mismatch
+            elif isinstance(exc, ConnectionResetError):
+                # A peer that refuses a proof has read it, so it closes the connection without a
+                # reset. The network resets connections, and so does a listener that is full.
+                self.error = ConnectionResetError(
+                    "the connection was reset during the handshake: by the network, or because "
+                    "too many others have proven nothing yet"
+                )
+            else:
+                self.error = self._handshake.refusal(
+                    "the other side closed the connection during the handshake: "
+                    "another secret, or too many newcomers at once"
+                )
             self._end()
 
     def eof_received(self) -> bool:

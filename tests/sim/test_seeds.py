@@ -39,6 +39,7 @@ FOUND = {
     12000201: "edges to a worker that the directory did not know yet counted as lost",
     12000117: "the simulated coordinator told of three restarts out of their order",
     13002701: "judge: a reset in the last moment left a suspect that was about to resume",
+    13005653: "five resets of a first handshake in a row were taken for a wrong secret",
     3002079: "a call that was cancelled before its first step kept its arguments for ever",
 }
 

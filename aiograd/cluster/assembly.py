@@ -21,8 +21,6 @@ from aiograd.errors import DeadlineExceeded, NotAllowed, UnknownWorker, WorkerLo
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 
-__all__ = ["Assembly", "retrieve"]
-
 
 class Assembly:
     """What one worker takes part in, and what it leads."""

@@ -23,8 +23,6 @@ from typing import IO
 
 from aiograd.rpc.forks import close_in_children
 
-__all__ = ["Child", "Lines", "Log", "Output", "forward", "python", "worker_environment"]
-
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

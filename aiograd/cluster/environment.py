@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Launch", "expand_hosts", "read_launch"]
-
 Environment = Mapping[str, str]
 
 DEFAULT_PORT = 29500  # what torchrun and its users expect

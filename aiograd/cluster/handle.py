@@ -15,8 +15,6 @@ from aiograd.rpc.future import Future
 if TYPE_CHECKING:
     from aiograd.cluster.local import LocalCluster
 
-__all__ = ["Handle", "as_html"]
-
 
 class Handle:
     """One worker of a cluster: `await cluster["worker0"].call(f, 1, 2)`."""

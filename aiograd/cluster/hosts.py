@@ -18,8 +18,6 @@ from aiograd.cluster.children import Child, Log, forward, python, worker_environ
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
 
-__all__ = ["Host", "LoopHost", "ProcessHost"]
-
 
 class Host(Protocol):
     """One run of one worker."""

@@ -34,8 +34,6 @@ from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 from aiograd.wire.secret import Secret
 
-__all__ = ["LocalCluster"]
-
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiograd.cluster.assembly import Assembly, retrieve
-from aiograd.cluster.meetings import Farewell
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
+from aiograd.cluster.termination import Farewell
 from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo

@@ -18,8 +18,6 @@ from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
 from aiograd.wire.names import check_name
 
-__all__ = ["DRIVER", "PATIENCE", "Plan", "check_count", "plan_worker", "worker_names"]
-
 # Seconds to wait for the others at the start. Not `Options.timeout`: that one is for calls.
 PATIENCE = 60.0
 DRIVER = "driver"  # the name of the process that starts a local cluster

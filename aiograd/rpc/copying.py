@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-LEAST: Final = 8 << 20  # bytes; less is copied before a thread has woken up
+PARALLEL_FROM: Final = 8 << 20  # bytes; less is copied before a thread has woken up
 _PIECE: Final = 1 << 20
 
 
@@ -26,7 +26,7 @@ class Copier:
 
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
         """Copy bytes to as many others."""
-        if source.nbytes < LEAST or self._alone:
+        if source.nbytes < PARALLEL_FROM or self._alone:
             to[:] = source
             return
         if self._helper is None:

@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
-from aiograd.rpc import copying
+from aiograd.rpc.copying import PARALLEL_FROM
 from aiograd.wire.arena import ALIGN, PAD, Arena
 from aiograd.wire.frames import Transfer
 from aiograd.wire.messages import BORROW, CHUNK, LEND, RETURN
@@ -170,7 +170,7 @@ class _Lent:
         at = start
         for segment in segments:
             end = at + len(segment)
-            if size < copying.LEAST:
+            if size < PARALLEL_FROM:
                 self._memory[at:end] = np.frombuffer(segment, np.uint8)
             else:
                 self._copy(self._memory[at:end], np.frombuffer(segment, np.uint8))

@@ -26,8 +26,8 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiograd.errors import RpcError
-from aiograd.rpc import report
 from aiograd.rpc.current import current_agent
+from aiograd.rpc.report import chrome_trace, table
 
 F = TypeVar("F", bound=Callable[..., Any])
 LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
@@ -96,11 +96,11 @@ class Profile:
 
     def table(self) -> str:
         """The recording as text: one line per key and worker, the longest first."""
-        return report.table(self.events)
+        return table(self.events)
 
     def chrome_trace(self) -> dict[str, Any]:
         """The recording in Chrome's trace format: one process per worker."""
-        return report.chrome_trace(self.events)
+        return chrome_trace(self.events)
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a file that chrome://tracing and Perfetto open."""

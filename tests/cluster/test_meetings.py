@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.meetings import Farewell, Gatherings
+from aiograd.cluster.meetings import Gatherings
+from aiograd.cluster.termination import Farewell
 
 GROUP = (("a", b"1"), ("b", b"2"), ("c", b"3"))
 

@@ -32,7 +32,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.exposure import exposing_modules
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import Network
-from aiograd.wire.secret import Secret
+from aiograd.wire.secrets import Secret
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.transport import split_tcp
-from aiograd.wire.secret import Secret
+from aiograd.wire.secrets import Secret
 
 __all__ = ["Premises", "is_listening", "private_folder"]
 

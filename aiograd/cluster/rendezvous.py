@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport import is_loopback, split_tcp
-from aiograd.wire.secret import SHORTEST, Secret
+from aiograd.wire.secrets import SHORTEST, Secret
 
 __all__ = ["Place", "Sign", "Verdict", "find_secret", "parse_place", "read_secret_file"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from aiograd.dist.passes import Answer
 from aiograd.wire.arrays import DTYPES
-from aiograd.wire.flat import BORROW, flat_array
+from aiograd.wire.fastcodec import BORROW, flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
 

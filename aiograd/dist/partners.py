@@ -15,7 +15,7 @@ import numpy as np
 from aiograd.autograd.coo import Coo
 from aiograd.errors import NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.directory import PeerInfo
-from aiograd.wire.data import BIG_INT, ITEMS
+from aiograd.wire.safecodec import BIG_INT, ITEMS
 
 if TYPE_CHECKING:
     from aiograd.dist.context import Context

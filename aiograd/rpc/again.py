@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import Overloaded, WorkerClosed, WorkerLost
 from aiograd.rpc.future import Future, fail, prepare
-from aiograd.wire.flat import decode_call, encode_call
+from aiograd.wire.fastcodec import decode_call, encode_call
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

@@ -48,14 +48,14 @@ from aiograd.rpc.spans import SCOPE, Profile
 from aiograd.rpc.tracing import Trace, trace
 from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.verdict import Faults
-from aiograd.wire.data import DataCodec
-from aiograd.wire.flat import encode_call, encode_plain
-from aiograd.wire.frames import SMALL
-from aiograd.wire.memory import Memory
+from aiograd.wire.buffers import Memory
+from aiograd.wire.codec import Codec, Payload
+from aiograd.wire.fastcodec import encode_call, encode_plain
+from aiograd.wire.framing import SMALL
+from aiograd.wire.handshake import Identity
 from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
 from aiograd.wire.names import check_name
-from aiograd.wire.payload import Codec, Payload
-from aiograd.wire.session import Identity
+from aiograd.wire.safecodec import DataCodec
 
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
 

@@ -14,10 +14,9 @@ from aiograd.rpc import faults
 from aiograd.rpc.baggage import FITS, check_size, in_front, labelled, pack
 from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.travel import Departure
-from aiograd.wire.flat import encode_value
+from aiograd.wire.codec import Payload
+from aiograd.wire.fastcodec import ALONE, encode_value, value_entry
 from aiograd.wire.messages import CALL, EMPTY, EXTRA, FAULT, FLAT, KEEP, POST, REPLY
-from aiograd.wire.payload import Payload
-from aiograd.wire.rows import ALONE, value_entry
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import ProtocolError, SerializationError
 from aiograd.rpc.travel import Arrival, Departure
-from aiograd.wire.flat import decode_call, decode_value, encode_call, encode_value
-from aiograd.wire.frames import MAX_SEGMENTS, SMALL, Transfer
+from aiograd.wire.codec import Payload, encode_named
+from aiograd.wire.fastcodec import call_alone as entry_alone
+from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
+from aiograd.wire.framing import MAX_SEGMENTS, SMALL, Transfer
 from aiograd.wire.messages import CARRIED, EXTRA, FLAT, KEEP, TRAVELLED
-from aiograd.wire.payload import Payload, encode_named
-from aiograd.wire.rows import call_alone as entry_alone
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.wire.data import DataCodec
-    from aiograd.wire.payload import Codec
+    from aiograd.wire.codec import Codec
+    from aiograd.wire.safecodec import DataCodec
 
 _LENGTH = struct.Struct("<I")
 _LABEL = struct.Struct("<QQI")

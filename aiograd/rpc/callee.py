@@ -24,7 +24,8 @@ from aiograd.rpc.incoming import Incoming
 from aiograd.rpc.shortcuts import AGES, Shortcuts
 from aiograd.rpc.streams import StreamSource
 from aiograd.rpc.travel import Arrival
-from aiograd.wire.frames import Transfer
+from aiograd.wire.fastcodec import call_of
+from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import (
     ALONG,
     CALL,
@@ -39,7 +40,6 @@ from aiograd.wire.messages import (
     STREAM,
     TRAVELLED,
 )
-from aiograd.wire.rows import call_of
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

@@ -25,10 +25,10 @@ from aiograd.rpc.outbox import EARLY
 from aiograd.rpc.replies import Replies
 from aiograd.rpc.travel import run_undo
 from aiograd.rpc.waiting import Waiting
-from aiograd.wire.frames import HEADER, MAGIC, SMALL
+from aiograd.wire.codec import Payload
+from aiograd.wire.fastcodec import ALONE, call_entry
+from aiograd.wire.framing import HEADER, MAGIC, SMALL
 from aiograd.wire.messages import ALONG, CALL, CANCEL, KEEP, LEISURE, NESTED, OP
-from aiograd.wire.payload import Payload
-from aiograd.wire.rows import ALONE, call_entry
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

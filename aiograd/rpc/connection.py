@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.wire.frames import Frame, FrameReader
-from aiograd.wire.resume import Session
+from aiograd.wire.framing import Frame, FrameReader
+from aiograd.wire.session import Session
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.wire.frames import HEADER
+from aiograd.wire.framing import HEADER
 from aiograd.wire.messages import ALONG, CARRIED, LEISURE, OP
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from aiograd.rpc.greeting import Greeting
 from aiograd.rpc.memory import MemoryTransport
 from aiograd.rpc.tls import Credentials
 from aiograd.rpc.transport import Listener, tune
-from aiograd.wire.resume import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, Offer
-from aiograd.wire.secret import Keyring
-from aiograd.wire.session import Handshake, Identity
+from aiograd.wire.handshake import Handshake, Identity
+from aiograd.wire.secrets import Keyring
+from aiograd.wire.session import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, Offer
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

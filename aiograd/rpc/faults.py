@@ -18,10 +18,10 @@ from aiograd.rpc import plain_faults
 from aiograd.rpc.plain_faults import text_of as _text
 from aiograd.rpc.plain_faults import type_name as _type_name
 from aiograd.rpc.travel import Departure
-from aiograd.wire.data import DataCodec
+from aiograd.wire.safecodec import DataCodec
 
 if TYPE_CHECKING:
-    from aiograd.wire.payload import Codec
+    from aiograd.wire.codec import Codec
 
 _TEXT = 64 * 1024  # of a traceback; beyond that nobody reads
 _COPIED = 1 << 20  # bytes of an error with tensors or large arrays; beyond that its text must do

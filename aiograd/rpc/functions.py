@@ -21,13 +21,13 @@ from cloudpickle import cloudpickle
 
 from aiograd.rpc.exposure import exposed_name, is_exposed
 from aiograd.rpc.travel import Departure
-from aiograd.wire.frames import SMALL
+from aiograd.wire.codec import encode_named
+from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import OP
-from aiograd.wire.payload import encode_named
 
 if TYPE_CHECKING:
     from aiograd.rpc.directory import PeerInfo
-    from aiograd.wire.payload import Codec
+    from aiograd.wire.codec import Codec
 
 TABLE: Final = 4096  # functions per peer that have a number; more are sent anew
 SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service

@@ -13,8 +13,8 @@ from typing import Any
 from aiograd.errors import ProtocolError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.tls import Credentials
-from aiograd.wire.resume import Offer
-from aiograd.wire.session import Handshake, Identity
+from aiograd.wire.handshake import Handshake, Identity
+from aiograd.wire.session import Offer
 
 # Decides about a proven client: ACCEPTED, DUPLICATE or LOST, how much of the session is here, and
 # the number of our latest dial; or raises to refuse.

@@ -33,10 +33,10 @@ from aiograd.rpc.outbox import Outbox
 from aiograd.rpc.receiving import Receiving
 from aiograd.rpc.shared import Shared, shared_memory
 from aiograd.rpc.travel import run_undo
-from aiograd.wire.frames import SMALL, FrameReader
+from aiograd.wire.codec import Payload
+from aiograd.wire.framing import SMALL, FrameReader
 from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, NUMBERED, POST, RETURN, SHARED
-from aiograd.wire.payload import Payload
-from aiograd.wire.resume import ACCEPTED, LOOK, Offer, Session
+from aiograd.wire.session import ACCEPTED, LOOK, Offer, Session
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

@@ -28,7 +28,7 @@ from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.link import Link
 from aiograd.rpc.reconnect import come_back
 from aiograd.wire.messages import CALL
-from aiograd.wire.resume import DIAL, DUPLICATE, LOOK, LOST, Offer
+from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

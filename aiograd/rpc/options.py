@@ -11,7 +11,7 @@ from typing import Any
 
 from aiograd.rpc.tls import TLS
 from aiograd.wire.names import check_name
-from aiograd.wire.secret import OTHERS, SHORTEST, Secret
+from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")

@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiograd.wire.frames import (
+from aiograd.wire.fastcodec import decode_row, encode_row
+from aiograd.wire.framing import (
     CHUNK_SIZE,
     HEADER,
     HEADER_SIZE,
@@ -29,8 +30,7 @@ from aiograd.wire.frames import (
     header,
 )
 from aiograd.wire.messages import CHUNK, LARGE, ROW, SHARED
-from aiograd.wire.resume import Piece, Session
-from aiograd.wire.rows import decode_row, encode_row
+from aiograd.wire.session import Piece, Session
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
 _ROW = 32  # entries of a row that do not, either

@@ -26,10 +26,10 @@ from aiograd.rpc.link import Link
 from aiograd.rpc.streams import Stream
 from aiograd.rpc.tracing import trace
 from aiograd.rpc.travel import Departure, run_undo
-from aiograd.wire.flat import encode_call
-from aiograd.wire.frames import SMALL
+from aiograd.wire.codec import Payload
+from aiograd.wire.fastcodec import encode_call
+from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, KEEP, OP, STREAM
-from aiograd.wire.payload import Payload
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

@@ -14,7 +14,7 @@ import builtins
 from typing import Any, Final
 
 from aiograd.errors import AiogradError, ProtocolError, RemoteError, SerializationError
-from aiograd.wire.data import DataCodec
+from aiograd.wire.safecodec import DataCodec
 
 PlainFault = tuple[str, str, tuple[Any, ...] | None, Any]
 

@@ -20,7 +20,8 @@ from aiograd.rpc.definitions import resolve
 from aiograd.rpc.functions import TABLE, Target
 from aiograd.rpc.inbox import Inbox, Once
 from aiograd.rpc.shared import Shared
-from aiograd.wire.frames import Frame, Transfer
+from aiograd.wire.fastcodec import decode_row, value_alone
+from aiograd.wire.framing import Frame, Transfer
 from aiograd.wire.messages import (
     ANSWERS,
     BORROW,
@@ -43,7 +44,6 @@ from aiograd.wire.messages import (
     ROW,
     SHARED,
 )
-from aiograd.wire.rows import decode_row, value_alone
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

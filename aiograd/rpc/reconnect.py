@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiograd.errors import WorkerLost
 from aiograd.rpc.transport import is_loopback, split, split_tcp
-from aiograd.wire.resume import ACCEPTED, LOST
+from aiograd.wire.session import ACCEPTED, LOST
 
 if TYPE_CHECKING:
     from aiograd.rpc.doors import Doors

@@ -18,10 +18,9 @@ from aiograd.rpc.copies import STAYED, Copies
 from aiograd.rpc.future import Future, fail
 from aiograd.rpc.travel import Arrival
 from aiograd.rpc.waiting import Waiting
-from aiograd.wire.flat import decode_value
-from aiograd.wire.frames import Transfer
+from aiograd.wire.fastcodec import decode_row, decode_value, value_alone, value_of
+from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import CARRIED, EMPTY, EXTRA, FLAT, ITEM, KEEP, ROW, TRAVELLED
-from aiograd.wire.rows import decode_row, value_alone, value_of
 
 if TYPE_CHECKING:
     from aiograd.rpc.link import Link

@@ -32,8 +32,8 @@ import numpy as np
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.copying import PARALLEL_FROM
-from aiograd.wire.arena import ALIGN, PAD, Arena
-from aiograd.wire.frames import Transfer
+from aiograd.wire.buffers import ALIGN, PAD, Arena
+from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import BORROW, CHUNK, LEND, RETURN
 
 _log = logging.getLogger("aiograd")

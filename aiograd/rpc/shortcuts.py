@@ -20,8 +20,8 @@ from aiograd.rpc.functions import INLINE, Target
 from aiograd.rpc.incoming import Incoming, unfinished
 from aiograd.rpc.running import Running
 from aiograd.rpc.travel import Arrival
-from aiograd.wire.flat import decode_call
-from aiograd.wire.frames import Transfer
+from aiograd.wire.fastcodec import decode_call
+from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import ALONG, CALL, CARRIED, EMPTY, KEEP, LEISURE, POST, REPLY, REQUEST
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.rpc.baggage import split
 from aiograd.rpc.spans import SCOPE, Profile, Scope, Span, key
-from aiograd.wire.frames import Transfer
+from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import EXTRA
 
 if TYPE_CHECKING:

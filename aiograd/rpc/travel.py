@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo
-from aiograd.wire.payload import Traveller, Travellers
+from aiograd.wire.codec import Traveller, Travellers
 
 __all__ = [
     "Arrival",

@@ -1,207 +1,186 @@
-"""The handshake: two workers prove to each other that they know the secret they share.
+"""A session: two streams of bytes that go on over one connection after another.
 
-    client                                    server
-    HELLO_C  version, nonce, who I am    ──▶
-                                         ◀──  HELLO_S  version, nonce, who I am
-    PROOF_C  terms, offer, HMAC          ──▶
-                                         ◀──  PROOF_S  terms, status, latest dial, bytes
-                                                       received, HMAC
+Both sides count the bytes of each direction, and keep what they sent until the other one says that
+it came. When a connection breaks, the side that dialled it dials again; in the handshake each tells
+how much it has received, and the other goes on from there. So every byte arrives once and in order,
+whatever was cut in the middle of what, and nothing above has to know:
 
-Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
-replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
-and what comes with them, so that nobody can change it on the way. The terms are whether this side
-speaks plain data only with the other one, whose name it knows by then; what an offer is, and where
-a session goes on, is told in `resume`. Where each name has a secret of its own, the proofs are made
-with that of the name in the hello. A refusal is a closed connection and nothing else.
+    sent      ├── known to have come ──┼────── kept ──────┤
+    received  ├───────────────────────────────┤             the next connection goes on here
 
-A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
+Memory is bounded: beyond `limit` bytes the oldest are let go, and who needs them cannot resume.
+
+A session that is lost never goes on, but the two may begin another one. So a session has an id: the
+number of the dial that began it. Every offer names the session it is about, and dials have rising
+numbers. Together they keep what is late out of a session that it does not belong to:
+
+    dial of another session, newer than all that is known ──▶ the peer has lost this one
+    dial that is not newer ──▶ it was given up over there, and comes late: DUPLICATE
+    resume or nudge of another session ──▶ LOST
+
+A pure state machine: when to dial, and for how long, is `rpc.reconnect`'s business.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final
+from collections import deque
+from typing import Final, NamedTuple
 
-from aiograd.errors import AuthError, ProtocolError
-from aiograd.wire.names import is_name
-from aiograd.wire.resume import Offer
-from aiograd.wire.secret import Secret
+from aiograd.errors import ProtocolError
+from aiograd.wire.framing import header
+from aiograd.wire.messages import PING
 
-VERSION: Final = 5  # of everything on the wire; raised with every change of a layout or a meaning
-_MAGIC: Final = b"aiograd\0"
-_HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
-# The offer; or status, number of the server's latest dial, bytes received and 0.
-_CLAIM: Final = struct.Struct("<BIQI")
-_PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
-HELLO_SIZE: Final = _HELLO.size
-PROOF_SIZE: Final = _PROOF.size
-_RESTRICTED: Final = 0x80  # beside the first number of a claim: the terms
+LITTLE: Final = 64 * 1024  # bytes received after which the next write takes the news along
+MUCH: Final = 1024 * 1024  # bytes received after which the news does not wait for a write
 
+# What a client wants. Only the side that dialled first dials again, so that no two dials cross.
+DIAL: Final = 0  # the first connection of a new session
+RESUME: Final = 1  # the next one
+NUDGE: Final = 2  # the connection broke here: please dial again
+LOOK: Final = 3  # nothing: a connection came up meanwhile
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who speaks, and within which limits."""
+# What becomes of it.
+ACCEPTED: Final = 1
+DUPLICATE: Final = 2  # another connection between the two is used, or about to be
+LOST: Final = 3  # the session is over: this start of the client was declared lost, or too much was
 
-    name: str
-    rank: int
-    incarnation: bytes
-    cluster: bytes = bytes(16)
-    max_message: int = 1 << 30
-    max_inflight: int = 1024
-    version: int = VERSION
-    restricted: bool = False  # it speaks plain data only with us; known when it is proven
-
-    def hello(self, nonce: bytes) -> bytes:
-        name = self.name.encode()
-        return _HELLO.pack(
-            _MAGIC,
-            self.version,
-            nonce,
-            self.cluster,
-            len(name),
-            name,
-            self.rank,
-            self.incarnation,
-            self.max_message,
-            self.max_inflight,
-        )
-
-    @classmethod
-    def from_hello(cls, data: bytes) -> Identity:
-        magic, version, _, cluster, length, name, rank, incarnation, message, inflight = (
-            _HELLO.unpack(data)
-        )
-        if magic != _MAGIC or length > len(name):
-            raise ProtocolError("the other side does not speak aiograd")
-        try:
-            text = name[:length].decode()
-        except UnicodeDecodeError:
-            raise ProtocolError("the other side has no readable name") from None
-        if not is_name(text):  # it goes into logs before anything is proven
-            raise ProtocolError(f"the other side has a name that no worker can have: {text!a}")
-        return cls(text, rank, incarnation, cluster, message, inflight, version)
+Piece = bytes | memoryview
 
 
-def derive_key(secret: bytes, cluster: bytes) -> Secret:
-    """HKDF-SHA256 of the secret, so that it signs nothing itself."""
-    extracted = Secret(hmac.digest(cluster, secret, hashlib.sha256))
-    return Secret(hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256))
+class Offer(NamedTuple):
+    """What a client says in its proof."""
+
+    word: int = DIAL
+    number: int = 1  # of the connection; a worker never dials with the same number twice
+    received: int = 0
+    session: int = 0  # the number of the dial that began it
 
 
-class Handshake:
-    """One side of the handshake. `needed` is the size of the next message, 0 when it is over."""
+class Session:
+    """One side of a session. Positions are bytes since its beginning."""
 
-    def __init__(
-        self,
-        us: Identity,
-        secret: bytes | Callable[[str], bytes],
-        nonce: bytes,
-        *,
-        client: bool,
-        binding: bytes = b"",
-        restricts: Callable[[str], bool] = lambda name: False,
-        offer: Callable[[Identity], Offer] | None = None,
-    ) -> None:
-        self._us = us
-        self._restricts = restricts  # whether we speak plain data only with a worker of this name
-        # With whom we share which secret; asked once, for the name that the other side claims.
-        self._secret_for = secret if callable(secret) else lambda name: secret
-        self._key = Secret()
-        self._client = client
-        self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
-        self._ours = us.hello(nonce)
-        self._theirs = b""
-        self._expects = "hello"
-        self.needed = HELLO_SIZE
-        self.peer: Identity | None = None  # only believable once `proven`
-        self.proven = False
-        self._make_offer = offer  # asks a client that knows whom it talks to
-        self.offer = Offer()  # what the client wants
-        self.status = 0  # what the server decided; known on both sides at the end
-        self.received = 0  # bytes of the session that the other side has
-        self.latest = 0  # the number of the server's latest dial; known to the client at the end
+    __slots__ = (
+        "_limit",
+        "base",
+        "due",
+        "fence",
+        "full",
+        "id",
+        "kept",
+        "number",
+        "overdue",
+        "received",
+        "role",
+        "sent",
+        "told",
+    )
 
-    def bind(self, binding: bytes) -> None:
-        """Tie the proofs to a channel that is known only now."""
-        self._binding = binding
+    def __init__(self, limit: int = 64 << 20, fence: int = 0) -> None:
+        self._limit = limit
+        self.id = 0  # the number of the dial that began it; 0: not known yet
+        self.fence = fence  # dials of the peer up to this number are out of date
+        self.role = ""  # "dials" or "waits", from the first connection on
+        self.number = 0  # of the latest connection, given by the side that dials
+        self.sent = 0
+        self.base = 0  # everything before was received, or let go
+        self.kept: deque[Piece] = deque()
+        self.full = limit  # position from which on the oldest is let go
+        self.received = 0
+        self.told = 0  # how much of it the peer was told
+        self.due, self.overdue = LITTLE, MUCH
 
-    def start(self) -> bytes:
-        """What to send before anything was received."""
-        return self._ours if self._client else b""
+    # ── bytes ───────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, message: bytes) -> bytes:
-        """Take one whole message, return what to send. Raises when the other side is refused."""
-        if self._expects == "hello":
-            return self._receive_hello(message)
-        if self._expects == "proof":
-            return self._receive_proof(message)
-        raise ProtocolError("the handshake is over")
+    def keep(self, piece: Piece) -> None:
+        """This is about to be written."""
+        self.kept.append(piece)
+        self.sent += len(piece)
+        if self.sent > self.full:
+            self._drop(self.sent - self._limit)
 
-    def admit(self, status: int, received: int = 0, latest: int = 0) -> bytes:
-        """The server's last word to a proven client: PROOF_S."""
-        assert self.proven
-        assert not self._client
-        self.status = status
-        return self._proof(b"server", status, latest, received, 0)
+    def acknowledge(self) -> bytes:
+        """The frame that tells how much has come."""
+        self.told = received = self.received
+        self.due, self.overdue = received + LITTLE, received + MUCH
+        return header(PING, 0, 0, received, 0.0, 0)
 
-    def _receive_hello(self, message: bytes) -> bytes:
-        self._theirs = message
-        self.peer = peer = Identity.from_hello(message)
-        self._expects, self.needed = "proof", PROOF_SIZE
-        if peer.version != self._us.version:
-            # The server still says who it is, so that both sides can name the two versions.
-            self._expects, self.needed = "nothing", 0
-            return b"" if self._client else self._ours
-        self._key = derive_key(self._secret_for(peer.name), self._us.cluster)
-        if self._client:
-            if self._make_offer is not None:
-                self.offer = self._make_offer(peer)
-            return self._proof(b"client", *self.offer)
-        return self._ours
+    def acknowledged(self, position: int) -> None:
+        """The peer has everything before this position."""
+        if position > self.sent:
+            raise ProtocolError(f"{position} bytes came over there, of {self.sent} that were sent")
+        kept, base = self.kept, self.base
+        while kept and base + len(kept[0]) <= position:
+            base += len(kept.popleft())
+        self.base, self.full = base, base + self._limit
 
-    @property
-    def mismatch(self) -> ProtocolError | None:
-        if self.peer is None or self.peer.version == self._us.version:
-            return None
-        return ProtocolError(
-            f"peer speaks {self.peer.version}, we speak {self._us.version}", self.peer.name
-        )
+    def _drop(self, position: int) -> None:
+        while self.base < position:
+            self.base += len(self.kept.popleft())
+        self.full = self.base + self._limit
 
-    def refusal(self, why: str) -> AuthError:
-        """Why there is no connection between us and whom the other side claims to be."""
-        if self.peer is None:
-            return AuthError(f"{self._us.name} cannot connect: {why}")
-        name = self.peer.name
-        return AuthError(f"{self._us.name} and {name} cannot connect: {why}", name)
+    def own(self) -> None:
+        """Copy what is only borrowed: nobody knows for how long it will have to be kept."""
+        self.kept = deque(bytes(piece) for piece in self.kept)
 
-    def _receive_proof(self, message: bytes) -> bytes:
-        claim, mac = _PROOF.unpack(message)
-        label = b"server" if self._client else b"client"
-        if not hmac.compare_digest(mac, self._mac(label, claim)):
-            raise self.refusal("the other side does not know the secret they would share")
-        self.proven, self._expects, self.needed = True, "nothing", 0
-        word, number, self.received, session = _CLAIM.unpack(claim)
-        assert self.peer is not None
-        self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
-        word &= ~_RESTRICTED
-        if self._client:
-            self.status, self.latest = word, number
-        else:
-            self.offer = Offer(word, number, self.received, session)
-        return b""
+    def resumable(self, position: int) -> bool:
+        """Whether everything from this position on is here."""
+        return self.base <= position <= self.sent
 
-    def _proof(self, label: bytes, word: int, number: int, received: int, session: int) -> bytes:
-        assert self.peer is not None
-        if self._restricts(self.peer.name):
-            word |= _RESTRICTED
-        claim = _CLAIM.pack(word, number, received, session)
-        return _PROOF.pack(claim, self._mac(label, claim))
+    def rest(self, position: int) -> list[Piece]:
+        """What has to be sent again over a new connection."""
+        self.acknowledged(position)
+        pieces = list(self.kept)
+        if pieces:
+            pieces[0] = pieces[0][position - self.base :]
+        return pieces
 
-    def _mac(self, label: bytes, claim: bytes) -> bytes:
-        first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)
-        text = b"".join((label, claim, first, second, self._binding))
-        return hmac.digest(self._key, text, hashlib.sha256)
+    # ── connections ─────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, number: int) -> Offer:
+        """What to say when there is no connection, and this side makes one of that number."""
+        if self.role == "waits":
+            return Offer(NUDGE, self.number, self.received, self.id)
+        # All dials of one session name it alike, so that the peer knows a repeated one.
+        self.id = self.id or number
+        return Offer(RESUME if self.role else DIAL, number, self.received, self.id)
+
+    def replaced_by(self, offer: Offer) -> bool:
+        """Whether the peer begins another session: then it has lost this one."""
+        if offer.word != DIAL or not self.role or offer.number <= self.fence:
+            return False
+        return self.role == "dials" or offer.session != self.id
+
+    def answer(self, offer: Offer, *, dialling: bool = False, first: bool = False) -> int:
+        """Decide about a proven client.
+
+        `dialling`: this side makes its first connection, too; `first`: and that one is preferred.
+        """
+        if offer.word == LOOK:
+            return DUPLICATE
+        if offer.word == NUDGE:
+            ours = self.role == "dials" and offer.session == self.id
+            return DUPLICATE if ours or (dialling and not self.role) else LOST
+        if self.role == "dials" or (not self.role and dialling and first):
+            return DUPLICATE
+        if offer.number <= self.fence:
+            return DUPLICATE  # it was given up over there, and comes late
+        if offer.word == RESUME and (not self.role or offer.session != self.id):
+            return LOST
+        if not self.resumable(offer.received):
+            return LOST
+        self.role, self.number, self.id = "waits", offer.number, offer.session
+        self.fence = offer.number
+        return ACCEPTED
+
+    def nudged(self, offer: Offer) -> bool:
+        """Whether the peer says that the latest connection is broken."""
+        return offer.word == NUDGE and self.role == "dials" and offer.number == self.number
+
+    def accepted(self, offer: Offer, received: int, latest: int) -> bool:
+        """The peer took our offer: whether this side can go on, too.
+
+        `latest`: the peer's latest dial by then. If it dialled us at the same time, that dial may
+        still arrive, and must not be taken for the beginning of the next session."""
+        self.role, self.number, self.id = "dials", offer.number, offer.session
+        self.fence = max(self.fence, latest)
+        return self.resumable(received)

@@ -15,7 +15,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, ProtocolError, RpcError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.wire.session import VERSION
+from aiograd.wire.handshake import VERSION
 from tests.waiting import until
 
 QUICK = Options(grace=2.0, timeout=10.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiograd.dist.mail import flatten, unflatten
-from aiograd.wire.flat import decode_call, encode_plain
+from aiograd.wire.fastcodec import decode_call, encode_plain
 
 A, B = np.ones((3, 3)), np.arange(4.0)
 

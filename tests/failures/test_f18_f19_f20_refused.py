@@ -11,7 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ForkedProcessError, Overloaded, ProtocolError, WrongLoopError
 from aiograd.rpc.agent import Agent
-from aiograd.wire.session import VERSION
+from aiograd.wire.handshake import VERSION
 from tests.failures import work
 from tests.failures.work import echo, now, outcome
 from tests.rpc.test_place import in_forked_child

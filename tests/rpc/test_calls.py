@@ -387,9 +387,9 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
     async with agents(2) as (a, b):
         b.loop.call_soon(time.sleep, 0.1)
         from aiograd.rpc.functions import Shipment
-        from aiograd.wire.flat import encode_call
+        from aiograd.wire.codec import Payload
+        from aiograd.wire.fastcodec import encode_call
         from aiograd.wire.messages import CALL, FLAT
-        from aiograd.wire.payload import Payload
 
         link = a.link("worker1")
         future = prepare(Future(loop=a.loop))

@@ -19,7 +19,7 @@ from aiograd.rpc.options import Options
 from aiograd.rpc.runtime import Runtime
 from aiograd.rpc.transport import split, split_tcp
 from aiograd.testing.proxy import Proxy
-from aiograd.wire.session import HELLO_SIZE, VERSION, Handshake, Identity
+from aiograd.wire.handshake import HELLO_SIZE, VERSION, Handshake, Identity
 
 
 def add(x, y=0):
@@ -161,7 +161,7 @@ async def test_strangers_are_closed_and_nothing_is_unpickled(agents, tmp_path, j
         def refuse(*args, **kwargs):
             raise AssertionError("a stranger reached the deserializer")
 
-        monkeypatch.setattr("aiograd.wire.payload.pickle.loads", refuse)
+        monkeypatch.setattr("aiograd.wire.codec.pickle.loads", refuse)
         start = time.monotonic()
         reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/0")
         writer.write(BAD[junk])

@@ -15,8 +15,8 @@ from aiograd.errors import NotAllowed
 from aiograd.rpc.calls import expose, idempotent, inline, rpc_async
 from aiograd.rpc.functions import TABLE, Shipper, function_name
 from aiograd.rpc.options import Options
+from aiograd.wire.codec import Codec, Travellers
 from aiograd.wire.messages import DEFINE, OP
-from aiograd.wire.payload import Codec, Travellers
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from aiograd.rpc.calls import rpc_async
 from aiograd.rpc.link import Link
 from aiograd.rpc.options import Options
 from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
-from aiograd.wire.frames import HEADER_SIZE, header
+from aiograd.wire.framing import HEADER_SIZE, header
 from aiograd.wire.messages import CHUNK
 from tests.waiting import until
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from aiograd.rpc.outbox import EARLY, Outbox
-from aiograd.wire.frames import SMALL, FrameReader
+from aiograd.wire.fastcodec import decode_row
+from aiograd.wire.framing import SMALL, FrameReader
 from aiograd.wire.messages import CALL, FLAT, OP, PING, POST, REPLY, ROW
-from aiograd.wire.resume import Session
-from aiograd.wire.rows import decode_row
+from aiograd.wire.session import Session
 
 
 class Wire:

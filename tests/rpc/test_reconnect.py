@@ -19,9 +19,9 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.calls import rpc_async, rpc_stream
 from aiograd.rpc.options import Options
 from aiograd.testing.proxy import Proxy
-from aiograd.wire.frames import HEADER_SIZE
-from aiograd.wire.resume import NUDGE, RESUME, Offer
-from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
+from aiograd.wire.framing import HEADER_SIZE
+from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
+from aiograd.wire.session import NUDGE, RESUME, Offer
 from tests.waiting import until
 
 RUNS: Counter[int] = Counter()

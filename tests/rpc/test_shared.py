@@ -13,7 +13,7 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.calls import inline, rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rpc.shared import _CHUNKS, _IDLE, LEAST, Shared
-from aiograd.wire.frames import FrameReader, announce, header
+from aiograd.wire.framing import FrameReader, announce, header
 from aiograd.wire.messages import BORROW, CALL, CHUNK, LARGE, SHARED
 
 kept: list[np.ndarray] = []

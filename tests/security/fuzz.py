@@ -20,10 +20,10 @@ import atheris
 
 with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_faults"]):
     from aiograd.rpc.plain_faults import rebuild
-    from aiograd.wire.data import DataCodec
-    from aiograd.wire.frames import FrameReader
+    from aiograd.wire.framing import FrameReader
+    from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
     from aiograd.wire.messages import CHUNK, LARGE
-    from aiograd.wire.session import HELLO_SIZE, Handshake, Identity
+    from aiograd.wire.safecodec import DataCodec
 
 from aiograd.autograd.coo import Coo
 from aiograd.dist.partners import CooTraveller
@@ -31,8 +31,8 @@ from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.exposure import ClassTraveller
 from aiograd.rpc.travel import Arrival, RecordTraveller
-from aiograd.wire.frames import announce, header
-from aiograd.wire.payload import Travellers
+from aiograd.wire.codec import Travellers
+from aiograd.wire.framing import announce, header
 
 SLOWEST = 0.05  # seconds
 ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call")

@@ -88,7 +88,7 @@ CALLS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("operator", "attrgetter", ("__class__.__base__",)),
     ("functools", "partial", ("x",)),
     ("types", "FunctionType", (1, {})),
-    ("aiograd.wire.payload", "_arrive", ("rref", b"")),
+    ("aiograd.wire.codec", "_arrive", ("rref", b"")),
     ("aiograd.cluster.current", "current_worker", ()),
     ("pip", "main", (["--version"],)),
     ("torch.hub", "load", ("x",)),

@@ -8,12 +8,12 @@ from typing import Any
 
 from aiograd.rpc.functions import EXPOSED, SERVICE
 from aiograd.rpc.memory import MemoryHub
-from aiograd.wire.data import DataCodec
-from aiograd.wire.frames import FrameReader, Transfer, announce, header
+from aiograd.wire.codec import Travellers
+from aiograd.wire.framing import FrameReader, Transfer, announce, header
+from aiograd.wire.handshake import Handshake, Identity
 from aiograd.wire.messages import CHUNK, DEFINE, FAULT, LARGE, REPLY
-from aiograd.wire.payload import Travellers
-from aiograd.wire.resume import ACCEPTED
-from aiograd.wire.session import Handshake, Identity
+from aiograd.wire.safecodec import DataCodec
+from aiograd.wire.session import ACCEPTED
 from tests.security import partner_functions as offer
 
 PLAIN = DataCodec(Travellers())

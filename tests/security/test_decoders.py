@@ -20,11 +20,11 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.plain_faults import rebuild
 from aiograd.rpc.travel import Arrival, RecordTraveller
-from aiograd.wire.data import DataCodec
-from aiograd.wire.frames import HEADER, MAGIC, FrameReader, announce, header
+from aiograd.wire.codec import Travellers
+from aiograd.wire.framing import HEADER, MAGIC, FrameReader, announce, header
+from aiograd.wire.handshake import HELLO_SIZE, Identity
 from aiograd.wire.messages import CALL, CHUNK, KINDS, LARGE
-from aiograd.wire.payload import Travellers
-from aiograd.wire.session import HELLO_SIZE, Identity
+from aiograd.wire.safecodec import DataCodec
 
 INPUTS = int(os.environ.get("AIOGRAD_HOSTILE", "20000"))
 SLOWEST = 0.05  # seconds; a busy machine gets a second try

@@ -13,7 +13,7 @@ import aiograd as ag
 from aiograd.errors import DeadlineExceeded, Overloaded
 from aiograd.rpc.agent import Agent
 from aiograd.rref.records import pack_fork
-from aiograd.wire.frames import announce
+from aiograd.wire.framing import announce
 from aiograd.wire.messages import CALL, LARGE, REQUEST
 from tests.security import partner_functions as offer
 from tests.security.conftest import SECRET

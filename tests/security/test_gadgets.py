@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.wire.frames import HEADER_SIZE
+from aiograd.wire.framing import HEADER_SIZE
 from aiograd.wire.messages import (
     CALL,
     DEFINE,

@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import Overloaded, SerializationError
 from aiograd.rpc.limits import NAMES, Limits
-from aiograd.wire.frames import SMALL
+from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, LARGE
 from tests.security import partner_functions as offer
 from tests.security.conftest import SECRET

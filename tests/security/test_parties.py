@@ -29,7 +29,7 @@ from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
 from aiograd.rpc import current
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.runtime import Runtime
-from aiograd.wire.session import HELLO_SIZE, Handshake, Identity
+from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
 from tests.security import partner_functions as offer
 
 CLINIC, LAB = b"what clinic and registry share..", b"what lab and registry share....."

@@ -16,7 +16,7 @@ import pytest
 import aiograd as ag
 from aiograd.rref.owners import RRefs
 from aiograd.rref.records import pack_creation, pack_fork
-from aiograd.wire.frames import HEADER, HEADER_SIZE, header
+from aiograd.wire.framing import HEADER, HEADER_SIZE, header
 from aiograd.wire.messages import (
     CALL,
     CANCEL,

@@ -15,8 +15,8 @@ import pytest
 import aiograd as ag
 from aiograd.cluster.children import worker_environment
 from aiograd.cluster.rendezvous import Sign
-from aiograd.wire.secret import Secret
-from aiograd.wire.session import Handshake
+from aiograd.wire.handshake import Handshake
+from aiograd.wire.secrets import Secret
 
 VALUE = b"hunter2-hunter2-hunter2-hunter2!"
 

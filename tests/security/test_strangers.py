@@ -23,7 +23,7 @@ from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport import split_tcp
-from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
 PATIENCE = max(120, BAD * 0.06)  # seconds

@@ -1,301 +1,488 @@
-"""The handshake, without any socket."""
+"""Sessions that go on: bytes arrive once and in order, however often connections break."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+import itertools
+import os
+import random
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiograd.errors import AuthError, ProtocolError
-from aiograd.rpc import baggage
-from aiograd.rpc.functions import EXPOSED, SERVICE
-from aiograd.wire import messages, session
-from aiograd.wire.frames import HEADER, MAGIC
-from aiograd.wire.resume import ACCEPTED, DUPLICATE, RESUME, Offer
-from aiograd.wire.session import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
-
-SECRET = b"s" * 32
-ALICE = Identity("alice", 0, b"a" * 16)
-BOB = Identity("bob", 1, b"b" * 16, max_message=5, max_inflight=6)
-
-
-def pair(client=ALICE, server=BOB, secrets=(SECRET, SECRET), bindings=(b"", b"")):
-    return (
-        Handshake(client, secrets[0], b"1" * 32, client=True, binding=bindings[0]),
-        Handshake(server, secrets[1], b"2" * 32, client=False, binding=bindings[1]),
-    )
-
-
-def run(client, server, status=ACCEPTED):
-    hello_s = server.receive(client.start())
-    proof_c = client.receive(hello_s)
-    assert server.receive(proof_c) == b""
-    assert client.receive(server.admit(status)) == b""
-
-
-def test_both_sides_learn_who_the_other_is():
-    client, server = pair()
-    run(client, server)
-    assert (client.peer, server.peer) == (BOB, ALICE)
-    assert client.proven
-    assert server.proven
-    assert client.status == server.status == ACCEPTED
-    assert client.needed == server.needed == 0
-
-
-def test_the_server_can_say_that_there_is_another_connection():
-    client, server = pair()
-    run(client, server, DUPLICATE)
-    assert client.status == DUPLICATE
-
-
-def test_messages_are_small_and_of_fixed_size():
-    client, server = pair()
-    assert len(client.start()) == HELLO_SIZE <= 512
-    hello = server.receive(client.start())
-    assert len(hello) == HELLO_SIZE
-    assert len(client.receive(hello)) == PROOF_SIZE <= 512
-
-
-def test_each_side_says_how_much_it_has_to_read_next():
-    client, server = pair()
-    assert client.needed == server.needed == HELLO_SIZE
-    client.receive(server.receive(client.start()))
-    assert client.needed == server.needed == PROOF_SIZE
-
-
-def test_another_secret_is_refused():
-    client, server = pair(secrets=(SECRET, b"t" * 32))
-    proof = client.receive(server.receive(client.start()))
-    with pytest.raises(AuthError):
-        server.receive(proof)
-    assert not server.proven
-
-
-def test_a_server_without_the_secret_is_refused_too():
-    client, server = pair(secrets=(SECRET, b"t" * 32))
-    proof = client.receive(server.receive(client.start()))
-    honest = Handshake(BOB, b"t" * 32, b"2" * 32, client=False)
-    honest.receive(client.start())
-    assert proof
-    honest.proven = True  # it claims so
-    with pytest.raises(AuthError):
-        client.receive(honest.admit(ACCEPTED))
-
-
-def test_another_cluster_is_refused():
-    client, server = pair(server=Identity("bob", 1, b"b" * 16, cluster=b"c" * 16))
-    with pytest.raises(AuthError):
-        server.receive(client.receive(server.receive(client.start())))
-
-
-def test_a_relay_with_another_certificate_is_refused():
-    client, server = pair(bindings=(b"their certificate", b"our certificate"))
-    with pytest.raises(AuthError):
-        server.receive(client.receive(server.receive(client.start())))
-
-
-def test_a_replayed_proof_is_refused():
-    client, server = pair()
-    proof = client.receive(server.receive(client.start()))
-    server.receive(proof)
-    fresh = Handshake(BOB, SECRET, b"3" * 32, client=False)
-    fresh.receive(client.start())
-    with pytest.raises(AuthError):
-        fresh.receive(proof)
-
-
-def test_a_reflected_proof_is_refused():
-    client, _ = pair()
-    mirror = client.start()
-    proof = client.receive(mirror)
-    with pytest.raises(AuthError):
-        client.receive(proof)
-
-
-@pytest.mark.parametrize("byte", range(0, HELLO_SIZE, 7))
-def test_every_byte_of_the_hello_is_signed(byte):
-    client, server = pair()
-    hello = bytearray(server.receive(client.start()))
-    hello[byte] ^= 1
-    try:
-        proof = client.receive(bytes(hello))
-    except ProtocolError:
-        return
-    if client.mismatch is None:
-        with pytest.raises(AuthError):
-            server.receive(proof)
-    assert not server.proven
-
-
-LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises VERSION with it
-    2: "0f9067e8",
-    3: "4428fb59",
-    4: "cbcd4aeb",
-    5: "2a2cb3c2",
-}
-
-
-def test_the_version_was_raised_with_the_layout():
-    """Two workers that mean different things by the same bytes must not get to know each other."""
-    numbers = {
-        name: value
-        for name, value in vars(messages).items()
-        if name.isupper() and isinstance(value, int)
-    }
-    formats = [session._HELLO.format, session._CLAIM.format, session._PROOF.format]
-    formats += [HEADER.format, baggage._LABEL.format, baggage._LENGTH.format, baggage._SHORT.format]
-    text = repr((MAGIC, formats, sorted(numbers.items()), EXPOSED, SERVICE))
-    assert LAYOUTS[VERSION] == hashlib.sha256(text.encode()).hexdigest()[:8], text
-
-
-def test_versions_that_differ_are_named_on_both_sides():
-    client, server = pair(client=Identity("alice", 0, b"a" * 16, version=1))
-    other = Handshake(Identity("bob", 1, b"b" * 16, version=2), SECRET, b"2" * 32, client=False)
-    hello = other.receive(client.start())
-    client.receive(hello)
-    assert str(client.mismatch) == "peer speaks 2, we speak 1"
-    assert str(other.mismatch) == "peer speaks 1, we speak 2"
-    assert not client.proven
-    assert not other.proven
-    assert server.mismatch is None
-    for each in (client, other):  # nothing more is read, or taken
-        assert each.needed == 0
-        with pytest.raises(ProtocolError, match="over"):
-            each.receive(bytes(PROOF_SIZE))
-
-
-@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", bytes(8)])
-def test_strangers_do_not_get_past_the_first_message(junk):
-    _, server = pair()
-    with pytest.raises(ProtocolError):
-        server.receive(junk.ljust(HELLO_SIZE, b"\0"))
-
-
-NO_NAMES = [
-    b"al\x1b[2Jice",
-    b"al\nice",
-    b"\xff\xfe",
-    b"",
-    b"a b",
-    b"../alice",
-    b"*",  # the rule for all others, where secrets and modes are given by name
-    "ban\u212a".encode(),
-]
-
-
-@pytest.mark.parametrize("name", NO_NAMES)
-def test_a_name_that_no_worker_can_have_is_refused_before_anything_is_proven(name):
-    client, server = pair()
-    hello = client.start().replace(
-        b"\5alice".ljust(20, b"\0"), bytes([len(name)]) + name.ljust(19, b"\0")
-    )
-    assert hello != client.start()
-    with pytest.raises(ProtocolError, match="name"):
-        server.receive(hello)
-
-
-def test_a_name_may_fill_its_room_and_no_more():
-    client, server = pair(client=Identity("n" * 127, 0, b"a" * 16))
-    run(client, server)
-    assert server.peer.name == "n" * 127
-    _, other = pair()
-    with pytest.raises(ProtocolError, match="does not speak"):
-        other.receive(client.start().replace(b"\x7fn", b"\x80n"))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.binary(min_size=HELLO_SIZE, max_size=HELLO_SIZE),
-    st.binary(min_size=PROOF_SIZE, max_size=PROOF_SIZE),
+from aiograd.errors import ProtocolError
+from aiograd.wire.framing import FrameReader
+from aiograd.wire.messages import PING
+from aiograd.wire.session import (
+    ACCEPTED,
+    DIAL,
+    DUPLICATE,
+    LITTLE,
+    LOOK,
+    LOST,
+    MUCH,
+    NUDGE,
+    RESUME,
+    Offer,
+    Session,
 )
-def test_no_random_bytes_are_ever_accepted(hello, proof):
-    _, server = pair()
-    try:
-        server.receive(b"aiograd\0" + hello[8:])
-        server.receive(proof)
-    except (AuthError, ProtocolError):
-        pass
-    assert not server.proven
+
+# ── bytes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("modes", [(True, False), (False, True), (True, True), (False, False)])
-def test_each_side_tells_its_terms_to_the_one_they_are_for(modes):
-    client, server = with_terms(*modes)
-    run(client, server)
-    assert server.peer is not None
-    assert client.peer is not None
-    assert (server.peer.restricted, client.peer.restricted) == modes
-    assert (client.status, server.status) == (ACCEPTED, ACCEPTED)
+def test_what_was_sent_is_kept_until_it_is_known_to_have_come():
+    session = Session()
+    for piece in (b"one", b"two", b"three"):
+        session.keep(piece)
+    assert session.rest(0) == [b"one", b"two", b"three"]
+    session.acknowledged(4)  # in the middle of the second
+    assert (session.base, list(session.kept)) == (3, [b"two", b"three"])
+    assert session.rest(4) == [b"wo", b"three"]
+    session.acknowledged(11)
+    assert (session.rest(11), session.base) == ([], 11)
 
 
-def test_the_terms_cannot_be_changed_on_the_way():
-    client, server = with_terms(True, True)
-    proof = client.receive(server.receive(client.start()))
-    with pytest.raises(AuthError):
-        server.receive(bytes([proof[0] ^ 0x80]) + proof[1:])
-    client, server = with_terms(True, True)
-    server.receive(client.receive(server.receive(client.start())))
-    proof = server.admit(ACCEPTED)
-    with pytest.raises(AuthError):
-        client.receive(bytes([proof[0] ^ 0x80]) + proof[1:])
+def test_old_news_changes_nothing():
+    session = Session()
+    session.keep(b"one")
+    session.acknowledged(3)
+    session.acknowledged(1)
+    assert session.base == 3
 
 
-def with_terms(client_restricts: bool, server_restricts: bool) -> tuple[Handshake, Handshake]:
-    """Two sides with a rule for each other, and another one for everybody else."""
-
-    def rule(who: str, restricts: bool) -> Callable[[str], bool]:
-        return lambda name: restricts if name == who else not restricts
-
-    alice, bob = Identity("alice", 0, b"a" * 16), Identity("bob", 1, b"b" * 16)
-    return (
-        Handshake(alice, SECRET, b"1" * 32, client=True, restricts=rule("bob", client_restricts)),
-        Handshake(bob, SECRET, b"2" * 32, client=False, restricts=rule("alice", server_restricts)),
-    )
+def test_news_of_bytes_that_were_never_sent_breaks_the_protocol():
+    session = Session()
+    session.keep(b"one")
+    with pytest.raises(ProtocolError):
+        session.acknowledged(4)
 
 
-def test_each_side_learns_how_much_the_other_one_has():
-    asked = []
-
-    def offer(server):
-        asked.append(server)
-        return Offer(RESUME, 3, 1 << 40, 2)
-
-    client = Handshake(ALICE, SECRET, b"1" * 32, client=True, offer=offer)
-    _, server = pair()
-    server.receive(client.receive(server.receive(client.start())))
-    assert asked == [BOB]
-    assert (server.offer, server.received) == (Offer(RESUME, 3, 1 << 40, 2), 1 << 40)
-    client.receive(server.admit(ACCEPTED, 1 << 41, 7))
-    assert (client.status, client.received, client.latest) == (ACCEPTED, 1 << 41, 7)
+def test_memory_is_bounded_and_what_was_let_go_cannot_be_resumed():
+    session = Session(limit=10)
+    for _ in range(100):
+        session.keep(b"abcd")
+        assert sum(map(len, session.kept)) <= 10
+    assert session.sent == 400
+    assert not session.resumable(388)
+    assert session.resumable(392)
+    assert session.rest(392) == [b"abcd", b"abcd"]
 
 
-@pytest.mark.parametrize("byte", range(PROOF_SIZE))
-def test_every_byte_of_the_proofs_is_signed(byte):
-    """So nobody can change where a session goes on."""
-    client, server = pair()
-    proof = bytearray(client.receive(server.receive(client.start())))
-    proof[byte] ^= 1
-    with pytest.raises(AuthError):
-        server.receive(bytes(proof))
-    assert not server.proven
-    client, server = pair()
-    server.receive(client.receive(server.receive(client.start())))
-    proof = bytearray(server.admit(ACCEPTED, 5))
-    proof[byte] ^= 1
-    with pytest.raises(AuthError):
-        client.receive(bytes(proof))
-    assert not client.proven
+def test_as_much_is_kept_as_there_is_memory_for_and_no_more():
+    session = Session(limit=8)
+    session.keep(b"abcd")
+    session.keep(b"efgh")
+    assert session.rest(0) == [b"abcd", b"efgh"]  # all of it fits
+    session.keep(b"ij")
+    assert not session.resumable(3)
+    assert session.rest(4) == [b"efgh", b"ij"]
+    session.keep(b"kl")
+    assert session.rest(4) == [b"efgh", b"ij", b"kl"]  # what was let go has made room
+    session.keep(b"m")
+    assert session.rest(8) == [b"ij", b"kl", b"m"]
 
 
-def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():
-    client, server = pair(bindings=(b"", b"certificates"))
-    client.bind(b"certificates")
-    run(client, server)
-    client, server = pair(bindings=(b"", b"certificates"))
-    client.bind(b"others")
-    with pytest.raises(AuthError):
-        run(client, server)
+def test_what_has_come_makes_room_for_more():
+    session = Session(limit=8)
+    session.keep(b"abcd")
+    session.acknowledged(4)
+    session.keep(b"efgh")
+    session.keep(b"ijkl")
+    assert session.rest(4) == [b"efgh", b"ijkl"]
+    session.keep(b"m")
+    assert not session.resumable(7)
+
+
+def test_news_is_due_as_soon_as_enough_has_come_and_not_before():
+    session = Session()
+    assert (session.told, session.due, session.overdue) == (0, LITTLE, MUCH)
+    session.received = 100
+    session.acknowledge()
+    assert (session.told, session.due, session.overdue) == (100, 100 + LITTLE, 100 + MUCH)
+
+
+def test_without_memory_nothing_is_resumable_but_the_end():
+    session = Session(limit=0)
+    session.keep(b"abcd")
+    assert not session.kept
+    assert session.resumable(4)
+    assert not session.resumable(3)
+
+
+def test_an_acknowledgement_is_a_ping_that_says_how_much_came():
+    session = Session()
+    session.received = 1234
+    ((kind, _, id, _, _, _),) = FrameReader().feed(session.acknowledge())
+    assert (kind, id) == (PING, 1234)
+    assert (session.due, session.overdue) == (1234 + LITTLE, 1234 + MUCH)
+
+
+def test_borrowed_memory_is_copied_when_nobody_knows_for_how_long():
+    session, array = Session(), bytearray(b"values")
+    session.keep(memoryview(array))
+    session.own()
+    array[:] = b"others"
+    assert session.rest(0) == [b"values"]
+
+
+# ── who dials ───────────────────────────────────────────────────────────────────────────────────
+
+
+def connected(number=1):
+    dials, waits = Session(), Session()
+    assert waits.answer(dials.offer(number)) == ACCEPTED
+    assert dials.accepted(Offer(DIAL, number, 0, number), waits.received, 0)
+    return dials, waits
+
+
+def test_the_side_that_dialled_dials_again_and_the_other_one_nudges():
+    dials, waits = connected()
+    assert dials.offer(2) == Offer(RESUME, 2, 0, 1)
+    assert waits.offer(7) == Offer(NUDGE, 1, 0, 1)
+    assert waits.answer(dials.offer(2)) == ACCEPTED
+    assert waits.number == 2
+
+
+def test_of_two_that_dial_at_once_one_is_preferred():
+    session = Session()
+    assert session.answer(Offer(DIAL, 5), dialling=True, first=True) == DUPLICATE
+    assert session.answer(Offer(DIAL, 5), dialling=True, first=False) == ACCEPTED
+
+
+def test_a_nudge_counts_for_the_connection_it_is_about():
+    dials, waits = connected(4)
+    nudge = waits.offer(9)
+    assert dials.answer(nudge) == DUPLICATE
+    assert dials.nudged(nudge)
+    dials.accepted(Offer(RESUME, 5, 0, 4), 0, 0)
+    assert not dials.nudged(nudge)
+
+
+def test_a_dial_that_was_given_up_comes_too_late():
+    _, waits = connected(3)
+    assert waits.answer(Offer(RESUME, 3, 0, 3)) == DUPLICATE
+    assert waits.answer(Offer(RESUME, 2, 0, 3)) == DUPLICATE
+
+
+def test_the_first_connection_may_be_dialled_again_when_the_answer_got_lost():
+    waits = Session()
+    assert waits.answer(Offer(DIAL, 1, 0, 1)) == ACCEPTED
+    waits.keep(b"hello")
+    again = Offer(DIAL, 2, 0, 1)
+    assert not waits.replaced_by(again)
+    assert waits.answer(again) == ACCEPTED
+    assert waits.rest(0) == [b"hello"]
+
+
+def test_whoever_forgot_the_session_does_not_begin_it_anew():
+    assert Session().answer(Offer(RESUME, 2, 0)) == LOST
+    assert Session().answer(Offer(NUDGE, 2, 0)) == LOST
+
+
+def test_positions_that_cannot_be_are_the_end():
+    dials, waits = connected()
+    assert waits.answer(Offer(RESUME, 2, 1, 1)) == LOST
+    assert not dials.accepted(Offer(RESUME, 2, 0, 1), 1, 0)
+
+
+def test_a_look_changes_nothing():
+    _, waits = connected()
+    assert waits.answer(Offer(LOOK)) == DUPLICATE
+    assert (waits.role, waits.number) == ("waits", 1)
+
+
+# ── the session after a lost one ────────────────────────────────────────────────────────────────
+
+
+def test_a_dial_of_another_session_says_that_this_one_is_lost():
+    dials, waits = connected(4)
+    assert waits.replaced_by(Offer(DIAL, 5, 0, 5))
+    assert dials.replaced_by(Offer(DIAL, 1, 0, 1))  # the other side numbers its own dials
+    for session in (dials, waits):
+        for word in (RESUME, NUDGE, LOOK):
+            assert not session.replaced_by(Offer(word, 5, 0, 5))
+    assert not Session().replaced_by(Offer(DIAL, 1, 0, 1))  # nothing has begun
+
+
+def test_a_dial_that_crossed_ours_does_not_end_the_session_that_ours_began():
+    """It was made before the peer took our dial, and says nothing about the session."""
+    ours = Session()
+    offer = ours.offer(1)
+    assert ours.accepted(offer, 0, latest=7)
+    crossed, later = Offer(DIAL, 7, 0, 6), Offer(DIAL, 8, 0, 8)
+    assert not ours.replaced_by(crossed)
+    assert ours.answer(crossed) == DUPLICATE
+    assert ours.replaced_by(later)
+
+
+def test_a_dial_that_is_older_than_the_loss_comes_too_late():
+    fresh = Session(fence=5)
+    assert fresh.answer(Offer(DIAL, 5, 0, 5)) == DUPLICATE
+    assert fresh.role == ""
+    assert fresh.answer(Offer(DIAL, 6, 0, 6)) == ACCEPTED
+
+
+def test_nothing_of_an_old_session_goes_on_in_a_new_one():
+    dials, waits = connected(9)
+    assert waits.answer(Offer(RESUME, 10, 0, 3)) == LOST
+    assert waits.number == 9
+    assert dials.answer(Offer(NUDGE, 9, 0, 3)) == LOST
+    assert dials.answer(Offer(NUDGE, 9, 0, 9)) == DUPLICATE
+
+
+class End:
+    """One of two workers, as `Links` treats its sessions; what it says goes into `sent`."""
+
+    def __init__(self, first: bool) -> None:
+        self.first, self.dials, self.fence = first, 0, 0
+        self.session: Session | None = None
+        self.state = "lost"
+        self.attempt: Offer | None = None  # the dial under way
+        self.sent: list[Any] = []
+
+    def dial(self) -> None:
+        if self.session is None:
+            self.session, self.state = Session(fence=self.fence), "dialling"
+        if self.state in ("dialling", "away"):
+            self.dials += 1
+            self.attempt = self.session.offer(self.dials)
+            self.sent.append(("offer", self.session, self.attempt))
+
+    def lose(self) -> None:
+        if self.session is not None:
+            self.fence, self.session, self.state = self.session.fence, None, "lost"
+
+    def cut(self) -> None:
+        if self.state == "open":
+            self.state = "away"
+
+    def asked(self, client: Session, offer: Offer) -> None:
+        if self.session is not None and self.session.replaced_by(offer):
+            self.lose()
+        if self.session is None:
+            if offer.word != DIAL or offer.number <= self.fence:
+                status = LOST if offer.word != DIAL else DUPLICATE
+                self.sent.append(("answer", client, offer, status, None, self.dials))
+                return
+            self.session, self.state = Session(fence=self.fence), "new"
+        status = self.session.answer(offer, dialling=self.state == "dialling", first=self.first)
+        if status == ACCEPTED:
+            self.state, self.attempt = "open", None
+        elif self.state == "open" and self.session.nudged(offer):
+            self.state = "away"
+        self.sent.append(("answer", client, offer, status, self.session, self.dials))
+
+    def answered(
+        self, client: Session, offer: Offer, status: int, server: Any, latest: int
+    ) -> Session | None:
+        """The session at the other end of the one that goes on now, if one does."""
+        if client is not self.session or offer is not self.attempt:
+            return None  # it gave that attempt up, and closed its connection
+        if status == LOST:
+            self.lose()
+        elif status == ACCEPTED:
+            client.accepted(offer, 0, latest)
+            self.state, self.attempt = "open", None
+            return server  # type: ignore[no-any-return]
+        return None
+
+
+class TwoEnds:
+    """Runs a list of choices: losses, cuts and dials at both ends, late and lost messages."""
+
+    def __init__(self) -> None:
+        self.ends = (End(True), End(False))
+        self.partners: dict[Session, Session] = {}  # which two sessions ever shared a connection
+
+    def step(self, choice: int) -> None:
+        which, what = choice % 2, choice // 2
+        end, other = self.ends[which], self.ends[1 - which]
+        if what < 3:
+            (end.dial, end.lose, end.cut)[what]()
+        elif end.sent and what == 3:
+            end.sent.pop(0)
+        elif end.sent:
+            self.deliver(end, other, 0 if what == 4 else -1)
+
+    def deliver(self, end: End, other: End, at: int) -> None:
+        kind, client, *rest = end.sent.pop(at)
+        if kind == "offer":
+            other.asked(client, *rest)
+        elif (server := other.answered(client, *rest)) is not None:
+            assert self.partners.setdefault(client, server) is server
+            assert self.partners.setdefault(server, client) is client
+
+    def settle(self) -> None:
+        """The network is back: whoever has no open session dials, and nothing gets lost."""
+        for _ in range(12):
+            for end, other in (self.ends, self.ends[::-1]):
+                if end.state != "open":
+                    end.dial()
+                while end.sent:
+                    self.deliver(end, other, 0)
+                while other.sent:
+                    self.deliver(other, end, 0)
+            if {end.state for end in self.ends} == {"open"}:
+                # One whose partner has lost it finds out by its connection, which ends.
+                one, two = (end.session for end in self.ends)
+                assert one is not None
+                if self.partners.get(one) is two:
+                    return
+                self.ends[0].cut()
+        raise AssertionError("two live workers do not find each other")
+
+
+def check_two_ends(choices: Iterable[int]) -> None:
+    ends = TwoEnds()
+    for choice in choices:
+        ends.step(choice)
+    ends.settle()
+
+
+def test_two_ends_meet_in_one_session_whatever_was_lost_or_late_before():
+    """Every short order of events, and many long ones: never are two sessions mixed up."""
+    for choices in itertools.product(range(12), repeat=4):
+        check_two_ends((0, 8, 9, *choices))  # from an open session on
+    chance = random.Random(15)
+    for _ in range(4_000):
+        check_two_ends(chance.randrange(12) for _ in range(chance.randrange(5, 40)))
+
+
+# ── any order ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Side:
+    def __init__(self) -> None:
+        self.session = Session(limit=400)
+        self.written = bytearray()  # everything ever meant for the other side
+        self.read = bytearray()
+        self.online = 0  # number of the connection it believes in, 0: none
+
+
+class Sessions(RuleBasedStateMachine):
+    """Two sides, connections that break anywhere, handshakes that end halfway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Side(), Side()  # a dials
+        self.wires: dict[tuple[int, str], bytearray] = {}  # bytes on their way, by connection
+        self.proofs: list[Offer] = []  # of a, on their way to b
+        self.answers: list[tuple[Offer, int, int]] = []  # of b: to what, status, received
+        self.dials = 0
+        self.over = False
+
+    def side(self, name: str) -> Side:
+        return self.a if name == "a" else self.b
+
+    @rule()
+    def connect(self) -> None:
+        """A handshake that nothing disturbs, after both have noticed."""
+        if not self.over:
+            self.a.online = self.b.online = 0
+            self.dial()
+            self.prove(len(self.proofs) - 1, False)
+            self.answer()
+
+    @precondition(lambda self: self.a.online or self.b.online)
+    @rule(name=st.sampled_from("ab"), data=st.binary(min_size=1, max_size=40))
+    def write(self, name: str, data: bytes) -> None:
+        """Only while online: an outbox holds everything back otherwise."""
+        side = self.side(name)
+        if side.online and not self.over:
+            side.written += data
+            side.session.keep(data)
+            self.wires[side.online, name] += data
+
+    @precondition(lambda self: self.a.online or self.b.online)
+    @rule(name=st.sampled_from("ab"), count=st.integers(1, 60))
+    def deliver(self, name: str, count: int) -> None:
+        """Bytes of `name` reach the other side over the connection that side believes in."""
+        other = self.side("b" if name == "a" else "a")
+        wire = self.wires.get((other.online, name))
+        if wire:
+            piece = bytes(wire[:count])
+            del wire[:count]
+            other.read += piece
+            other.session.received += len(piece)
+
+    @precondition(lambda self: self.a.online or self.b.online)
+    @rule(name=st.sampled_from("ab"))
+    def acknowledge(self, name: str) -> None:
+        """News that was on its way when it was true, and may be old when it comes."""
+        side, other = self.side(name), self.side("b" if name == "a" else "a")
+        if side.online and not self.over:
+            other.session.acknowledged(side.session.received)
+
+    @precondition(lambda self: self.a.online or self.b.online)
+    @rule(name=st.sampled_from("ab"))
+    def cut(self, name: str) -> None:
+        """One side notices that its connection is broken; the other may still read from it."""
+        self.side(name).online = 0
+
+    @precondition(lambda self: not self.a.online and not self.over)
+    @rule()
+    def dial(self) -> None:
+        self.dials += 1
+        self.answers.clear()  # it looks at nothing else than this attempt
+        self.proofs.append(self.a.session.offer(self.dials))
+
+    @precondition(lambda self: self.proofs and not self.over)
+    @rule(which=st.integers(0, 5), lost=st.booleans())
+    def prove(self, which: int, lost: bool) -> None:
+        """A proof arrives, perhaps one that was given up; the answer may get lost."""
+        offer = self.proofs.pop(which % len(self.proofs))
+        status = self.b.session.answer(offer)
+        if status == ACCEPTED:
+            self.b.online = offer.number
+            for name in "ab":
+                self.wires[offer.number, name] = bytearray()
+            for piece in self.b.session.rest(offer.received):
+                self.wires[offer.number, "b"] += piece
+        if offer.number == self.dials and not lost:
+            self.answers.append((offer, status, self.b.session.received))
+
+    @precondition(lambda self: self.answers and not self.a.online)
+    @rule()
+    def answer(self) -> None:
+        offer, status, received = self.answers.pop()
+        if status == LOST:
+            assert self.a.session.received < self.b.session.base  # only what was let go
+            self.over = True
+        elif status == ACCEPTED:
+            if not self.a.session.accepted(offer, received, 0):
+                assert received < self.a.session.base
+                self.over = True
+                return
+            self.a.online = offer.number
+            for piece in self.a.session.rest(received):
+                self.wires[offer.number, "a"] += piece
+
+    @rule()
+    def nudge(self) -> None:
+        offer = self.b.session.offer(0)
+        if self.b.session.role and not self.b.online and self.a.session.nudged(offer):
+            assert self.a.session.answer(offer) == DUPLICATE
+            self.a.online = 0
+
+    @invariant()
+    def every_byte_came_once_and_in_order(self) -> None:
+        for side, other in ((self.a, self.b), (self.b, self.a)):
+            assert side.written.startswith(other.read)
+            assert len(other.read) == other.session.received
+            assert sum(map(len, side.session.kept)) <= 400
+
+    @invariant()
+    def what_may_be_needed_is_kept(self) -> None:
+        for side in (self.a, self.b):
+            session = side.session
+            kept = b"".join(session.kept)
+            assert bytes(side.written[session.base : session.sent]) == kept
+            assert session.sent == len(side.written)
+
+
+EXAMPLES = int(os.environ.get("AIOGRAD_EXAMPLES", "200"))
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None)

@@ -36,7 +36,7 @@ from aiograd.rref.owning import Owning
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.using import Using
 from aiograd.wire.messages import NUMBERED
-from aiograd.wire.resume import Session
+from aiograd.wire.session import Session
 
 
 class Bug(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aiograd.wire.payload import Encoder
+    from aiograd.wire.codec import Encoder
 
 _DEPTH = 32  # a path longer than this helps nobody
 

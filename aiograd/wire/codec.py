@@ -23,8 +23,8 @@ import numpy as np
 
 from aiograd.errors import AiogradError, SerializationError
 from aiograd.wire.arrays import rebuild_array, reduce_array
-from aiograd.wire.culprit import find_culprit
-from aiograd.wire.flat import BORROW, Boxes
+from aiograd.wire.diagnose import find_culprit
+from aiograd.wire.fastcodec import BORROW, Boxes
 
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()

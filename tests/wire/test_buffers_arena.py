@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.wire.arena import ALIGN, Arena
+from aiograd.wire.buffers import ALIGN, Arena
 
 SIZE = 64 * ALIGN
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiograd.errors import RRefReleased, SerializationError
-from aiograd.wire.payload import BORROW, Codec, Travellers, encode_named
+from aiograd.wire.codec import BORROW, Codec, Travellers, encode_named
 
 
 @pytest.fixture

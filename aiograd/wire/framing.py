@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.memory import Memory
+from aiograd.wire.buffers import Memory
 from aiograd.wire.messages import CHUNK, KINDS, LARGE, SHARED
 
 MAGIC: Final = 0xA9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiograd.wire.flat import BORROW, decode_call, decode_value, encode_call, encode_value
+from aiograd.wire.fastcodec import BORROW, decode_call, decode_value, encode_call, encode_value
 
 
 @pytest.mark.parametrize(

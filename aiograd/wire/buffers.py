@@ -4,11 +4,14 @@ Memory fresh from the system costs a page fault every few kilobytes, which is as
 bytes from a socket. So a large block goes back here when the last array over it is dropped, and
 serves the next segment of that size. Blocks that nobody wanted for a while are let go, and so are
 all of them when the system has no memory left.
+
+Which parts of a piece of memory are taken. Knows offsets only, never the memory itself.
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections import deque
 from typing import Final
 
@@ -67,3 +70,40 @@ class Memory:
             if self.idle + block.nbytes <= IDLE:
                 self._free.setdefault(block.nbytes, []).append(block)
                 self.idle += block.nbytes
+
+
+ALIGN: Final = 64  # a cache line, and more than any dtype asks for
+PAD: Final = ALIGN - 1  # `size + PAD & -ALIGN` is a size rounded up to whole lines
+
+
+class Arena:
+    """Blocks of any size, first fit from the front: what was used last is warm and used again."""
+
+    def __init__(self, size: int, start: int = 0) -> None:
+        self._free = [(start, size - start)]  # (offset, size), in order, never two that touch
+        self.taken: dict[int, int] = {}  # size of the block at an offset
+
+    def take(self, size: int) -> int | None:
+        """The offset of a new block; None if there is no room for it."""
+        size = max(size, 1) + PAD & -ALIGN
+        for index, (offset, room) in enumerate(self._free):
+            if room >= size:
+                if room == size:
+                    del self._free[index]
+                else:
+                    self._free[index] = (offset + size, room - size)
+                self.taken[offset] = size
+                return offset
+        return None
+
+    def give(self, offset: int) -> None:
+        """A block is free again. KeyError if there is none at this offset."""
+        size = self.taken.pop(offset)
+        index = bisect_left(self._free, (offset, size))
+        if index < len(self._free) and self._free[index][0] == offset + size:
+            size += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == offset:
+            index -= 1
+            offset, before = self._free.pop(index)
+            size += before
+        self._free.insert(index, (offset, size))

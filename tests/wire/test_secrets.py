@@ -8,9 +8,9 @@ import pickle
 import pytest
 
 from aiograd.errors import AuthError
-from aiograd.wire.resume import ACCEPTED
-from aiograd.wire.secret import Keyring, Secret
-from aiograd.wire.session import Handshake, Identity
+from aiograd.wire.handshake import Handshake, Identity
+from aiograd.wire.secrets import Keyring, Secret
+from aiograd.wire.session import ACCEPTED
 
 ONE, TWO, REST = b"1" * 16, b"2" * 32, b"*" * 32
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.flat import decode_call, decode_value
-from aiograd.wire.rows import (
+from aiograd.wire.fastcodec import (
     ALONE,
     call_alone,
     call_entry,
     call_of,
+    decode_call,
     decode_row,
+    decode_value,
     encode_row,
     value_alone,
     value_entry,
@@ -149,7 +150,7 @@ def test_an_entry_can_be_sent_on_alone():
 
 
 def test_the_largest_entries_fit_into_a_frame():
-    from aiograd.wire.frames import SMALL as FRAME
+    from aiograd.wire.framing import SMALL as FRAME
 
     largest = [np.zeros(512), "\U0001f600" * 1000, b"x" * 1000, (1 << 64) - 1]
     for value in largest:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.frames import (
+from aiograd.wire.buffers import Memory
+from aiograd.wire.framing import (
     CHUNK_SIZE,
     HEADER_SIZE,
     MAX_SEGMENTS,
@@ -18,7 +19,6 @@ from aiograd.wire.frames import (
     announce,
     header,
 )
-from aiograd.wire.memory import Memory
 from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY, SHARED
 
 
@@ -204,7 +204,7 @@ def test_a_message_may_have_as_many_segments_as_an_announcement_can_list():
 
 
 def test_large_messages_under_way_at_once_are_bounded(monkeypatch):
-    monkeypatch.setattr("aiograd.wire.frames.TRANSFERS", 2)
+    monkeypatch.setattr("aiograd.wire.framing.TRANSFERS", 2)
     reader = FrameReader()
     reader.feed(large(1, [b"x"])[0] + large(2, [b"x"])[0])
     with pytest.raises(ProtocolError, match="2 large messages are under way already"):

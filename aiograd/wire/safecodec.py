@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.wire.flat import BORROW
-from aiograd.wire.payload import Payload, Traveller, Travellers
+from aiograd.wire.codec import Payload, Traveller, Travellers
+from aiograd.wire.fastcodec import BORROW
 
 DEPTH: Final = 64
 ITEMS: Final = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiograd.wire.memory import IDLE, LARGE, Memory
+from aiograd.wire.buffers import IDLE, LARGE, Memory
 
 
 def address(array: np.ndarray) -> int:
@@ -65,11 +65,11 @@ def test_idle_blocks_are_let_go_before_memory_is_missing(monkeypatch):
             raise MemoryError(size)
         return empty(size, dtype)
 
-    monkeypatch.setattr("aiograd.wire.memory.np.empty", scarce)
+    monkeypatch.setattr("aiograd.wire.buffers.np.empty", scarce)
     assert memory.take(3 * LARGE).nbytes == 3 * LARGE
     assert memory.idle == 0
     monkeypatch.setattr(
-        "aiograd.wire.memory.np.empty", lambda *_: (_ for _ in ()).throw(MemoryError)
+        "aiograd.wire.buffers.np.empty", lambda *_: (_ for _ in ()).throw(MemoryError)
     )
     with pytest.raises(MemoryError):
         memory.take(4 * LARGE)

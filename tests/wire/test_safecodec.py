@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.wire.data import DataCodec
-from aiograd.wire.payload import Travellers
+from aiograd.wire.codec import Travellers
+from aiograd.wire.safecodec import DataCodec
 
 EXAMPLES = int(os.environ.get("AIOGRAD_EXAMPLES", "600"))
 CODEC = DataCodec(Travellers())

@@ -1,0 +1,207 @@
+"""The handshake: two workers prove to each other that they know the secret they share.
+
+    client                                    server
+    HELLO_C  version, nonce, who I am    ──▶
+                                         ◀──  HELLO_S  version, nonce, who I am
+    PROOF_C  terms, offer, HMAC          ──▶
+                                         ◀──  PROOF_S  terms, status, latest dial, bytes
+                                                       received, HMAC
+
+Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
+replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
+and what comes with them, so that nobody can change it on the way. The terms are whether this side
+speaks plain data only with the other one, whose name it knows by then; what an offer is, and where
+a session goes on, is told in `resume`. Where each name has a secret of its own, the proofs are made
+with that of the name in the hello. A refusal is a closed connection and nothing else.
+
+A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from aiograd.errors import AuthError, ProtocolError
+from aiograd.wire.names import is_name
+from aiograd.wire.secrets import Secret
+from aiograd.wire.session import Offer
+
+VERSION: Final = 5  # of everything on the wire; raised with every change of a layout or a meaning
+_MAGIC: Final = b"aiograd\0"
+_HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
+# The offer; or status, number of the server's latest dial, bytes received and 0.
+_CLAIM: Final = struct.Struct("<BIQI")
+_PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
+HELLO_SIZE: Final = _HELLO.size
+PROOF_SIZE: Final = _PROOF.size
+_RESTRICTED: Final = 0x80  # beside the first number of a claim: the terms
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who speaks, and within which limits."""
+
+    name: str
+    rank: int
+    incarnation: bytes
+    cluster: bytes = bytes(16)
+    max_message: int = 1 << 30
+    max_inflight: int = 1024
+    version: int = VERSION
+    restricted: bool = False  # it speaks plain data only with us; known when it is proven
+
+    def hello(self, nonce: bytes) -> bytes:
+        name = self.name.encode()
+        return _HELLO.pack(
+            _MAGIC,
+            self.version,
+            nonce,
+            self.cluster,
+            len(name),
+            name,
+            self.rank,
+            self.incarnation,
+            self.max_message,
+            self.max_inflight,
+        )
+
+    @classmethod
+    def from_hello(cls, data: bytes) -> Identity:
+        magic, version, _, cluster, length, name, rank, incarnation, message, inflight = (
+            _HELLO.unpack(data)
+        )
+        if magic != _MAGIC or length > len(name):
+            raise ProtocolError("the other side does not speak aiograd")
+        try:
+            text = name[:length].decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("the other side has no readable name") from None
+        if not is_name(text):  # it goes into logs before anything is proven
+            raise ProtocolError(f"the other side has a name that no worker can have: {text!a}")
+        return cls(text, rank, incarnation, cluster, message, inflight, version)
+
+
+def derive_key(secret: bytes, cluster: bytes) -> Secret:
+    """HKDF-SHA256 of the secret, so that it signs nothing itself."""
+    extracted = Secret(hmac.digest(cluster, secret, hashlib.sha256))
+    return Secret(hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256))
+
+
+class Handshake:
+    """One side of the handshake. `needed` is the size of the next message, 0 when it is over."""
+
+    def __init__(
+        self,
+        us: Identity,
+        secret: bytes | Callable[[str], bytes],
+        nonce: bytes,
+        *,
+        client: bool,
+        binding: bytes = b"",
+        restricts: Callable[[str], bool] = lambda name: False,
+        offer: Callable[[Identity], Offer] | None = None,
+    ) -> None:
+        self._us = us
+        self._restricts = restricts  # whether we speak plain data only with a worker of this name
+        # With whom we share which secret; asked once, for the name that the other side claims.
+        self._secret_for = secret if callable(secret) else lambda name: secret
+        self._key = Secret()
+        self._client = client
+        self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
+        self._ours = us.hello(nonce)
+        self._theirs = b""
+        self._expects = "hello"
+        self.needed = HELLO_SIZE
+        self.peer: Identity | None = None  # only believable once `proven`
+        self.proven = False
+        self._make_offer = offer  # asks a client that knows whom it talks to
+        self.offer = Offer()  # what the client wants
+        self.status = 0  # what the server decided; known on both sides at the end
+        self.received = 0  # bytes of the session that the other side has
+        self.latest = 0  # the number of the server's latest dial; known to the client at the end
+
+    def bind(self, binding: bytes) -> None:
+        """Tie the proofs to a channel that is known only now."""
+        self._binding = binding
+
+    def start(self) -> bytes:
+        """What to send before anything was received."""
+        return self._ours if self._client else b""
+
+    def receive(self, message: bytes) -> bytes:
+        """Take one whole message, return what to send. Raises when the other side is refused."""
+        if self._expects == "hello":
+            return self._receive_hello(message)
+        if self._expects == "proof":
+            return self._receive_proof(message)
+        raise ProtocolError("the handshake is over")
+
+    def admit(self, status: int, received: int = 0, latest: int = 0) -> bytes:
+        """The server's last word to a proven client: PROOF_S."""
+        assert self.proven
+        assert not self._client
+        self.status = status
+        return self._proof(b"server", status, latest, received, 0)
+
+    def _receive_hello(self, message: bytes) -> bytes:
+        self._theirs = message
+        self.peer = peer = Identity.from_hello(message)
+        self._expects, self.needed = "proof", PROOF_SIZE
+        if peer.version != self._us.version:
+            # The server still says who it is, so that both sides can name the two versions.
+            self._expects, self.needed = "nothing", 0
+            return b"" if self._client else self._ours
+        self._key = derive_key(self._secret_for(peer.name), self._us.cluster)
+        if self._client:
+            if self._make_offer is not None:
+                self.offer = self._make_offer(peer)
+            return self._proof(b"client", *self.offer)
+        return self._ours
+
+    @property
+    def mismatch(self) -> ProtocolError | None:
+        if self.peer is None or self.peer.version == self._us.version:
+            return None
+        return ProtocolError(
+            f"peer speaks {self.peer.version}, we speak {self._us.version}", self.peer.name
+        )
+
+    def refusal(self, why: str) -> AuthError:
+        """Why there is no connection between us and whom the other side claims to be."""
+        if self.peer is None:
+            return AuthError(f"{self._us.name} cannot connect: {why}")
+        name = self.peer.name
+        return AuthError(f"{self._us.name} and {name} cannot connect: {why}", name)
+
+    def _receive_proof(self, message: bytes) -> bytes:
+        claim, mac = _PROOF.unpack(message)
+        label = b"server" if self._client else b"client"
+        if not hmac.compare_digest(mac, self._mac(label, claim)):
+            raise self.refusal("the other side does not know the secret they would share")
+        self.proven, self._expects, self.needed = True, "nothing", 0
+        word, number, self.received, session = _CLAIM.unpack(claim)
+        assert self.peer is not None
+        self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
+        word &= ~_RESTRICTED
+        if self._client:
+            self.status, self.latest = word, number
+        else:
+            self.offer = Offer(word, number, self.received, session)
+        return b""
+
+    def _proof(self, label: bytes, word: int, number: int, received: int, session: int) -> bytes:
+        assert self.peer is not None
+        if self._restricts(self.peer.name):
+            word |= _RESTRICTED
+        claim = _CLAIM.pack(word, number, received, session)
+        return _PROOF.pack(claim, self._mac(label, claim))
+
+    def _mac(self, label: bytes, claim: bytes) -> bytes:
+        first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)
+        text = b"".join((label, claim, first, second, self._binding))
+        return hmac.digest(self._key, text, hashlib.sha256)

@@ -43,7 +43,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.dist.context import Context
 from aiograd.dist.contexts import context, current_context, get_context, get_gradients
 from aiograd.dist.derivatives import backward, grad
-from aiograd.rpc.calls import (
+from aiograd.rpc.api import (
     Group,
     expose,
     idempotent,

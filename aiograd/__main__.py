@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from aiograd.cluster.launch import join_cluster
     from aiograd.errors import AiogradError
     from aiograd.rpc.options import Options
-    from aiograd.rpc.tls import TLS
+    from aiograd.rpc.transport.tls import TLS
 
     options = Options(
         secret_file=_secret_files(parser, given.secret_file),

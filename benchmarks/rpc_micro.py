@@ -26,9 +26,9 @@ import numpy as np
 import uvloop
 
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.calls import inline
+from aiograd.rpc.api import inline
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.runtime.runtime import Runtime
 
 SECRET = b"only for this benchmark, loopback"
 

@@ -25,10 +25,10 @@ import trustme
 import uvloop
 
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.calls import inline
+from aiograd.rpc.api import inline
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
-from aiograd.rpc.tls import TLS
+from aiograd.rpc.transport.tls import TLS
 
 SECRET = b"only for this benchmark, loopback"
 CONNECTS = 30

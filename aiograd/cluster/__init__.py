@@ -1,5 +1,5 @@
 """Starting and stopping: workers, local clusters, membership, the launcher's environment."""
 
-from aiograd.rpc.tls import TLS
+from aiograd.rpc.transport.tls import TLS
 
 __all__ = ["TLS"]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
-from aiograd.rpc.forks import close_in_children
+from aiograd.rpc.affinity import close_in_children
 
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -1,6 +1,6 @@
 """The current worker: becoming one, asking it, meeting others as it, and leaving.
 
-These are the functions for a program that is one worker; which one that is, `rpc/current.py` knows.
+These are the functions for a program that is one worker; which one that is, `rpc/scope.py` knows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
-from aiograd.rpc import current
-from aiograd.rpc.calls import inline
+from aiograd.rpc import scope
+from aiograd.rpc.api import inline
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
 
@@ -31,7 +31,7 @@ async def init_rpc(
 
         worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
     """
-    agent = current.AGENT.get()
+    agent = scope.AGENT.get()
     if agent is not None and not agent.closed:
         raise RpcError(f"this context is worker {agent.name!r} already; shut it down first")
     worker = Worker(name, rank=rank, world_size=world_size, rendezvous=rendezvous, options=options)
@@ -47,7 +47,7 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
 def current_worker() -> Worker:
     """The worker of this context, else the last one started in this process and still open."""
-    worker = current.current_agent().parts.get(Worker)
+    worker = scope.current_agent().parts.get(Worker)
     if not isinstance(worker, Worker):
         raise WorkerClosed()
     return worker

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.card import BLUE, GREEN, GREY, card, code, dot, table
-from aiograd.rpc import calls
+from aiograd.rpc import api
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 
@@ -42,7 +42,7 @@ class Handle:
 
     def stream(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Iterate over an asynchronous generator there; see `ag.rpc_stream`."""
-        return self._cluster.as_driver(calls.rpc_stream, self.info, func, args, kwargs)
+        return self._cluster.as_driver(api.rpc_stream, self.info, func, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Elsewhere the cluster cannot be reached, but the worker can.

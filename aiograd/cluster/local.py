@@ -27,11 +27,11 @@ from aiograd.cluster.plan import DRIVER, PATIENCE, Plan, check_count, worker_nam
 from aiograd.cluster.premises import private_folder
 from aiograd.cluster.worker import Worker, to_the_end
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
-from aiograd.rpc import current
+from aiograd.rpc import scope
+from aiograd.rpc.callee.exposure import exposing_modules
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.exposure import exposing_modules
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 from aiograd.wire.secrets import Secret
 
 _log = logging.getLogger("aiograd")
@@ -133,13 +133,13 @@ class LocalCluster:
     def as_driver(self, func: Callable[..., T], *args: Any) -> T:
         """Call a function with this cluster's driver as the current worker."""
         agent = self.driver.agent
-        if current.AGENT.get() is agent:
+        if scope.AGENT.get() is agent:
             return func(*args)
-        token = current.use(agent)
+        token = scope.use(agent)
         try:
             return func(*args)
         finally:
-            current.AGENT.reset(token)
+            scope.AGENT.reset(token)
 
     def __repr__(self) -> str:
         kind = "processes" if self._processes else "in this loop"

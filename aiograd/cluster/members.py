@@ -30,7 +30,7 @@ from aiograd.cluster.termination import Farewell
 from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
-from aiograd.rpc.travel import RecordTraveller
+from aiograd.rpc.extension import RecordTraveller
 
 __all__ = ["Members"]
 

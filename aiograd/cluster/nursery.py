@@ -35,7 +35,7 @@ from aiograd.cluster.children import (
     worker_environment,
 )
 from aiograd.cluster.plan import Plan
-from aiograd.rpc.forks import close_in_children
+from aiograd.rpc.affinity import close_in_children
 
 __all__ = ["ForkedHost", "Nursery", "can_fork"]
 

@@ -15,7 +15,7 @@ from aiograd.cluster.rendezvous import Place, parse_place
 from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 from aiograd.wire.names import check_name
 
 # Seconds to wait for the others at the start. Not `Options.timeout`: that one is for calls.

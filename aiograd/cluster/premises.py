@@ -24,8 +24,8 @@ from aiograd.cluster.rendezvous import Place, Sign, Verdict, find_secret
 from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.runtime import Runtime
-from aiograd.rpc.transport import split_tcp
+from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Premises", "is_listening", "private_folder"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiograd.errors import AuthError, RpcError
-from aiograd.rpc.transport import is_loopback, split_tcp
+from aiograd.rpc.transport.network import is_loopback, split_tcp
 from aiograd.wire.secrets import SHORTEST, Secret
 
 __all__ = ["Place", "Sign", "Verdict", "find_secret", "parse_place", "read_secret_file"]

@@ -2,7 +2,7 @@
 
 The one place that plugs the layers together: an `Agent` that calls, the parts that other layers
 attach to it, and the membership. Where the pieces come from is planned in `plan.py`; who is there
-is `members.py`'s business. For the current worker there are functions in `current.py`.
+is `members.py`'s business. For the current worker there are functions in `scope.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aiograd.cluster.plan import Plan, plan_worker
 from aiograd.cluster.premises import Premises
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.extension import Faults
+from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
-from aiograd.rpc.verdict import Faults
-from aiograd.rpc.watchdog import Watchdog
 from aiograd.rref import attach as attach_references
 
 _log = logging.getLogger("aiograd")
@@ -167,7 +167,7 @@ class Worker:
         plan = self._plan
         agent, coordinator = await self._premises.open(OPS)
         self._agent = agent
-        current.closed(agent)  # started, but current only when it is a member
+        scope.closed(agent)  # started, but current only when it is a member
         agent.parts[Worker] = self
         if coordinator is not None:
             agent.directory.add(coordinator)
@@ -192,9 +192,9 @@ class Worker:
 
     def make_current(self) -> None:
         """Let this worker be the current one, here and wherever no other is."""
-        current.closed(self.agent)
-        current.opened(self.agent)
-        self._token = current.use(self.agent)
+        scope.closed(self.agent)
+        scope.opened(self.agent)
+        self._token = scope.use(self.agent)
 
     def _ticking(self) -> None:
         self._tick = self.agent.loop.call_later(TICK, self._ticking)
@@ -295,10 +295,10 @@ class Worker:
             self._watchdog.close()
         if self._token is not None:
             with contextlib.suppress(ValueError):  # left in another context than entered
-                current.AGENT.reset(self._token)
+                scope.AGENT.reset(self._token)
             self._token = None
         if self._agent is not None:
-            current.closed(self._agent)
+            scope.closed(self._agent)
         await to_the_end(self._close_parts(trouble))
 
     async def _close_parts(self, trouble: list[RRefError]) -> None:

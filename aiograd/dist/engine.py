@@ -51,11 +51,11 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.current import DEADLINE
+from aiograd.rpc.scope import DEADLINE
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.link import Link
+from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import check_timeout
-from aiograd.rpc.tracing import trace_pass
+from aiograd.rpc.observe.tracing import trace_pass
 
 
 # Seconds after which participants that nothing was sent to hear how a pass ended. Long enough that

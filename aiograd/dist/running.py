@@ -8,8 +8,8 @@ from typing import Any
 
 from aiograd.dist.context import Context
 from aiograd.dist.passes import Pass
-from aiograd.rpc.deadlines import Bucket
-from aiograd.rpc.tracing import PassTrace
+from aiograd.rpc.runtime.deadlines import Bucket
+from aiograd.rpc.observe.tracing import PassTrace
 
 
 class Late(Exception):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextvars import Context as Variables
 from typing import Any, TypeVar
 
-from aiograd.rpc import faults
+from aiograd.rpc import remote_exceptions
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.travel import Departure
+from aiograd.rpc.extension import Departure
 
 T = TypeVar("T")
 
@@ -70,11 +70,11 @@ class Shell:
 
     def describe(self, error: BaseException, peer: PeerInfo) -> Any:
         """An error as a peer can read it."""
-        return faults.describe(self.agent.codec_for(peer), error, Departure(peer, "error"))
+        return remote_exceptions.describe(self.agent.codec_for(peer), error, Departure(peer, "error"))
 
     def rebuild(self, fault: Any, sender: PeerInfo, worker: str) -> Exception:
         """What `sender` described as the error of some worker."""
-        return faults.rebuild(self.agent.codec_for(sender), fault, worker)
+        return remote_exceptions.rebuild(self.agent.codec_for(sender), fault, worker)
 
 
 class _Job:

@@ -20,7 +20,7 @@ from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
-from aiograd.rpc.travel import Arrival, Departure
+from aiograd.rpc.extension import Arrival, Departure
 
 if TYPE_CHECKING:
     from aiograd.dist.contexts import Contexts

@@ -26,7 +26,7 @@ from aiograd.dist.context import Context
 from aiograd.dist.contexts import current_context
 from aiograd.nn.module import Module
 from aiograd.nn.remote import RemoteModule
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref.rref import RRef
 
 SCHEDULES = ("gpipe", "1f1b")

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 from aiograd.errors import NotAllowed
 from aiograd.nn import files
 from aiograd.nn.module import Module
-from aiograd.rpc.calls import expose, rpc_async
-from aiograd.rpc.current import GUEST, current_agent
-from aiograd.rpc.exposure import exposed_method, is_exposed
+from aiograd.rpc.api import expose, rpc_async
+from aiograd.rpc.callee.exposure import exposed_method, is_exposed
 from aiograd.rpc.future import Future
+from aiograd.rpc.scope import GUEST, current_agent
 from aiograd.rref.rref import RRef, remote
 
 _TRAVELS = ("on", "module_rref")  # what of a RemoteModule is sent to other workers

@@ -23,7 +23,7 @@ from aiograd.dist.contexts import resolve
 from aiograd.errors import StaleGradients
 from aiograd.optim import owned
 from aiograd.optim.optimizer import Group, Optimizer
-from aiograd.rpc.calls import rpc_async, rpc_stream
+from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rref.rref import RRef
 
 

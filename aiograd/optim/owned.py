@@ -25,9 +25,9 @@ from aiograd.dist.contexts import Contexts, resolve
 from aiograd.errors import NotAllowed
 from aiograd.optim.clip import gradient_norm
 from aiograd.optim.optimizer import Group, Optimizer
-from aiograd.rpc.calls import expose
-from aiograd.rpc.current import GUEST, current_agent
-from aiograd.rpc.exposure import is_exposed
+from aiograd.rpc.api import expose
+from aiograd.rpc.callee.exposure import is_exposed
+from aiograd.rpc.scope import GUEST, current_agent
 from aiograd.rref.rref import RRef
 
 

@@ -21,33 +21,30 @@ from types import FrameType
 from typing import Any
 
 from aiograd.errors import AiogradError, NotAllowed, WorkerClosed
-from aiograd.rpc import current
-from aiograd.rpc.again import persist
-from aiograd.rpc.baggage import check_size, labelled, pack
-from aiograd.rpc.budget import Budget
-from aiograd.rpc.connection import LAST_WORDS, hang_up
-from aiograd.rpc.copying import Copier
-from aiograd.rpc.current import DEADLINE
-from aiograd.rpc.deadlines import Deadlines
+from aiograd.rpc import scope
+from aiograd.rpc.affinity import check_place, close_in_children, settle
+from aiograd.rpc.callee.exposure import ClassTraveller
+from aiograd.rpc.callee.functions import ServiceShipments, Shipper, Target
+from aiograd.rpc.caller.insist import insist
+from aiograd.rpc.caller.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
+from aiograd.rpc.caller.retry import persist
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
-from aiograd.rpc.doors import Doors
-from aiograd.rpc.exposure import ClassTraveller
-from aiograd.rpc.forks import close_in_children
-from aiograd.rpc.functions import ServiceShipments, Shipper, Target
+from aiograd.rpc.envelope import check_size, labelled, pack
+from aiograd.rpc.extension import Baggage, Departure, Faults, Keeper, RecordTraveller, Travellers
 from aiograd.rpc.future import Future
-from aiograd.rpc.insist import insist
-from aiograd.rpc.limits import Limits
-from aiograd.rpc.link import Link
-from aiograd.rpc.links import Links
+from aiograd.rpc.link.link import Link
+from aiograd.rpc.link.links import Links
+from aiograd.rpc.link.listener import Doors
+from aiograd.rpc.link.receive import LAST_WORDS, Budget, hang_up
+from aiograd.rpc.link.shared_memory import Copier
+from aiograd.rpc.observe.metrics import Limits
+from aiograd.rpc.observe.profile import SCOPE, Profile
+from aiograd.rpc.observe.tracing import Trace, trace
 from aiograd.rpc.options import Options, check_timeout
-from aiograd.rpc.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
-from aiograd.rpc.place import check_place, settle
-from aiograd.rpc.polling import Polling
-from aiograd.rpc.runtime import Runtime
-from aiograd.rpc.spans import SCOPE, Profile
-from aiograd.rpc.tracing import Trace, trace
-from aiograd.rpc.travel import Baggage, Departure, Keeper, RecordTraveller, Travellers
-from aiograd.rpc.verdict import Faults
+from aiograd.rpc.runtime.deadlines import Deadlines
+from aiograd.rpc.runtime.polling import Polling
+from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.scope import DEADLINE
 from aiograd.wire.buffers import Memory
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_call, encode_plain
@@ -120,7 +117,7 @@ class Agent:
         self.deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context = contextvars.Context()  # in which called functions run
-        self.context.run(current.use, self)
+        self.context.run(scope.use, self)
         self.context.run(DEADLINE.set, math.inf)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -145,7 +142,7 @@ class Agent:
             await self.close()
             raise
         self.directory.add(self.info)
-        current.opened(self)
+        scope.opened(self)
 
     @property
     def info(self) -> PeerInfo:
@@ -190,7 +187,7 @@ class Agent:
         if self.closed:
             return
         self.closed = True
-        current.closed(self)
+        scope.closed(self)
         self._doors.close()
         links = self.links.close()
         mine = {asyncio.current_task()}

@@ -9,9 +9,9 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from aiograd.rpc.caller import Caller
-    from aiograd.rpc.deadlines import Bucket
-    from aiograd.rpc.tracing import Trace
+    from aiograd.rpc.caller.calls import Caller
+    from aiograd.rpc.observe.tracing import Trace
+    from aiograd.rpc.runtime.deadlines import Bucket
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")

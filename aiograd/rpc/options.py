@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from aiograd.rpc.tls import TLS
+from aiograd.rpc.transport.tls import TLS
 from aiograd.wire.names import check_name
 from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
 

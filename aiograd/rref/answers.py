@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
-from aiograd.rpc import calls
-from aiograd.rpc.copies import STAYED
+from aiograd.rpc import api
+from aiograd.rpc.caller.copies import STAYED
 from aiograd.rpc.future import Future, prepare
 from aiograd.rref.control import owner_lost
 from aiograd.rref.records import Held, Owned, again, join
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.deadlines import Bucket
+    from aiograd.rpc.runtime.deadlines import Bucket
     from aiograd.rref.owners import RRefs
     from aiograd.rref.rref import RRef
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def block_on(agent: Agent, future: asyncio.Future[Any]) -> Any:
     """Wait, in a thread, for a future of the loop."""
     outer: asyncio.Future[Any] = agent.loop.create_future()
-    latch = calls._Latch(outer)
+    latch = api._Latch(outer)
     agent.from_thread(future.add_done_callback, functools.partial(_hand_on, outer))
     try:
         return latch.wait(agent)

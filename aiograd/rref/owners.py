@@ -26,11 +26,11 @@ from aiograd.errors import (
     WorkerClosed,
     WorkerLost,
 )
-from aiograd.rpc import current
-from aiograd.rpc.current import DEADLINE
+from aiograd.rpc import scope
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import Future, prepare
-from aiograd.rpc.spans import SCOPE
+from aiograd.rpc.observe.profile import SCOPE
+from aiograd.rpc.scope import DEADLINE
 from aiograd.rref.answers import Answer, Creation, Wait, wake
 from aiograd.rref.control import Control, owner_lost
 from aiograd.rref.keeping import Keeping
@@ -50,7 +50,7 @@ from aiograd.rref.serving import BackwardHook, Serving
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.travel import Arrival, Departure
+    from aiograd.rpc.extension import Arrival, Departure
     from aiograd.rref.rref import RRef
 
 _log = logging.getLogger("aiograd")
@@ -380,7 +380,7 @@ def _first(error: Exception) -> Exception:
 
 def current_rrefs() -> RRefs:
     """The references of the current worker."""
-    refs = current.current_agent().parts.get(RRefs)
+    refs = scope.current_agent().parts.get(RRefs)
     if refs is None:
         raise WorkerClosed("this worker was started without references")
     return refs  # type: ignore[no-any-return]

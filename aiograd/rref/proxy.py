@@ -16,15 +16,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, ProtocolError, WrongThread
-from aiograd.rpc.calls import expose
-from aiograd.rpc.current import GUEST, current_agent
-from aiograd.rpc.exposure import exposed_method
+from aiograd.rpc.api import expose
+from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
+from aiograd.rpc.scope import GUEST, current_agent
 from aiograd.rref.answers import Answer, block_on
 from aiograd.rref.records import Held, Owned, pack_fork
 
 if TYPE_CHECKING:
-    from aiograd.rpc.travel import Arrival, Departure
+    from aiograd.rpc.extension import Arrival, Departure
     from aiograd.rref.owners import RRefs
     from aiograd.rref.rref import RRef
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, NoReturn
 
 from aiograd.card import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
-from aiograd.rpc.current import users_frame
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.scope import users_frame
 from aiograd.rref.answers import Creation, block_on, wake
 from aiograd.rref.owners import RRefs, current_rrefs
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy

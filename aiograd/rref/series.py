@@ -12,15 +12,15 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.rpc.current import DEADLINE
-from aiograd.rpc.spans import SCOPE
+from aiograd.rpc.observe.profile import SCOPE
+from aiograd.rpc.scope import DEADLINE
 from aiograd.rref.answers import Creation
 from aiograd.rref.records import Party, pack_creation
 from aiograd.wire.messages import FLAT, OP
 
 if TYPE_CHECKING:
-    from aiograd.rpc.functions import Shipment
-    from aiograd.rpc.link import Link
+    from aiograd.rpc.callee.functions import Shipment
+    from aiograd.rpc.link.link import Link
     from aiograd.rref.owners import RRefs
 
 

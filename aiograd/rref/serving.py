@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, ProtocolError, RRefError
+from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.exposure import exposed_method
 from aiograd.rref.control import Control
 from aiograd.rref.records import Owned, again, unpack_fork
 

@@ -22,7 +22,7 @@ from aiograd.rref.records import Party
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.link import Link
+    from aiograd.rpc.link.link import Link
 
 Ended = Callable[[Any, Any], None]  # gets an answer, or an error
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
 
 __all__ = ["CALLS", "CONTROL", "Faults"]
 

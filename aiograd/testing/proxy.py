@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from aiograd.rpc.transport import split, split_tcp
+from aiograd.rpc.transport.network import split, split_tcp
 
 _HIGH = 1 << 20  # bytes that may wait on their way
 

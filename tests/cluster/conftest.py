@@ -13,9 +13,9 @@ import pytest
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.rendezvous import Place
 from aiograd.cluster.worker import Worker
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Meeting:
     async def run_as(self, worker: Worker, work: Callable[[], Awaitable[T]]) -> T:
         """Run an async function with `worker` as the current one, as if in its own process."""
         context = contextvars.Context()
-        context.run(current.use, worker.agent)
+        context.run(scope.use, worker.agent)
 
         async def body() -> T:
             return await work()

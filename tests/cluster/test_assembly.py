@@ -11,7 +11,7 @@ import pytest
 from aiograd.cluster.current import all_gather, barrier, get_worker_info
 from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
-from aiograd.rpc.calls import rpc_async, run_sync
+from aiograd.rpc.api import rpc_async, run_sync
 from aiograd.rref.rref import RRef
 from tests.waiting import until
 

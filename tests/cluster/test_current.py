@@ -9,7 +9,7 @@ import pytest
 from aiograd.cluster.current import current_worker, debug_info, get_worker_info, init_rpc, shutdown
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
 

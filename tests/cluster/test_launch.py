@@ -16,7 +16,7 @@ from aiograd.__main__ import main
 from aiograd.cluster.current import get_worker_info
 from aiograd.cluster.launch import rank_environments
 from aiograd.cluster.worker import Worker
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 
 

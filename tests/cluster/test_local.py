@@ -13,7 +13,7 @@ import pytest
 from aiograd.cluster.current import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.cluster.local import LocalCluster
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
-from aiograd.rpc.calls import inline, rpc_async
+from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
 

@@ -113,7 +113,7 @@ async def test_the_end_of_a_process_says_nothing_of_its_successor(meeting):
 async def test_what_a_process_sent_before_its_end_is_read_before_its_worker_is_lost(
     meeting, monkeypatch
 ):
-    monkeypatch.setattr("aiograd.rpc.links._READ_OUT", 0.3)  # a busy machine may be late
+    monkeypatch.setattr("aiograd.rpc.link.links._READ_OUT", 0.3)  # a busy machine may be late
     a, b = await meeting.open("a", "b")
     answer = a.agent.call("b", _slow)
     a.members.process_ended(b.agent.info, "its process ended (exit code 0)")

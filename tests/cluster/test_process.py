@@ -23,9 +23,9 @@ import pytest
 from aiograd.cluster import local
 from aiograd.cluster.current import barrier, get_worker_info
 from aiograd.errors import RpcError, WorkerLost
-from aiograd.rpc.calls import rpc_async, rpc_sync
+from aiograd.rpc.api import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.link import Link
+from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import Options
 from tests.waiting import until
 

@@ -33,10 +33,10 @@ from aiograd.errors import (
     WorkerClosed,
     WorkerLost,
 )
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 
 QUICK = Options(grace=2.0, timeout=10.0, secret=b"0123456789abcdef")
 

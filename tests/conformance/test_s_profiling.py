@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.lag import measure_lag, metrics
-from aiograd.rpc.spans import Profile, Span, key, profile, span, start_profile, stop_profile
+from aiograd.rpc.observe.metrics import measure_lag, metrics
+from aiograd.rpc.observe.profile import (
+    Profile,
+    Span,
+    key,
+    profile,
+    span,
+    start_profile,
+    stop_profile,
+)
 
 from .forms import FORMS, call, leaf, plus, total
 

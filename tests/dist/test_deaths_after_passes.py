@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.current import current_agent
+from aiograd.rpc.scope import current_agent
 from aiograd.testing import simulate
 from tests.waiting import until
 

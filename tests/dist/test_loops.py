@@ -7,7 +7,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.dist import boundary
-from aiograd.rpc.verdict import SEND
+from aiograd.rpc.extension import SEND
 
 
 class Counting:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.verdict import Verdict
+from aiograd.rpc.extension import Verdict
 
 SIZE = 600  # a gradient of 2.9 MB, more than the worker can take
 

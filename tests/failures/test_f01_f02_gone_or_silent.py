@@ -95,7 +95,7 @@ async def test_f1_a_worker_that_forked_a_helper_is_killed_by_its_cluster(cluster
 
 @pytest.mark.deadline(60)
 async def test_f2_a_stopped_worker_is_suspect_and_its_calls_end(cluster, figure, monkeypatch):
-    monkeypatch.setattr("aiograd.rpc.caller.UNRESPONSIVE", 30.0 / PACE)
+    monkeypatch.setattr("aiograd.rpc.caller.calls.UNRESPONSIVE", 30.0 / PACE)
     async with cluster(2) as c:
         agent = c.driver.agent
         await asyncio.gather(*(ag.rpc_async(worker, echo, (1,)) for worker in c))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.runtime.runtime import Runtime
 
 SECRET = b"a secret for tests, 32 bytes lo."
 
@@ -36,11 +36,11 @@ async def running_agents(
         for agent in agents:
             for other in agents:
                 agent.directory.add(other.info)
-        token = current.use(agents[0])
+        token = scope.use(agents[0])
         try:
             yield agents
         finally:
-            current.AGENT.reset(token)
+            scope.AGENT.reset(token)
     finally:
         for agent in agents:
             await agent.close()

@@ -18,8 +18,8 @@ import trustme
 
 from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.options import Options
-from aiograd.rpc.outgoing import open_stream
 from aiograd.testing.proxy import Proxy
 
 SECRET = b"a secret for tests, 32 bytes lo."

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiograd.errors import Overloaded
-from aiograd.rpc.calls import inline, rpc_async, rpc_stream
+from aiograd.rpc.api import inline, rpc_async, rpc_stream
 from tests.waiting import until
 
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rref import RRefs, attach
 
 SECRET = b"a secret for tests, 32 bytes lo."
@@ -53,7 +53,7 @@ class Workers:
         """Run a coroutine function as the user code of another worker."""
 
         async def run() -> Any:
-            current.use(self.agents[number])
+            scope.use(self.agents[number])
             return await work()
 
         return await asyncio.create_task(run())
@@ -70,7 +70,7 @@ async def running_workers(
     ]
     parts = [attach(agent) for agent in agents]
     workers = Workers(agents, parts)
-    token = current.use(agents[0])
+    token = scope.use(agents[0])
     try:
         for i, agent in enumerate(agents):
             await agent.start(addresses[i] if addresses else f"memory:{i}")
@@ -79,7 +79,7 @@ async def running_workers(
                 agent.directory.add(other.info)
         yield workers
     finally:
-        current.AGENT.reset(token)
+        scope.AGENT.reset(token)
         for part in parts:
             await part.close()
         for agent in agents:

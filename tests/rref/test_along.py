@@ -17,7 +17,7 @@ from aiograd.errors import (
     SerializationError,
     WorkerClosed,
 )
-from aiograd.rpc.calls import inline, rpc_async
+from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import remote
 

@@ -20,10 +20,9 @@ from aiograd.errors import (
     RRefReleased,
 )
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
+from aiograd.rpc.extension import SEND, Departure, Verdict
 from aiograd.rpc.options import Options
-from aiograd.rpc.travel import Departure
-from aiograd.rpc.verdict import SEND, Verdict
 from aiograd.rref import RRef, attach, remote
 from aiograd.rref.records import Held
 

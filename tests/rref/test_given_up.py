@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiograd.errors import Overloaded
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import remote
 from aiograd.rref.owning import Owning

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiograd.errors import OwnerLost, RRefError, WorkerLost
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
 from aiograd.rref.records import BY_CREATOR, pack_fork

@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded, OwnerLost, RRefError
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.verdict import SEND, Verdict
+from aiograd.rpc.extension import SEND, Verdict
 from aiograd.rref import RRef, RRefs, attach, remote
 from aiograd.rref.owners import current_rrefs
 

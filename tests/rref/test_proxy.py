@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiograd.errors import DeadlineExceeded, RRefReleased, WrongThread
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
 
 PEERS = pytest.mark.parametrize("to", ["worker0", "worker1"])
@@ -77,7 +77,7 @@ class Account:
 
 def use_all_kinds(rref: RRef, name: str, *args: Any, **kwargs: Any) -> list[Any]:
     """The three proxies, from a thread; run with asyncio.to_thread."""
-    from aiograd.rpc.calls import run_sync
+    from aiograd.rpc.api import run_sync
 
     return [
         getattr(rref.rpc_sync(), name)(*args, **kwargs),

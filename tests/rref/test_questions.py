@@ -8,7 +8,7 @@ import math
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.current import DEADLINE
+from aiograd.rpc.scope import DEADLINE
 from aiograd.rref import RRefs
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault

@@ -23,7 +23,7 @@ from aiograd.errors import (
     UnknownWorker,
     WorkerClosed,
 )
-from aiograd.rpc.calls import rpc_async, rpc_sync, run_sync
+from aiograd.rpc.api import rpc_async, rpc_sync, run_sync
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
 from aiograd.rref.records import unpack_forks

@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import UnknownWorker
-from aiograd.rpc.spans import profile
+from aiograd.rpc.observe.profile import profile
 from aiograd.rref.owners import current_rrefs
 from aiograd.rref.series import Series
 

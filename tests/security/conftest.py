@@ -13,7 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.worker import Worker
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 
 SECRET = b"a secret for tests, 32 bytes lo."
 

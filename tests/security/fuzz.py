@@ -18,8 +18,8 @@ from typing import Any
 
 import atheris
 
-with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_faults"]):
-    from aiograd.rpc.plain_faults import rebuild
+with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_exceptions"]):
+    from aiograd.rpc.plain_exceptions import rebuild
     from aiograd.wire.framing import FrameReader
     from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
     from aiograd.wire.messages import CHUNK, LARGE
@@ -28,9 +28,9 @@ with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_faul
 from aiograd.autograd.coo import Coo
 from aiograd.dist.partners import CooTraveller
 from aiograd.errors import NotAllowed, ProtocolError
+from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
-from aiograd.rpc.exposure import ClassTraveller
-from aiograd.rpc.travel import Arrival, RecordTraveller
+from aiograd.rpc.extension import Arrival, RecordTraveller
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import announce, header
 

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
-from aiograd.rpc.current import GUEST
+from aiograd.rpc.scope import GUEST
 
 WEIGHT = ag.tensor(np.full((3, 2), 0.5), requires_grad=True)
 

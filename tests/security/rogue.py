@@ -6,8 +6,8 @@ import asyncio
 import os
 from typing import Any
 
-from aiograd.rpc.functions import EXPOSED, SERVICE
-from aiograd.rpc.memory import MemoryHub
+from aiograd.rpc.callee.functions import EXPOSED, SERVICE
+from aiograd.rpc.transport.inproc import MemoryHub
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import FrameReader, Transfer, announce, header
 from aiograd.wire.handshake import Handshake, Identity

@@ -18,8 +18,8 @@ from aiograd.autograd.coo import Coo
 from aiograd.dist.partners import CooTraveller
 from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
-from aiograd.rpc.plain_faults import rebuild
-from aiograd.rpc.travel import Arrival, RecordTraveller
+from aiograd.rpc.extension import Arrival, RecordTraveller
+from aiograd.rpc.plain_exceptions import rebuild
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import HEADER, MAGIC, FrameReader, announce, header
 from aiograd.wire.handshake import HELLO_SIZE, Identity

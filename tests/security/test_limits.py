@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import Overloaded, SerializationError
-from aiograd.rpc.limits import NAMES, Limits
+from aiograd.rpc.observe.metrics import NAMES, Limits
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, LARGE
 from tests.security import partner_functions as offer

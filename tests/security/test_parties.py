@@ -26,9 +26,9 @@ from aiograd.cluster import TLS
 from aiograd.cluster.plan import Plan
 from aiograd.cluster.rendezvous import parse_place
 from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.runtime import Runtime
+from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
 from tests.security import partner_functions as offer
 
@@ -350,7 +350,7 @@ async def test_nobody_comes_as_the_worker_itself(name):
 
 
 def whoami() -> str:
-    return current.AGENT.get().name
+    return scope.AGENT.get().name
 
 
 # ── what is shown, checked and kept ─────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import aiograd as ag
 from aiograd.errors import NotAllowed, ProtocolError, SerializationError
 from aiograd.nn.remote import create_module
 from aiograd.optim import owned
-from aiograd.rpc.exposure import exposed_method
+from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rref.proxy import Subject, call_method
 from aiograd.rref.records import pack_fork
 from tests.security import partner_functions as offer

@@ -21,7 +21,7 @@ from aiograd.errors import (
     SerializationError,
     WorkerLost,
 )
-from aiograd.rpc.exposure import find_exposed, is_exposed
+from aiograd.rpc.callee.exposure import find_exposed, is_exposed
 from aiograd.rref.owners import RRefs
 from aiograd.rref.records import pack_creation, pack_fork
 from aiograd.wire.messages import CALL, FLAT

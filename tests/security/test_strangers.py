@@ -22,7 +22,7 @@ import trustme
 from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport import split_tcp
+from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))

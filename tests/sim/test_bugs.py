@@ -62,7 +62,7 @@ def test_there_are_at_least_twelve_bugs_to_find() -> None:
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:
-    from aiograd.rpc.inbox import Once
+    from aiograd.rpc.link.receive import Once
 
     before = Once.fresh
     with planted("run_twice"):

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from aiograd.rpc.links import Links
+from aiograd.rpc.link.links import Links
 from aiograd.testing.simulator.plan import Plan, make_plan
 from aiograd.testing.simulator.run import run
 from aiograd.testing.simulator.schedule import Fault

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.testing.faults import CALLS, CONTROL, Faults
 
 

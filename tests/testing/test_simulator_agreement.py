@@ -10,7 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.dist.contexts import context
 from aiograd.errors import BackwardFailed, PassUndecided, UnknownContext
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read

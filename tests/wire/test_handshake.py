@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import AuthError, ProtocolError
-from aiograd.rpc import baggage
-from aiograd.rpc.functions import EXPOSED, SERVICE
-from aiograd.wire import handshake
-from aiograd.wire import messages
+from aiograd.rpc import envelope
+from aiograd.rpc.callee.functions import EXPOSED, SERVICE
+from aiograd.wire import handshake, messages
 from aiograd.wire.framing import HEADER, MAGIC
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 from aiograd.wire.session import ACCEPTED, DUPLICATE, RESUME, Offer
@@ -148,7 +147,12 @@ def test_the_version_was_raised_with_the_layout():
         if name.isupper() and isinstance(value, int)
     }
     formats = [handshake._HELLO.format, handshake._CLAIM.format, handshake._PROOF.format]
-    formats += [HEADER.format, baggage._LABEL.format, baggage._LENGTH.format, baggage._SHORT.format]
+    formats += [
+        HEADER.format,
+        envelope._LABEL.format,
+        envelope._LENGTH.format,
+        envelope._SHORT.format,
+    ]
     text = repr((MAGIC, formats, sorted(numbers.items()), EXPOSED, SERVICE))
     assert LAYOUTS[VERSION] == hashlib.sha256(text.encode()).hexdigest()[:8], text
 

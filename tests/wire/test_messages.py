@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiograd.rpc.functions import EXPOSED, SERVICE
+from aiograd.rpc.callee.functions import EXPOSED, SERVICE
 from aiograd.wire import messages
 
 FLAGS = "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED KEEP ALONG".split()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiograd.rpc.calls import Group, rpc_async, rpc_stream
+from aiograd.rpc.api import Group, rpc_async, rpc_stream
 from aiograd.testing.simulator import functions
 from aiograd.testing.simulator.ledger import CallId, Entry, Ledger
 from aiograd.testing.simulator.world import Node

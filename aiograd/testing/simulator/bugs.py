@@ -22,16 +22,15 @@ from aiograd.dist.outcomes import Outcomes
 from aiograd.dist.passes import NONE, Pass
 from aiograd.dist.running import Running
 from aiograd.errors import BackwardFailed, WorkerLost
-from aiograd.rpc import caller
-from aiograd.rpc.caller import Caller
-from aiograd.rpc.deadlines import Deadlines
+from aiograd.rpc.caller import calls
+from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.inbox import Once
-from aiograd.rpc.link import Link
-from aiograd.rpc.links import Links
-from aiograd.rpc.outbox import Outbox
-from aiograd.rpc.receiving import Receiving
-from aiograd.rpc.reconnect import _Return
+from aiograd.rpc.link.dialer import _Return
+from aiograd.rpc.link.link import Link
+from aiograd.rpc.link.links import Links
+from aiograd.rpc.link.receive import Once, Receiving
+from aiograd.rpc.link.send import Outbox
+from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rref.owning import Owning
 from aiograd.rref.protocol import Protocol
 from aiograd.rref.using import Using
@@ -258,7 +257,7 @@ BUGS: Final[dict[str, Bug]] = {
     "no_cancel": Bug("a cancelled call goes on over there", Caller, "cancelled", _no_cancel),
     "lost_drain": Bug("nothing is sent after a pause", Outbox, "resume", _never_drained),
     "late_deadline": Bug("deadlines come a second late", Deadlines, "bucket", _late),
-    "claims_no": Bug("says that a lost call never ran", caller, "lost", _claim_no),
+    "claims_no": Bug("says that a lost call never ran", calls, "lost", _claim_no),
     "unnoticed_death": Bug("a closed connection is ignored", Link, "disconnected", _nothing),
     "unheeded_exit": Bug(
         "the end of a process is told, and not believed", Links, "declare_lost", _nothing

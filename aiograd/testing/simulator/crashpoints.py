@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from aiograd.progress import Progress
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.bugs import BUGS, planted

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.rpc.calls import inline, rpc_async, rpc_sync
+from aiograd.rpc.api import inline, rpc_async, rpc_sync
 from aiograd.testing.simulator.ledger import CallId, ledger
 from aiograd.testing.simulator.loop import OWNER
 

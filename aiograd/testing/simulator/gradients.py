@@ -24,7 +24,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import context, get_gradients
 from aiograd.dist.derivatives import grad
 from aiograd.errors import AiogradError, BackwardFailed, UnknownContext
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read

@@ -22,7 +22,7 @@ import itertools
 from typing import Final
 
 from aiograd.errors import WorkerLost
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.testing.simulator.functions import plain
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.world import Node, World

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.rpc.transport import Network
+from aiograd.rpc.transport.network import Network
 from aiograd.testing.simulator.transport import Factory, SimTransport, Stream
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 
 from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.tensor import Tensor
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.functions import enter
 from aiograd.testing.simulator.gradients import heavy, leaf, parameter

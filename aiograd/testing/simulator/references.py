@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
 from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.functions import Boom, enter, here

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiograd.rpc.verdict import Verdict
+from aiograd.rpc.extension import Verdict
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.actors import CALLS, Act, Actor, overtaken_call
 from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from aiograd.rpc.verdict import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.testing.simulator.world import World
 
 

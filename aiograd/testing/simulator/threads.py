@@ -13,7 +13,7 @@ import random
 import threading
 from typing import Any
 
-from aiograd.rpc.pool import Job, Pool
+from aiograd.rpc.runtime.threads import Job, Pool
 from aiograd.testing.simulator.loop import SimLoop
 
 _REAL = 20.0  # real seconds that a plain function may compute before the simulation gives up

@@ -16,7 +16,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.contexts import Contexts, context, current_context, get_gradients
 from aiograd.dist.derivatives import grad
 from aiograd.errors import AiogradError, PassUndecided, UnknownContext
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read, same
 from aiograd.testing.simulator.functions import enter, here

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 from aiograd.autograd.op import OPS
 from aiograd.dist import attach as attach_autograd
-from aiograd.rpc import current
+from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.callee.invocation import itself
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.incoming import itself
+from aiograd.rpc.extension import Verdict
 from aiograd.rpc.options import Options
-from aiograd.rpc.runtime import Runtime
-from aiograd.rpc.verdict import Verdict
+from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rref import attach as attach_references
 from aiograd.testing.simulator.loop import OWNER, SimLoop
 from aiograd.testing.simulator.network import HostNetwork, Manner, Wire
@@ -179,7 +179,7 @@ class World:
     async def _start(self, name: str, rank: int, number: int) -> Node:
         node = self.nodes[name] = Node(self, name, rank, number)
         await self.loop.create_task(node.start(), context=node.context)
-        current.closed(node.agent)  # nobody is "the last one started" in a simulation
+        scope.closed(node.agent)  # nobody is "the last one started" in a simulation
         self.trace("start", name, number, node.agent.incarnation.hex()[:8])
         return node
 
@@ -211,7 +211,7 @@ class World:
         node.buried.extend(node.held)
         node.held.clear()
         node.buried.extend(self.loop.tasks_of(node))
-        current.closed(node.agent)
+        scope.closed(node.agent)
         if told:  # its listener accepts, too, for as long as the child lives
             self.loop.call_later(told, self._tell_end, node, context=self.context)
         else:

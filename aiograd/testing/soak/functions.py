@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.rpc.calls import inline, rpc_async, rpc_sync
+from aiograd.rpc.api import inline, rpc_async, rpc_sync
 from aiograd.rref import RRef
 
 

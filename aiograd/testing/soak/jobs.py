@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.autograd.makers import tensor
 from aiograd.dist.contexts import context
 from aiograd.errors import BackwardFailed, ContextError, DeadlineExceeded
-from aiograd.rpc.calls import rpc_async, rpc_stream
+from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rref import RRef, remote
 from aiograd.testing.soak import functions
 

@@ -13,7 +13,7 @@ from typing import Any
 from aiograd.cluster.current import debug_info
 from aiograd.cluster.local import LocalCluster
 from aiograd.errors import AiogradError
-from aiograd.rpc.calls import rpc_async
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef
 from aiograd.testing.soak.jobs import JOBS, Wrong

@@ -1,0 +1,133 @@
+"""The seams through which other layers take part in messages.
+
+A *traveller* takes care of values of one type on the way, *baggage* rides along with whole
+messages, and a *keeper* lets the result of a call stay where it was made. `rpc` calls them at the
+right moments and knows nothing of what they do.
+
+What may be done to a message on purpose: the seam for fault injection.
+
+`agent.faults` is None, or an object whose `on_send(kind, to)` gives a `Verdict` for every message:
+`kind` is "call", "op", "remote", "reply", or a service's name, `to` the receiving worker's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Final, NamedTuple, Protocol
+
+from aiograd.errors import ProtocolError
+from aiograd.rpc.directory import PeerInfo
+from aiograd.wire.codec import Traveller, Travellers
+
+__all__ = [
+    "Arrival",
+    "Baggage",
+    "Departure",
+    "Keeper",
+    "RecordTraveller",
+    "Traveller",
+    "Travellers",
+]
+
+
+class Departure:
+    """One message about to leave. `undo` is run, last first, if it never does."""
+
+    __slots__ = ("held", "kind", "plain", "scratch", "to", "undo")
+
+    def __init__(self, to: PeerInfo, kind: str, held: Any = None) -> None:
+        self.to = to
+        self.plain = False  # only plain data can travel there: no classes, no functions
+        self.kind = kind  # "call", "op", "remote", "reply", or the service's name
+        self.held = held
+        self.scratch: dict[Any, Any] = {}
+        self.undo: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        run_undo(self.undo)
+
+
+def run_undo(undo: list[Callable[[], None]] | None) -> None:
+    while undo:
+        with contextlib.suppress(Exception):
+            undo.pop()()
+
+
+class Arrival:
+    """One message that came in. What it brings may be used when all `waits` are done."""
+
+    __slots__ = ("held", "kind", "scratch", "sender", "waits")
+
+    def __init__(self, sender: PeerInfo, kind: str, held: Any = None) -> None:
+        self.sender = sender
+        self.kind = kind
+        self.held = held
+        self.scratch: dict[Any, Any] = {}
+        self.waits: list[asyncio.Future[Any]] = []
+
+
+class RecordTraveller:
+    """Takes a small dataclass apart into its fields, and checks their types on arrival."""
+
+    def __init__(self, tag: str, cls: Any) -> None:
+        self.tag = tag
+        self._cls = cls
+        self._names = [field.name for field in fields(cls)]
+        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool}
+        self._types = [samples.get(str(field.type), tuple) for field in fields(cls)]
+        self._texts = [i for i, f in enumerate(fields(cls)) if str(f.type) == "tuple[str, ...]"]
+
+    def depart(self, value: Any, departure: Departure) -> Any:
+        return tuple(getattr(value, name) for name in self._names)
+
+    def arrive(self, data: Any, arrival: Arrival) -> Any:
+        if type(data) is not tuple or list(map(type, data)) != self._types:
+            raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
+        if any(type(text) is not str for i in self._texts for text in data[i]):
+            raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
+        return self._cls(*data)
+
+
+class Baggage(Protocol):
+    """What rides along with calls and replies: two numbers of 64 bits and one of 32."""
+
+    def current(self) -> Any | None: ...
+
+    def enter(self, held: Any) -> Any: ...
+
+    def depart(self, held: Any, departure: Departure) -> tuple[int, int, int] | None: ...
+
+    def arrive(self, data: tuple[int, int, int], arrival: Arrival) -> Any | None: ...
+
+
+class Keeper(Protocol):
+    """Keeps results of calls at the callee."""
+
+    def expect(self, sender: PeerInfo, token: Any) -> None: ...
+
+    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None: ...
+
+    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None: ...
+
+    def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
+        """`expect` and `keep` in one, for what ran right where its call was read."""
+
+
+class Verdict(NamedTuple):
+    """`action` is "send", "fail", "drop", "delay" (by `seconds`) or "duplicate"."""
+
+    action: str = "send"
+    seconds: float = 0.0
+
+
+SEND: Final = Verdict()
+FAIL: Final = Verdict("fail")
+DROP: Final = Verdict("drop")
+DUPLICATE: Final = Verdict("duplicate")
+
+
+class Faults(Protocol):
+    def on_send(self, kind: str, to: str) -> Verdict: ...

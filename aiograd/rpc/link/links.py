@@ -1,0 +1,361 @@
+"""The links of one worker: one for each start of a peer, and what became of those that are lost.
+
+A loss that only this pair of workers saw need not be the end: the network may have been away for
+longer than `Options.resume`. So while the peer is a member, the next use of it dials again, and the
+two begin a new session. Dials that fail are followed by a pause, in which every use fails at once.
+
+    open ──lost──▶ next use dials ─┬─ accepted ──▶ `agent.returned`, a new session
+                        ▲          └─ failed ──▶ pause (doubled each time, at most 2 s) ─┐
+                        └────────────────────────────────────────────────────────────────┘
+
+A loss is final if the peer said goodbye, or if others declared it lost (`declare_lost`: the
+coordinator's announcement). Then nobody comes back in as that incarnation.
+
+What is under way over all links is counted here, too: a worker is at rest when that is nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from aiograd.errors import WorkerClosed, WorkerLost
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.link.dialer import come_back
+from aiograd.rpc.link.link import Link
+from aiograd.wire.messages import CALL
+from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+    from aiograd.rpc.link.listener import Doors
+
+_log = logging.getLogger("aiograd")
+# Seconds in which something of what waits in a socket is read, if anything does; and how often.
+_READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
+_CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
+# Seconds between two dials of a lost peer, doubled each time. Calls shall work again within 10 s of
+# the network's return: the longest pause and the time of a handshake fit into that.
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
+
+
+@dataclass(slots=True)
+class Loss:
+    """What is kept of a lost peer: many may be lost in the life of a worker."""
+
+    error: Exception
+    final: bool  # this incarnation never comes back
+    fence: int  # dials of the peer up to this number are out of date
+    met: bool  # there was a session with it, so both know the secret they share
+    attempts: int = 0  # dials that failed, one after the other
+    retry_at: float = 0.0  # loop time before which no dial is worth it
+    refusal: Link | None = None  # a link that fails every call, made when first needed
+
+
+class Links:
+    """Finds, makes and forgets the links of one agent, and keeps them alive."""
+
+    def __init__(self, agent: Agent, doors: Doors) -> None:
+        self._agent, self._doors = agent, doors
+        self.table: dict[bytes, Link] = {}  # by incarnation
+        # By name and incarnation: somebody else may have come under that incarnation.
+        self.losses: dict[tuple[str, bytes], Loss] = {}
+        self._ending: list[Link] = []  # lost, but something that the peer called still runs here
+        self.routes: dict[str, Link] = {}  # by name, until the directory changes
+        agent.directory.changed = self.routes.clear
+        self.dials = 0  # so far; the number of the latest
+        self._heart: asyncio.TimerHandle | None = None
+
+    # ── finding ─────────────────────────────────────────────────────────────────────────────────
+
+    def find(self, to: Any) -> Link:
+        """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
+        agent = self._agent
+        if agent.closed:
+            raise WorkerClosed(f"{agent.name} was shut down", agent.name)
+        if type(to) is PeerInfo and (met := self.table.get(to.incarnation)) is not None:
+            return met  # at a rendezvous, or it was replaced meanwhile
+        if (
+            type(to) is PeerInfo
+            and (to.name, to.incarnation) in self.losses
+            and not self._is_member(to.name, to.incarnation)  # who knows where it listens
+        ):
+            return self.of(to)
+        peer = agent.directory.find(to)
+        if type(to) is PeerInfo and to.incarnation != peer.incarnation:
+            # Whoever names an incarnation means no other one, least of all its successor.
+            raise WorkerLost(to.name, "no", "it was restarted, and its old start is gone")
+        link = self.of(peer)
+        if type(to) is str and link.error is None:
+            self.routes[to] = link
+        return link
+
+    def exactly(self, name: str, incarnation: bytes) -> Link:
+        """The link to this very start of a worker; WorkerLost if it is lost, or was replaced."""
+        link = self.table.get(incarnation)
+        if link is None:
+            peer = self._agent.directory.members.get(name)
+            if peer is None or peer.incarnation != incarnation:
+                raise WorkerLost(name, "no", "this start of it has ended")
+            link = self.of(peer)
+        if link.error is not None:
+            raise link.as_lost()
+        return link
+
+    def of(self, peer: PeerInfo) -> Link:
+        """The link to one start of a peer; made if there is none.
+
+        A lost one is given a new link if a dial is worth it now, else one that fails every call."""
+        link = self.table.get(peer.incarnation)
+        if link is not None and link.peer.name != peer.name:
+            self.forget(link.peer)  # it came as this one, before we knew whose incarnation that is
+            link = None
+        if link is None:
+            loss = self.losses.get((peer.name, peer.incarnation))
+            if loss is not None and not self._worth_a_dial(peer, loss):
+                return self._refusal(peer, loss)
+            link = self._make(peer, loss)
+        elif link.peer.addresses != peer.addresses:
+            was = link.peer
+            link.peer = replace(peer, restricted=was.restricted, exceptions=was.exceptions)
+        return link
+
+    def _make(self, peer: PeerInfo, loss: Loss | None) -> Link:
+        agent = self._agent
+        # Two threads may want the first.
+        link = self.table.setdefault(peer.incarnation, Link(agent, peer, loss))
+        if self._heart is None:
+            if agent.here():
+                self._begin_to_beat()
+            else:
+                agent.from_thread(self._begin_to_beat)
+        return link
+
+    def _worth_a_dial(self, peer: PeerInfo, loss: Loss) -> bool:
+        if loss.final or self._agent.loop.time() < loss.retry_at:
+            return False
+        return self._is_member(peer.name, peer.incarnation)
+
+    def _is_member(self, name: str, incarnation: bytes) -> bool:
+        member = self._agent.directory.get(name)
+        return member is not None and member.incarnation == incarnation
+
+    def _refusal(self, peer: PeerInfo, loss: Loss) -> Link:
+        """Made once for all calls: there may be thousands before the next dial."""
+        link = loss.refusal
+        if link is None:
+            link = loss.refusal = Link(self._agent, peer)
+            link.state, link.error = "lost", loss.error
+        return link
+
+    def get(self, incarnation: bytes) -> Link | None:
+        return self.table.get(incarnation)
+
+    def all(self) -> Collection[Link]:
+        return [*self.table.values(), *self._ending]
+
+    def suspects(self) -> list[str]:
+        """Names of peers that are silent, whose connection is being made again, or that are lost
+        to this worker while they are members."""
+        silent = [link.peer.name for link in self.table.values() if link.suspect]
+        return silent + [
+            name
+            for (name, incarnation), loss in self.losses.items()
+            if not loss.final and self._is_member(name, incarnation)
+        ]
+
+    # ── what is under way over them ─────────────────────────────────────────────────────────────
+
+    def outstanding(self) -> int:
+        """Calls made here that have not ended."""
+        return sum(
+            future._kind in _CALLS
+            for link in self.all()
+            for future in (*link.caller.pending.values(), *link.caller.waiting)
+        )
+
+    def counters(self) -> dict[str, int]:
+        """For `debug_info`; all 0 at rest."""
+        links = self.all()
+        return {
+            "pending_calls": sum(
+                future._kind != "look"
+                for link in links
+                for future in (*link.caller.pending.values(), *link.caller.waiting)
+            ),
+            "running_calls": sum(
+                incoming.kind == CALL and not incoming.target.quiet
+                for link in links
+                for incoming in link.callee.running.values()
+            ),
+            "abandoned_calls": sum(link.callee.abandoned for link in links),
+            "buffered_bytes": sum(link.outbox.size for link in links),
+        }
+
+    async def drain(self, deadline: float) -> bool:
+        """Wait until no call of ours is under way and none is running here; False if time is up.
+
+        `deadline` is loop time."""
+        while self.outstanding() or self.counters()["running_calls"]:
+            left = deadline - self._agent.loop.time()
+            if left <= 0:
+                return False
+            await asyncio.sleep(min(0.005, left))
+        return True
+
+    # ── connecting ──────────────────────────────────────────────────────────────────────────────
+
+    def dial(self, link: Link) -> None:
+        """Connect a link that has something to send."""
+        if link.peer.incarnation == self._agent.incarnation:
+            self._doors.open_self(link)
+            return
+        link.state = "dialling"
+        self._agent.spawn(self._doors.dial(link))
+
+    def next_dial(self) -> int:
+        """The number of the next connection that is dialled."""
+        self.dials += 1
+        return self.dials
+
+    def answer(self, peer: PeerInfo, offer: Offer) -> tuple[int, int]:
+        """What becomes of a connection that a peer has dialled, and how much came before it."""
+        link = self.table.get(peer.incarnation)
+        if link is not None and link.session.replaced_by(offer):
+            # The old session is lost on both sides before the new one begins.
+            why = "it had lost this worker, and began a new session"
+            link.abort(WorkerLost(peer.name, why=why))
+            link = None
+        if link is None:
+            if offer.word != DIAL:
+                return (DUPLICATE if offer.word == LOOK else LOST), 0
+            loss = self.losses.get((peer.name, peer.incarnation))
+            if loss is not None and not loss.final and offer.number <= loss.fence:
+                return DUPLICATE, 0  # it was given up over there, and comes late
+            link = self.admit(peer)
+            if link is None:
+                return LOST, 0
+        return link.answer(offer)
+
+    def admit(self, peer: PeerInfo) -> Link | None:
+        """The link for a session that a peer begins, or lets us begin; None: it is fenced off.
+
+        Neither a pause between our own dials nor the directory counts: the peer is there."""
+        link = self.table.get(peer.incarnation)
+        if link is None:
+            loss = self.losses.get((peer.name, peer.incarnation))
+            if loss is None or not loss.final:
+                link = self._make(peer, loss)
+        return link
+
+    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
+        """Connect a link again whose connection broke, from a peer silent for so many seconds."""
+        return self._agent.spawn(come_back(self._doors, link, silent, why))
+
+    # ── living and ending ───────────────────────────────────────────────────────────────────────
+
+    def _begin_to_beat(self) -> None:
+        if self._heart is None and not self._agent.closed:
+            heartbeat = self._agent.options.heartbeat
+            self._heart = self._agent.loop.call_later(heartbeat, self._beat)
+
+    def _beat(self) -> None:
+        agent = self._agent
+        self._heart = agent.loop.call_later(agent.options.heartbeat, self._beat)
+        if self._ending:
+            self._ending = [link for link in self._ending if not link.settled]
+        for link in list(self.table.values()):
+            link.beat()
+        agent.memory.trim()
+
+    def declare_lost(self, peer: PeerInfo, why: str) -> None:
+        """Others know that a peer is gone: end everything with it, and let nobody back in as it."""
+        link, error = self.table.get(peer.incarnation), WorkerLost(peer.name, why=why)
+        loss = self.losses.get((peer.name, peer.incarnation))
+        if loss is not None:
+            loss.error, loss.final, loss.refusal = error, True, None
+        if link is None and loss is None:
+            link = self._make(peer, None)
+        if link is not None and link.peer.name == peer.name:
+            link.abort(error, final=True)
+
+    async def read_out(self, peer: PeerInfo) -> None:
+        """Read what a peer sent before its process ended; it is in the kernel's buffers by now.
+
+        Bounded, because somebody else may hold the connection open, and even write to it.
+        """
+        link = self.table.get(peer.incarnation)
+        for _ in range(_READ_OUT_ROUNDS):
+            if link is None or link.state != "open":
+                return
+            before = link.session.received
+            await asyncio.sleep(_READ_OUT)
+            if link.session.received == before:
+                return
+
+    def lost(self, link: Link, error: Exception, *, final: bool) -> None:
+        """A link has lost its peer: remember that, and tell whoever wants to know."""
+        agent, peer = self._agent, link.peer
+        if agent.closed:
+            return
+        if self.table.get(peer.incarnation) is link:
+            del self.table[peer.incarnation]
+        self.routes.clear()
+        if not link.settled:
+            self._ending.append(link)
+        if peer.incarnation == agent.incarnation:
+            return
+        self._remember(link, error, final)
+        _call_all(agent, agent.lost, "loss", peer, error)
+
+    def _remember(self, link: Link, error: Exception, final: bool) -> None:
+        peer = link.peer
+        before = self.losses.pop((peer.name, peer.incarnation), None)
+        met = bool(link.session.role)
+        loss = Loss(copy.copy(error), final, link.session.fence, met)  # without its traceback
+        if before is not None:
+            loss.final, loss.met = final or before.final, met or before.met
+        if not met:  # a dial that failed
+            loss.attempts = 1 if before is None else before.attempts + 1
+            pause = min(_FIRST_PAUSE * 2.0 ** min(loss.attempts, 16), _LONGEST_PAUSE)
+            pause *= self._agent.runtime.random.uniform(0.5, 1.0)
+            loss.retry_at = self._agent.loop.time() + pause
+        self.losses[peer.name, peer.incarnation] = loss
+        if len(self.losses) > LOST_PEERS:  # its session could not go on here in any case
+            del self.losses[next(iter(self.losses))]
+
+    def returned(self, peer: PeerInfo) -> None:
+        """A new session with a peer begins that was lost before."""
+        self.losses.pop((peer.name, peer.incarnation), None)
+        _log.info("%s: %s is back, in a new session", self._agent.name, peer.name)
+        _call_all(self._agent, self._agent.returned, "return", peer)
+
+    def forget(self, peer: PeerInfo) -> None:
+        """Drop the link of a peer, as if there had been none."""
+        link = self.table.pop(peer.incarnation, None)
+        self.routes.clear()
+        if link is not None:
+            link.lose(WorkerLost(peer.name, why="it left the cluster"))
+            if link.connection is not None:
+                link.connection.transport.abort()
+
+    def close(self) -> list[Link]:
+        """No more heartbeats, and no more links; those that there are."""
+        self.routes.clear()
+        if self._heart is not None:
+            self._heart.cancel()
+        return list(self.all())
+
+
+def _call_all(agent: Agent, callbacks: list[Any], event: str, peer: PeerInfo, *args: Any) -> None:
+    """Tell other layers of an event; the failure of one is nothing to the others."""
+    for callback in list(callbacks):
+        try:
+            callback(peer, *args)
+        except Exception:
+            _log.exception("%s: a callback for the %s of %s failed", agent.name, event, peer.name)

@@ -1,0 +1,293 @@
+"""Where the time goes: recordings of calls, and of what they did on other workers.
+
+    with profile() as prof:
+        await rpc_async("worker1", train_step)
+    print(prof.table())
+    prof.to_chrome("trace.json")            # opens in chrome://tracing or Perfetto
+    prof.to_otel()                          # to OpenTelemetry
+    ag.viz.timeline(prof.events)            # a picture
+
+Recording is a property of the context: calls made inside are noted here, run recorded over there,
+and bring the spans of their callees back, however deep. Outside, nothing is recorded. How recorded
+calls travel is `tracing`'s business; how recordings look is `report`'s.
+
+A worker can also record whatever is called there, by anybody: `start_profile` and `stop_profile`,
+called on it.
+
+How recordings look: a table for the terminal, and Chrome's trace format.
+
+Plain functions of spans. Pictures are `aiograd.viz.timeline`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from aiograd.errors import RpcError
+from aiograd.rpc.scope import current_agent
+
+F = TypeVar("F", bound=Callable[..., Any])
+LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
+
+
+class Span(NamedTuple):
+    """Something that took time on a worker.
+
+    `key` says what it was, after the keys of the calls it happened in:
+    `rpc_call#f(a -> b)/rpc_call#g(b -> c)/g`. Times are seconds of the clock of the worker that
+    recorded; spans from a clock of its own were moved into the call that brought them.
+    """
+
+    key: str
+    kind: str  # "call", "op", "remote", "fetch", "stream"; "run" at the callee; "scope", …
+    worker: str
+    start: float
+    end: float
+    id: int = 0
+    parent: int = 0  # the id of the span it happened in; 0: of none
+    error: str = ""  # the type of what it raised
+    detail: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Profile:
+    """The spans of one recording, in the order in which they ended.
+
+    `details` asks callees for the shapes of arrays they were given, and the bytes of their results.
+    What is recorded `within` another recording appears in both.
+    """
+
+    def __init__(
+        self, details: bool = False, within: Profile | None = None, limit: int = LIMIT
+    ) -> None:
+        self.events: list[Span] = []
+        self.dropped = 0  # spans that came when there were `limit` already
+        self.details: bool = details or (within is not None and within.details)
+        self._within, self._limit = within, limit
+        self._ids: Iterator[int] = itertools.count(1) if within is None else within._ids
+
+    def number(self) -> int:
+        """An id for one more span."""
+        return next(self._ids)
+
+    def add(self, span: Span) -> None:
+        """Note a span that has ended. From any thread."""
+        if len(self.events) < self._limit:
+            self.events.append(span)
+        else:
+            self.dropped += 1
+        if self._within is not None:
+            self._within.add(span)
+
+    def children(self, span: Span) -> list[Span]:
+        """What happened directly inside a span."""
+        return [each for each in self.events if each.parent == span.id]
+
+    def table(self) -> str:
+        """The recording as text: one line per key and worker, the longest first."""
+        return table(self.events)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The recording in Chrome's trace format: one process per worker."""
+        return chrome_trace(self.events)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording to a file that chrome://tracing and Perfetto open."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self.chrome_trace(), file)
+
+    def to_otel(self, tracer: Any = None) -> int:
+        """Give the recording to OpenTelemetry (needs `aiograd[otel]`): to the tracer that is given,
+        else to the program's own, below the span that is current. Returns the number of spans."""
+        from aiograd.rpc.observe.otel import export  # an extra: not needed to record
+
+        return export(self.events, tracer)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        lost = f", {self.dropped} dropped" if self.dropped else ""
+        return f"<Profile of {len(self.events)} spans{lost}>"
+
+    def __reduce__(self) -> Any:
+        return _rebuild, ([tuple(span) for span in self.events], self.dropped)
+
+
+def _rebuild(events: Iterable[tuple[Any, ...]], dropped: int) -> Profile:
+    made = Profile()
+    made.events, made.dropped = [Span(*each) for each in events], dropped
+    return made
+
+
+class Scope(NamedTuple):
+    """Where spans made here and now belong."""
+
+    profile: Profile
+    parent: int
+
+
+SCOPE: Final[ContextVar[Scope | None]] = ContextVar("aiograd_scope", default=None)
+
+
+def key(kind: str, function: str, source: str, destination: str) -> str:
+    """The key of a call."""
+    return f"rpc_{kind}#{function}({source} -> {destination})"
+
+
+@contextlib.contextmanager
+def profile(*, details: bool = False) -> Iterator[Profile]:
+    """Record the calls made in this block, and by the tasks it starts, when they end.
+
+    May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
+    """
+    outer = SCOPE.get()
+    made = Profile(details, None if outer is None else outer.profile)
+    with _under(Scope(made, 0 if outer is None else outer.parent)):
+        yield made
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Note how long this block takes, if anybody records."""
+    scope = SCOPE.get()
+    if scope is None:
+        yield
+        return
+    recording, parent = scope
+    agent, id, error = current_agent(), recording.number(), ""
+    start = agent.runtime.time()
+    try:
+        with _under(Scope(recording, id)):
+            yield
+    except BaseException as raised:
+        error = type(raised).__name__
+        raise
+    finally:
+        end = agent.runtime.time()
+        recording.add(Span(name, "scope", agent.name, start, end, id, parent, error))
+
+
+@contextlib.contextmanager
+def _under(scope: Scope) -> Iterator[None]:
+    token = SCOPE.set(scope)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # left in another context than entered
+            SCOPE.reset(token)
+
+
+def _looking(func: F) -> F:
+    """Mark what runs at once, and is neither counted nor recorded as a call."""
+    func.__aiograd_inline__ = func.__aiograd_quiet__ = True  # type: ignore[attr-defined]
+    return func
+
+
+@_looking
+def start_profile(*, details: bool = False) -> None:
+    """Begin to record what is called on the current worker, by whomever.
+
+    Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
+    """
+    agent = current_agent()
+    stack = agent.profiles or []
+    agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
+
+
+@_looking
+def stop_profile() -> Profile:
+    """End the recording on the current worker that was started last, and return it."""
+    agent = current_agent()
+    if not agent.profiles:
+        raise RpcError(f"no profile was started on {agent.name}")
+    *rest, last = agent.profiles
+    agent.profiles = rest or None
+    return last
+
+
+_MICRO = 1e6  # Chrome counts microseconds
+
+
+def table(spans: Sequence[Span]) -> str:
+    """One line per key and worker, the longest in total first."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for span in spans:
+        groups.setdefault((span.key, span.worker), []).append(span.seconds)
+    rows: list[tuple[str, ...]] = [("key", "worker", "count", "total ms", "mean ms", "max ms")]
+    for (key, worker), times in sorted(groups.items(), key=lambda item: -sum(item[1])):
+        figures = (sum(times), sum(times) / len(times), max(times))
+        rows.append((key, worker, str(len(times)), *(f"{1e3 * each:.3f}" for each in figures)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("─" * width for width in widths))
+    return "\n".join(lines)
+
+
+def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
+    """One process per worker; what overlaps without nesting stands in different threads."""
+    pids = {name: pid for pid, name in enumerate(sorted({span.worker for span in spans}))}
+    begin = min((span.start for span in spans), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        for name, pid in pids.items()
+    ]
+    for span, lane in lanes(spans):
+        args = {**(span.detail or {}), **({"error": span.error} if span.error else {})}
+        events.append(
+            {
+                "ph": "X",
+                "name": span.key,
+                "cat": span.kind,
+                "pid": pids[span.worker],
+                "tid": lane,
+                "ts": (span.start - begin) * _MICRO,
+                "dur": span.seconds * _MICRO,
+                "args": args,
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def lanes(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+    """Spans in order of their start, each with the first lane of its worker that has room.
+
+    In a lane, of two spans one ends before the other begins, or lies inside it.
+    """
+    open_ends: dict[str, list[list[float]]] = {}  # per worker and lane, ends of spans still open
+    placed = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        rows = open_ends.setdefault(span.worker, [])
+        for ends in rows:
+            while ends and ends[-1] <= span.start:
+                ends.pop()
+        free = (n for n, ends in enumerate(rows) if not ends or span.end <= ends[-1])
+        lane = next(free, len(rows))
+        if lane == len(rows):
+            rows.append([])
+        rows[lane].append(span.end)
+        placed.append((span, lane))
+    return placed

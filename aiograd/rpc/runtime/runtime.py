@@ -1,0 +1,52 @@
+"""What a worker takes from the world outside: clock, randomness, threads and the network.
+
+Everything else in `rpc` gets these from the `Runtime` it was given, so that a simulator can run the
+very same code with its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from aiograd.rpc.runtime.threads import Pool
+from aiograd.rpc.transport.network import Network
+
+
+class Runtime:
+    """The real world. `spin` is how many seconds a loop may poll after traffic instead of sleeping,
+    which halves latency between processes of one machine; `crowded` tells that it shares a core."""
+
+    def __init__(
+        self, network: Network | None = None, spin: float = 0.0, crowded: bool = False
+    ) -> None:
+        self.network = network if network is not None else Network()
+        self.spin, self.crowded = spin, crowded
+        self.random = random.Random()
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def wall_time(self) -> float:
+        """Seconds since 1970, to compare with what other processes have written."""
+        return time.time()
+
+    def give_way(self) -> None:
+        """Let another process that waits for this core have it; back at once if there is none."""
+        if hasattr(os, "sched_yield"):
+            os.sched_yield()
+
+    def token_bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+    def pool(self, loop: asyncio.AbstractEventLoop, limit: int, name: str) -> Pool:
+        """What runs plain functions."""
+        return Pool(loop, self, limit, name)
+
+    def start_thread(self, target: Callable[[], None], name: str) -> None:
+        # Daemonic: a function that never returns must not keep the interpreter from ending.
+        threading.Thread(target=target, name=name, daemon=True).start()

@@ -1,0 +1,157 @@
+"""The network: addresses to listeners and connections, as asyncio protocols.
+
+    unix:/path/to/socket      tcp:host:port      memory:name
+
+Nothing else in the library opens a socket. Protocols are `BufferedProtocol`s: the receiver says
+where bytes go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import ssl
+from typing import Any, Protocol
+
+from aiograd.errors import AuthError, InsecureTransport
+from aiograd.rpc.transport.inproc import Factory, MemoryHub
+from aiograd.rpc.transport.tls import Credentials, SecureListener, connect_secure
+
+_SOCKET_BUFFER = 4 << 20  # large arrays move in fewer, larger steps
+_USER_TIMEOUT = 5000  # ms without an acknowledgement after which TCP gives up, instead of minutes
+
+
+class Listener(Protocol):
+    """Something that accepts connections until closed; `address` is where it really listens."""
+
+    address: str
+
+    def close(self) -> None: ...
+
+    def descriptors(self) -> list[int]:
+        """Give the descriptors of its sockets."""
+
+
+class _ServerListener:
+    def __init__(self, server: asyncio.Server, address: str, path: str | None) -> None:
+        self._server, self.address, self._path = server, address, path
+
+    def descriptors(self) -> list[int]:
+        return [each.fileno() for each in self._server.sockets]
+
+    def close(self) -> None:
+        self._server.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+class Network:
+    """Unix and TCP sockets, and the memory network of this object."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryHub()
+
+    async def listen(
+        self,
+        address: str,
+        factory: Factory,
+        *,
+        allow_plaintext: bool = False,
+        tls: Credentials | None = None,
+    ) -> Listener:
+        """Accept connections at `address`; port 0 and the like are resolved in the result.
+
+        With `tls` TCP connections speak TLS, and `factory` makes a `secure.Visitor`.
+        """
+        scheme, rest = split(address)
+        loop = asyncio.get_running_loop()
+        if scheme == "memory":
+            return self.memory.listen(address, factory)
+        if scheme == "unix":
+            server: Any = await loop.create_unix_server(factory, rest)
+            return _ServerListener(server, address, rest)
+        host, port = split_tcp(address)
+        if tls is None and not allow_plaintext and not is_loopback(host):
+            raise InsecureTransport(
+                f"{address} can be reached from other hosts: give Options(tls=...), "
+                "or allow_plaintext=True if the network is yours alone"
+            )
+        if tls is not None:
+            return await SecureListener.open(host, port, factory, tls)
+        server = await loop.create_server(factory, host, port)
+        real = server.sockets[0].getsockname()[1]
+        return _ServerListener(server, f"tcp:{host}:{real}", None)
+
+    async def connect(
+        self, address: str, factory: Factory, *, tls: Credentials | None = None
+    ) -> asyncio.BufferedProtocol:
+        """Connect; the protocol has been told `connection_made` when this returns.
+
+        With `tls` a TCP connection speaks TLS; AuthError if the other side cannot.
+        """
+        scheme, rest = split(address)
+        loop = asyncio.get_running_loop()
+        if scheme == "memory":
+            return self.memory.connect(address, factory)
+        if scheme == "unix":
+            _, protocol = await loop.create_unix_connection(factory, rest)
+        else:
+            host, port = split_tcp(address)
+            try:
+                if tls is not None:
+                    return await connect_secure(host, port, factory, tls)
+            except ssl.SSLError as error:
+                raise AuthError(f"no TLS with {address}: {error}") from error
+            _, protocol = await loop.create_connection(factory, host, port)
+        return protocol
+
+
+def split(address: str) -> tuple[str, str]:
+    scheme, _, rest = address.partition(":")
+    if scheme not in ("unix", "tcp", "memory") or not rest:
+        raise ValueError(f"{address!r} is no address: unix:path, tcp:host:port or memory:name")
+    return scheme, rest
+
+
+def split_tcp(address: str) -> tuple[str, int]:
+    host, _, port = split(address)[1].rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is no address: tcp:host:port")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tune(transport: Any) -> None:
+    """Set what makes a socket quick to answer and quick to notice that the other end is gone."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    settings = [
+        (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER),
+    ]
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        settings = [
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        ]
+        for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5)):
+            if hasattr(socket, name):
+                settings.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            settings.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT))
+    for level, option, number in settings:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(level, option, number)

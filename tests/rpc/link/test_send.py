@@ -1,0 +1,269 @@
+"""What waits to be written to one peer."""
+
+import asyncio
+
+import pytest
+
+from aiograd.rpc.link.send import EARLY, Outbox
+from aiograd.wire.fastcodec import decode_row
+from aiograd.wire.framing import SMALL, FrameReader
+from aiograd.wire.messages import CALL, FLAT, OP, PING, POST, REPLY, ROW
+from aiograd.wire.session import Session
+
+
+class Wire:
+    """A transport that takes everything, until told not to."""
+
+    def __init__(self):
+        self.writes = []
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def write(self, data):
+        self.writes.append(bytes(data))
+
+    def frames(self):
+        return FrameReader().feed(b"".join(self.writes))
+
+
+@pytest.fixture
+async def wire():
+    return Wire()
+
+
+@pytest.fixture
+async def outbox(wire):
+    box = Outbox(asyncio.get_running_loop(), Session(), lambda: None)
+    box.open(wire)
+    return box
+
+
+async def turn():
+    await asyncio.sleep(0)
+
+
+async def test_the_small_messages_of_a_tick_leave_in_one_write(outbox, wire):
+    for id in range(5):
+        outbox.put(CALL, 0, id, 1.0, 0, b"body")
+    assert wire.writes == []
+    await turn()
+    assert len(wire.writes) == 1
+    assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
+
+
+async def test_what_somebody_waits_for_leaves_at_once_and_what_follows_together(outbox, wire):
+    for id in range(4):
+        outbox.put_first(POST, 0, id, 1.0, 0, b"body")
+        assert len(wire.writes) == 1
+    await turn()
+    assert len(wire.writes) == 2
+    outbox.put_first(POST, 0, 4, 1.0, 0, b"body")
+    assert len(wire.writes) == 3
+    assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
+
+
+async def test_what_somebody_waits_for_leaves_with_the_rest_of_the_batch_that_caused_it(
+    outbox, wire
+):
+    outbox.corked = True
+    outbox.put_first(POST, 0, 0, 1.0, 0, b"body")
+    outbox.put(REPLY, 0, 1, 1.0, 0, b"body")
+    assert wire.writes == []
+    outbox.uncork()
+    assert len(wire.writes) == 1
+
+
+async def test_the_first_of_many_messages_leave_while_the_last_are_made(outbox, wire):
+    for id in range(EARLY + 3):
+        outbox.put(CALL, 0, id, 1.0, 0, b"body")
+    assert wire.writes, "nothing left before the end of the tick"
+    await turn()
+    assert [frame[2] for frame in wire.frames()] == list(range(EARLY + 3))
+
+
+async def test_a_large_message_whose_announcement_left_early_follows(outbox, wire):
+    for id in range(EARLY // 2):
+        outbox.put(CALL, 0, id, 1.0, 0, b"body")
+    outbox.put_large(CALL, 0, EARLY, 1.0, 0, (b"x", bytes(2 * SMALL)))
+    await turn()
+    *_, last = wire.frames()
+    assert last[5].complete
+    assert outbox.empty
+
+
+async def test_a_message_that_tells_of_much_leaves_at_once_with_what_waits(outbox, wire):
+    outbox.put(CALL, 0, 1, 1.0, 0, b"body")
+    outbox.put_now(CALL, 0, 2, 1.0, 0, b"where it lies")
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
+    await turn()
+    outbox.corked = True
+    outbox.put_now(REPLY, 0, 3, 1.0, 0, b"where it lies")
+    assert len(wire.writes) == 1, "what a batch causes leaves in one write"
+    outbox.uncork()
+    assert [frame[2] for frame in wire.frames()] == [1, 2, 3]
+
+
+async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outbox, wire):
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    await turn()
+    assert wire.writes == []
+    assert outbox.size == 0, "it does not wait for the peer"
+    outbox.put(CALL, 0, 2, 1.0, 0, b"body")
+    assert outbox.size == len(b"".join(outbox.small))
+    await turn()
+    assert len(wire.writes) == 1
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
+
+
+async def test_a_message_at_leisure_leaves_alone_when_no_other_comes(outbox, wire):
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"body")
+    async with asyncio.timeout(5):
+        while not wire.writes:
+            await turn()
+    assert [frame[2] for frame in wire.frames()] == [1]
+
+
+async def test_what_a_batch_causes_at_leisure_does_not_leave_at_its_end(outbox, wire):
+    outbox.corked = True
+    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    outbox.uncork()
+    assert wire.writes == []
+    outbox.corked = True
+    outbox.put(REPLY, 0, 2, 0.0, 0, b"")
+    outbox.uncork()
+    assert [frame[2] for frame in wire.frames()] == [1, 2]
+
+
+async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):
+    outbox.pause()
+    for id in range(2 * EARLY):
+        outbox.put(CALL, 0, id, 1.0, 0, b"body")
+    await turn()
+    assert wire.writes == []
+    outbox.resume()
+    assert [frame[2] for frame in wire.frames()] == list(range(2 * EARLY))
+
+
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rows(wire):
+    """(kind, first id, entries) of what left, or the body of what left alone."""
+    return [
+        (kind, id, decode_row(body) if flags & ROW else bytes(body))
+        for kind, flags, id, _, _, body in wire.frames()
+    ]
+
+
+async def test_calls_that_are_alike_share_a_frame(outbox, wire):
+    for id in (5, 6, 7):
+        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, (id,))
+    assert not outbox.empty
+    await turn()
+    assert rows(wire) == [(CALL, 5, [(5,), (6,), (7,)])]
+    ((_, flags, _, budget, target, _),) = wire.frames()
+    assert (flags, budget, target) == (FLAT | ROW, 1.0, 3)
+    assert outbox.empty
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (REPLY, FLAT, 2, 1.0, 3),
+        (CALL, FLAT | OP, 2, 1.0, 3),
+        (CALL, FLAT, 3, 1.0, 3),
+        (CALL, FLAT, 2, 2.0, 3),
+        (CALL, FLAT, 2, 1.0, 4),
+    ],
+    ids=["kind", "flags", "id", "budget", "target"],
+)
+async def test_what_differs_begins_another_row(outbox, wire, other):
+    outbox.put_in_row(CALL, FLAT, 1, 1.0, 3, "a")
+    outbox.put_in_row(*other, "b")
+    await turn()
+    assert rows(wire) == [(CALL, 1, ["a"]), (other[0], other[2], ["b"])]
+
+
+@pytest.mark.parametrize("put", ["put", "put_at_leisure", "acknowledge", "large"])
+async def test_nothing_overtakes_a_row(outbox, wire, put):
+    outbox.put_in_row(CALL, FLAT, 1, 1.0, 3, "a")
+    if put == "acknowledge":
+        outbox.acknowledge()
+    elif put == "large":
+        outbox.put_large(POST, 0, 2, 1.0, 3, [b"x" * 100])
+    else:
+        getattr(outbox, put)(POST, 0, 2, 1.0, 3, b"")
+    outbox.put_in_row(CALL, FLAT, 2, 1.0, 3, "b")
+    await turn()
+    kinds = [kind for kind, *_ in wire.frames()]
+    between = {"acknowledge": PING}.get(put, POST)
+    assert kinds[:3] == [CALL, between, CALL]
+
+
+async def test_a_row_that_is_long_enough_leaves_before_the_end_of_the_tick(outbox, wire):
+    for id in range(1, 100):
+        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, id)
+    early = sum(len(entries) for _, _, entries in rows(wire))
+    assert 0 < early < 99
+    await turn()
+    assert [entry for _, _, entries in rows(wire) for entry in entries] == list(range(1, 100))
+
+
+async def test_a_row_too_large_for_a_frame_is_cut(outbox, wire):
+    entries = [bytes([id]) * 20_000 for id in range(1, 11)]
+    for id, entry in enumerate(entries, 1):
+        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, entry)
+    await turn()
+    found = rows(wire)
+    assert len(found) > 1
+    assert [entry for _, _, row in found for entry in row] == entries
+    assert [first for _, first, _ in found] == [
+        1 + sum(len(row) for _, _, row in found[:at]) for at in range(len(found))
+    ]
+
+
+async def test_each_call_of_a_row_that_has_not_left_is_known(outbox):
+    outbox.detach()
+    outbox.put(REPLY, 0, 9, 1.0, 0, b"body")
+    for id in (1, 2):
+        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, id)
+    assert outbox.unsent() == {(REPLY, 9), (CALL, 1), (CALL, 2)}
+
+
+async def test_a_row_that_waits_for_a_slow_peer_is_counted(outbox):
+    outbox.pause()
+    before = outbox.size
+    for id in range(1, 1000):
+        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, f"{id:0100}")
+    assert outbox.size - before > 90_000
+    outbox.close()
+    assert outbox.empty
+
+
+async def test_a_row_made_while_a_batch_is_read_leaves_at_its_end(outbox, wire):
+    outbox.corked = True
+    outbox.put_in_row(REPLY, FLAT, 1, 0.0, 0, "a")
+    await turn()
+    assert wire.writes == []
+    outbox.uncork()
+    assert rows(wire) == [(REPLY, 1, ["a"])]
+
+
+async def test_a_large_message_that_waited_for_another_is_announced_before_its_chunks(wire):
+    waiting = [b"b" * 100, b"c" * 100]
+
+    def sent():
+        if waiting:
+            box.put_large(CALL, 0, 2, 1.0, 0, [waiting.pop(0)])
+
+    box = Outbox(asyncio.get_running_loop(), Session(), sent)
+    box.open(wire)
+    box.put_large(CALL, 0, 1, 1.0, 0, [b"a" * 100])
+    for _ in range(5):
+        await turn()
+    whole = [frame[5] for frame in wire.frames()][1::2]
+    assert [bytes(each.segments[0][:1]) for each in whole] == [b"a", b"b", b"c"]

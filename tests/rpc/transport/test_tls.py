@@ -1,0 +1,277 @@
+"""TLS between workers, with certificates made for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import os
+import pickle
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trustme
+
+from aiograd.cluster import TLS
+from aiograd.cluster.worker import Worker
+from aiograd.errors import AuthError, InsecureTransport, SecurityError, WorkerLost
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.options import Options
+from aiograd.rpc.transport.network import split_tcp
+
+SECRET = b"a secret for tests, 32 bytes lo."
+
+
+def triple(x):
+    return x * 3
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def papers(authority: trustme.CA, tmp_path: Path) -> Any:
+    """Certificates by the worker's name."""
+
+    def issue(name: str, ca: trustme.CA = authority, mutual: bool = True, trust: Any = None) -> TLS:
+        folder = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        leaf = ca.issue_cert(name)
+        leaf.private_key_pem.write_to_path(folder / "key")
+        for i, blob in enumerate(leaf.cert_chain_pems):
+            blob.write_to_path(folder / "cert", append=i > 0)
+        (trust or ca).cert_pem.write_to_path(folder / "ca")
+        return TLS(folder / "cert", folder / "key", folder / "ca", mutual)
+
+    return issue
+
+
+@contextlib.asynccontextmanager
+async def pair(first: TLS | None, second: TLS | None, **settings: Any):
+    """Two agents over loopback TCP that know each other."""
+    agents = [
+        Agent(f"worker{i}", i, secret=SECRET, options=Options(tls=tls, **settings))
+        for i, tls in enumerate((first, second))
+    ]
+    try:
+        for agent in agents:
+            await agent.start("tcp:127.0.0.1:0")
+        for agent in agents:
+            for other in agents:
+                agent.directory.add(other.info)
+        yield agents
+    finally:
+        for agent in agents:
+            await agent.close()
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+async def test_calls_and_large_arrays_go_over_tls(papers, mutual):
+    first, second = (papers(f"worker{i}", mutual=mutual) for i in range(2))
+    async with pair(first, second) as (a, b):
+        assert await a.call("worker1", triple, (14,)) == 42
+        large = np.arange(2_000_000.0)
+        np.testing.assert_array_equal(await b.call("worker0", triple, (large,)), large * 3)
+        transport = a.link("worker1").connection.transport
+        assert transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+
+
+async def test_many_calls_both_ways_at_once_go_over_tls(papers):
+    async with pair(papers("worker0"), papers("worker1")) as (a, b):
+        calls = [x.call(to, triple, (i,)) for i in range(100) for x, to in ((a, 1), (b, 0))]
+        assert await asyncio.gather(*calls) == [i * 3 for i in range(100) for _ in range(2)]
+
+
+async def test_a_certificate_for_another_name_is_refused(papers):
+    async with pair(papers("worker0"), papers("impostor")) as (a, _):
+        with pytest.raises(AuthError, match="impostor"):
+            await a.call("worker1", triple, (1,))
+    async with pair(papers("impostor"), papers("worker1")) as (a, b):
+        with pytest.raises((AuthError, WorkerLost)):
+            await a.call("worker1", triple, (1,))
+        assert not b.links.counters()["running_calls"]
+
+
+@pytest.mark.parametrize("name", ["BANK", "Bank"])
+@pytest.mark.parametrize("dials", ["bank", "registry"])
+async def test_a_certificate_does_not_cover_its_name_in_other_letters(papers, name, dials):
+    """The mode of `bank` must hold for whoever shows its certificate."""
+    registry = Agent("registry", 0, secret=SECRET, options=Options(tls=papers("registry")))
+    bank = Agent(name, 1, secret=SECRET, options=Options(tls=papers("bank")))
+    try:
+        for agent in (registry, bank):
+            await agent.start("tcp:127.0.0.1:0")
+        registry.directory.add(bank.info)
+        bank.directory.add(registry.info)
+        caller, to = (registry, name) if dials == "registry" else (bank, "registry")
+        with pytest.raises(AuthError):
+            await caller.call(to, triple, (1,))
+        assert registry.limits["handshake"] or dials == "registry"
+    finally:
+        for agent in (registry, bank):
+            await agent.close()
+
+
+async def test_certificates_of_another_authority_are_refused(papers):
+    other = trustme.CA()
+    async with pair(papers("worker0"), papers("worker1", other)) as (a, b):
+        with pytest.raises(AuthError):
+            await a.call("worker1", triple, (1,))
+        with pytest.raises(AuthError):
+            await b.call("worker0", triple, (1,))
+
+
+async def test_one_without_a_certificate_is_refused_where_both_must_show_one(papers, authority):
+    async with pair(papers("worker0", mutual=False), papers("worker1")) as (a, _):
+        with pytest.raises((AuthError, WorkerLost)):
+            await a.call("worker1", triple, (1,))
+
+
+async def test_plain_and_tls_do_not_meet(papers):
+    async with pair(None, papers("worker1"), handshake_timeout=0.5) as (a, b):
+        with pytest.raises((AuthError, WorkerLost)):
+            await a.call("worker1", triple, (1,))
+        with pytest.raises((AuthError, WorkerLost)):
+            await b.call("worker0", triple, (1,))
+
+
+async def test_the_secret_is_needed_all_the_same(papers):
+    async with pair(papers("worker0"), papers("worker1")) as (a, b):
+        stranger = Agent(
+            "worker0", 0, secret=b"another secret, of 32 bytes too.", options=a.options
+        )
+        try:
+            await stranger.start()
+            stranger.directory.add(b.info)
+            with pytest.raises(AuthError):
+                await stranger.call("worker1", triple, (1,))
+        finally:
+            await stranger.close()
+
+
+async def test_older_tls_is_refused(papers):
+    async with pair(papers("worker0"), papers("worker1")) as (_, b):
+        host, port = split_tcp(b.info.addresses[0])
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, OSError)):
+            await asyncio.open_connection(host, port, ssl=old)
+
+
+async def test_a_relay_with_a_certificate_of_its_own_fails_the_proof(papers):
+    """Somebody between two workers, with a valid certificate in worker1's name, gets nowhere."""
+    middle = papers("worker1")
+    async with pair(papers("worker0"), papers("worker1")) as (a, b):
+        relay = Relay(middle, b.info.addresses[0])
+        address = await relay.start()
+        try:
+            a.directory.add(dataclasses.replace(b.info, addresses=(address,)))
+            with pytest.raises(AuthError):
+                await a.call("worker1", triple, (1,))
+            assert relay.carried
+        finally:
+            await relay.close()
+
+
+class Relay:
+    """Ends TLS on both sides and carries what is inside."""
+
+    def __init__(self, tls: TLS, to: str) -> None:
+        self._tls, self._to = tls, to
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.carried = 0
+
+    async def start(self) -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._tls.cert, self._tls.key)
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0, ssl=context)
+        return f"tcp:127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(self._tls.cert, self._tls.key)
+        host, port = split_tcp(self._to)
+        there, back = await asyncio.open_connection(host, port, ssl=context)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(reader, back))
+                group.create_task(self._copy(there, writer))
+        finally:
+            back.transport.abort()
+            writer.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                self.carried += len(data)
+                writer.write(data)
+        writer.transport.abort()
+
+    async def close(self) -> None:
+        self._server.close()
+
+
+async def test_strangers_that_never_speak_tls_are_counted_and_let_go(papers):
+    async with pair(papers("worker0"), papers("worker1"), handshake_timeout=0.3) as (_, b):
+        host, port = split_tcp(b.info.addresses[0])
+        silent = [await asyncio.open_connection(host, port) for _ in range(20)]
+        ends = [reader.read() for reader, _ in silent]
+        async with asyncio.timeout(3):
+            await asyncio.gather(*ends, return_exceptions=True)
+        assert not b._doors._strangers
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_listening_everywhere_needs_tls_or_a_word(papers):
+    agent = Agent("worker0", 0, secret=SECRET)
+    with pytest.raises(InsecureTransport):
+        await agent.start("tcp:0.0.0.0:0")
+    agent = Agent("worker0", 0, secret=SECRET, options=Options(tls=papers("worker0")))
+    await agent.start("tcp:0.0.0.0:0")
+    await agent.close()
+
+
+def test_files_that_are_no_certificates_are_named(tmp_path):
+    (tmp_path / "x").write_text("nothing")
+    with pytest.raises(TypeError):
+        TLS(3, "k")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="TLS"):
+        Options(tls=object())  # type: ignore[arg-type]
+    tls = TLS(tmp_path / "x", tmp_path / "x")
+    assert pickle.loads(pickle.dumps(Options(tls=tls))).tls == tls
+    from aiograd.rpc.transport.tls import Credentials
+
+    for wrong in (tls, TLS(os.fspath(tmp_path / "missing"), "k")):
+        with pytest.raises(SecurityError, match="certificates"):
+            Credentials(wrong, 1.0)
+
+
+@pytest.mark.deadline(60)
+async def test_a_worker_joins_by_hand_over_tls(papers, tmp_path):
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("a secret that both have, 32 bytes")
+    mine, theirs = papers("boss"), papers("helper")
+    options = Options(tls=mine, transport="tcp", secret_file=secret)
+    async with Worker("boss", rank=0, rendezvous="127.0.0.1:0", options=options) as boss:
+        (place,) = [a.removeprefix("tcp:") for a in boss.agent.info.addresses]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aiograd", "worker", "--join", place, "--name", "helper"),
+            *("--secret-file", str(secret), "--transport", "tcp"),
+            *("--cert", str(theirs.cert), "--key", str(theirs.key), "--ca", str(theirs.ca)),
+        )
+        await boss.members.wait_for(["helper"])
+        assert await boss.agent.call("helper", math.sqrt, (49.0,)) == 7.0
+        link = boss.agent.link("helper")
+        assert link.connection.transport.get_extra_info("ssl_object") is not None
+    assert await process.wait() == 0

@@ -14,7 +14,7 @@ from aiograd.dist.partners import CooTraveller
 from aiograd.dist.travel import ContextBaggage, TensorBox, TensorTraveller
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rref.owners import RRefs
+from aiograd.rref.registry import RRefs
 
 __all__ = ["attach"]
 

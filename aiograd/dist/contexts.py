@@ -29,7 +29,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.scope import current_agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rref.company import Company
-from aiograd.rref.records import Party
+from aiograd.rref.refcount.records import Party
 from aiograd.rref.telling import Telling
 
 if TYPE_CHECKING:

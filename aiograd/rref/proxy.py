@@ -20,12 +20,12 @@ from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
 from aiograd.rpc.scope import GUEST, current_agent
-from aiograd.rref.answers import Answer, block_on
-from aiograd.rref.records import Held, Owned, pack_fork
+from aiograd.rref.futures import Answer, block_on
+from aiograd.rref.refcount.records import Held, Owned, pack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.extension import Arrival, Departure
-    from aiograd.rref.owners import RRefs
+    from aiograd.rref.registry import RRefs
     from aiograd.rref.rref import RRef
 
 

@@ -17,10 +17,10 @@ from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.scope import users_frame
-from aiograd.rref.answers import Creation, block_on, wake
-from aiograd.rref.owners import RRefs, current_rrefs
+from aiograd.rref.futures import Creation, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
-from aiograd.rref.records import Held, Owned, Use, join, show
+from aiograd.rref.refcount.records import Held, Owned, Use, join, show
+from aiograd.rref.registry import RRefs, current_rrefs
 
 
 class RRef:

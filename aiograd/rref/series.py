@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.rpc.observe.profile import SCOPE
 from aiograd.rpc.scope import DEADLINE
-from aiograd.rref.answers import Creation
-from aiograd.rref.records import Party, pack_creation
+from aiograd.rref.futures import Creation
+from aiograd.rref.refcount.records import Party, pack_creation
 from aiograd.wire.messages import FLAT, OP
 
 if TYPE_CHECKING:
     from aiograd.rpc.callee.functions import Shipment
     from aiograd.rpc.link.link import Link
-    from aiograd.rref.owners import RRefs
+    from aiograd.rref.registry import RRefs
 
 
 def begins_series(creation: Creation) -> bool:

@@ -18,7 +18,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import AiogradError, OwnerLost, WorkerClosed, WorkerLost
-from aiograd.rref.records import Party
+from aiograd.rref.refcount.records import Party
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent

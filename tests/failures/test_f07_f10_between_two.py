@@ -18,7 +18,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import OwnerLost, RRefExpired
 from aiograd.rpc.scope import current_agent
-from aiograd.rref.owners import RRefs
+from aiograd.rref.registry import RRefs
 from aiograd.testing.faults import Faults
 from aiograd.testing.proxy import Proxy
 from tests.failures.conftest import PACE

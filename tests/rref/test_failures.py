@@ -24,7 +24,7 @@ from aiograd.rpc.api import rpc_async
 from aiograd.rpc.extension import SEND, Departure, Verdict
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, attach, remote
-from aiograd.rref.records import Held
+from aiograd.rref.refcount.records import Held
 
 CONTROL = ("rref.fork", "rref.accept", "rref.release")
 

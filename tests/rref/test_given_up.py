@@ -10,8 +10,8 @@ from aiograd.errors import Overloaded
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import remote
-from aiograd.rref.owning import Owning
-from aiograd.rref.records import BY_CREATOR, Party
+from aiograd.rref.refcount.owner import Owning
+from aiograd.rref.refcount.records import BY_CREATOR, Party
 
 OWNER, CREATOR, FRIEND = (Party(name, n, bytes([n]) * 16) for n, name in enumerate("abc"))
 REF, FORK, CHILD = (1, 1, 0), (1, 1, 1), (1, 1, 2)

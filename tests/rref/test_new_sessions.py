@@ -10,7 +10,7 @@ from aiograd.errors import OwnerLost, RRefError, WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
-from aiograd.rref.records import BY_CREATOR, pack_fork
+from aiograd.rref.refcount.records import BY_CREATOR, pack_fork
 
 QUICK = Options(lease=0.2, resume=0.2)
 KEPT: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from aiograd.errors import (
 from aiograd.rpc.api import rpc_async, rpc_sync, run_sync
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
-from aiograd.rref.records import unpack_forks
+from aiograd.rref.refcount.records import unpack_forks
 from tests.waiting import until
 
 

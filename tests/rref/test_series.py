@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import UnknownWorker
 from aiograd.rpc.observe.profile import profile
-from aiograd.rref.owners import current_rrefs
+from aiograd.rref.registry import current_rrefs
 from aiograd.rref.series import Series
 
 

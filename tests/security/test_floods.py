@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded, Overloaded
 from aiograd.rpc.agent import Agent
-from aiograd.rref.records import pack_fork
+from aiograd.rref.refcount.records import pack_fork
 from aiograd.wire.framing import announce
 from aiograd.wire.messages import CALL, LARGE, REQUEST
 from tests.security import partner_functions as offer

@@ -13,7 +13,7 @@ from aiograd.nn.remote import create_module
 from aiograd.optim import owned
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rref.proxy import Subject, call_method
-from aiograd.rref.records import pack_fork
+from aiograd.rref.refcount.records import pack_fork
 from tests.security import partner_functions as offer
 
 MODES = [

@@ -22,8 +22,8 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import find_exposed, is_exposed
-from aiograd.rref.owners import RRefs
-from aiograd.rref.records import pack_creation, pack_fork
+from aiograd.rref.refcount.records import pack_creation, pack_fork
+from aiograd.rref.registry import RRefs
 from aiograd.wire.messages import CALL, FLAT
 from tests.security import partner_functions as offer
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rref.owners import RRefs
-from aiograd.rref.records import pack_creation, pack_fork
+from aiograd.rref.refcount.records import pack_creation, pack_fork
+from aiograd.rref.registry import RRefs
 from aiograd.wire.framing import HEADER, HEADER_SIZE, header
 from aiograd.wire.messages import (
     CALL,
@@ -349,7 +349,7 @@ async def test_a_name_as_long_as_a_book_is_refused(target):
 
 async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     agent, rogue = target
-    monkeypatch.setattr("aiograd.rref.keeping.VALUES", 5)
+    monkeypatch.setattr("aiograd.rref.registry.VALUES", 5)
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):

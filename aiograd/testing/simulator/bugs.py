@@ -31,9 +31,9 @@ from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.receive import Once, Receiving
 from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.runtime.deadlines import Deadlines
-from aiograd.rref.owning import Owning
-from aiograd.rref.protocol import Protocol
-from aiograd.rref.using import Using
+from aiograd.rref.refcount.owner import Owning
+from aiograd.rref.refcount.protocol import Protocol
+from aiograd.rref.refcount.user import Using
 from aiograd.wire.messages import NUMBERED
 from aiograd.wire.session import Session
 

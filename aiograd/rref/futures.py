@@ -16,13 +16,13 @@ from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import api
 from aiograd.rpc.caller.copies import STAYED
 from aiograd.rpc.future import Future, prepare
-from aiograd.rref.control import owner_lost
-from aiograd.rref.records import Held, Owned, again, join
+from aiograd.rref.refcount.records import Held, Owned, again, join
+from aiograd.rref.services import owner_lost
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
     from aiograd.rpc.runtime.deadlines import Bucket
-    from aiograd.rref.owners import RRefs
+    from aiograd.rref.registry import RRefs
     from aiograd.rref.rref import RRef
 
 

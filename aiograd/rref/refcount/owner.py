@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from aiograd.errors import RRefError, RRefExpired, RRefReleased
 from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.records import BY_CREATOR, Owned, Party, Place, RefId
+from aiograd.rref.refcount.records import BY_CREATOR, Owned, Party, Place, RefId
 
 GIVEN_UP_LIMIT: Final = 65_536
 """Creations that were given up and never came must not pile up; the oldest are forgotten."""

@@ -14,7 +14,7 @@ from aiograd.errors import DeadlineExceeded, OwnerLost, RRefError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.extension import SEND, Verdict
 from aiograd.rref import RRef, RRefs, attach, remote
-from aiograd.rref.owners import current_rrefs
+from aiograd.rref.registry import current_rrefs
 
 
 def value() -> str:

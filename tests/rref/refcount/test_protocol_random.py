@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import AiogradError, OwnerLost, RRefError, RRefExpired
-from aiograd.rref.protocol import Protocol
-from aiograd.rref.records import NOWHERE, Held, Owned, Party, RefId, Use
+from aiograd.rref.refcount.protocol import Protocol
+from aiograd.rref.refcount.records import NOWHERE, Held, Owned, Party, RefId, Use
 
 WORKERS = 4
 

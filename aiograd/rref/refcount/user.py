@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from aiograd.errors import OwnerLost
-from aiograd.rref.records import BY_OWNER, Held, Party, RefId, Use
+from aiograd.rref.refcount.records import BY_OWNER, Held, Party, RefId, Use
 
 # On the way of every reference: an attribute of an enum is looked up slowly.
 _CONFIRMING: Final = Use.CONFIRMING

@@ -6,10 +6,10 @@ import pytest
 
 from aiograd.errors import OwnerLost, RRefError, RRefExpired, RRefReleased
 from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.owning import GIVEN_UP_LIMIT
-from aiograd.rref.protocol import Protocol
-from aiograd.rref.records import BY_CONFIRMED, BY_CREATOR, NOWHERE, Held, Owned, Party, Use
-from aiograd.rref.using import Batch
+from aiograd.rref.refcount.owner import GIVEN_UP_LIMIT
+from aiograd.rref.refcount.protocol import Protocol
+from aiograd.rref.refcount.records import BY_CONFIRMED, BY_CREATOR, NOWHERE, Held, Owned, Party, Use
+from aiograd.rref.refcount.user import Batch
 
 
 def party(rank: int, start: int = 0) -> Party:

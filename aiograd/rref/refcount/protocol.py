@@ -32,8 +32,9 @@ from typing import Final
 
 from aiograd.errors import OwnerLost, RRefReleased
 from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.owning import Owning
-from aiograd.rref.records import (
+from aiograd.rref.refcount.audit import Watch
+from aiograd.rref.refcount.owner import Owning
+from aiograd.rref.refcount.records import (
     BY_CONFIRMED,
     BY_OWNER,
     CREATING,
@@ -47,8 +48,7 @@ from aiograd.rref.records import (
     Use,
     again,
 )
-from aiograd.rref.using import Using
-from aiograd.rref.watch import Watch
+from aiograd.rref.refcount.user import Using
 
 # Answers to a question about a fork.
 UNKNOWN: Final = 0

@@ -6,6 +6,11 @@ to state. An `RRef` that user code sees wraps exactly one of them.
 Ids of references and of forks come from one counter per worker, so they tell the order in which
 things were made. They carry the first 64 bits of the maker's incarnation: an id of a worker that
 was restarted under its old name never equals one of its predecessor.
+
+Where user code made references: the same few lines again and again.
+
+An owner names the line when a value was never given back. It is told with every creation, so both
+sides remember what they have seen: the creator the bytes of a place, the owner what they mean.
 """
 
 from __future__ import annotations
@@ -15,8 +20,8 @@ import functools
 import struct
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from types import TracebackType
-from typing import Any, Final, NamedTuple
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final, NamedTuple, TypeVar
 
 RefId = tuple[int, int, int]
 """(rank of the maker, first 64 bits of its incarnation, counter); of a reference or of a fork."""
@@ -254,3 +259,46 @@ def pack_ids(ids: Iterable[RefId]) -> bytes:
 
 def unpack_ids(data: bytes) -> list[RefId]:
     return list(_ID.iter_unpack(data))
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MOST: Final = 1024  # places remembered; a program has few, a rogue invents them
+_LONGEST: Final = 1024  # bytes of one
+
+
+class Places:
+    """What one worker knows of places."""
+
+    def __init__(self) -> None:
+        # By instruction, and by the address of its code: the hash of code takes a microsecond.
+        self._named: dict[tuple[int, int], tuple[CodeType, bytes]] = {}
+        self._read: dict[bytes, Place] = {}
+
+    def name(self, frame: FrameType) -> bytes:
+        """The line a frame is at, as it travels."""
+        code = frame.f_code
+        key = (id(code), frame.f_lasti)
+        known = self._named.get(key)
+        if known is not None and known[0] is code:
+            return known[1]
+        named = f"{code.co_filename}:{frame.f_lineno}".encode("utf-8", "replace")[-_LONGEST:]
+        _remember(self._named, key, (code, named))
+        return named
+
+    def read(self, named: bytes) -> Place:
+        """What a place that came from elsewhere means."""
+        place = self._read.get(named)
+        if place is None:
+            file, _, line = named[:_LONGEST].decode("utf-8", "replace").rpartition(":")
+            place = (file, int(line)) if line.isdecimal() and len(line) < 10 else NOWHERE
+            if len(named) <= _LONGEST:
+                _remember(self._read, named, place)
+        return place
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    if len(known) >= _MOST:
+        known.clear()
+    known[key] = value

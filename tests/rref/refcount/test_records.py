@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from aiograd.rref import places
-from aiograd.rref.places import Places
-from aiograd.rref.records import NOWHERE
+from aiograd.rref.refcount import records
+from aiograd.rref.refcount.records import NOWHERE, Places
 
 
 def test_a_place_is_read_as_it_was_named() -> None:
@@ -34,12 +33,12 @@ def test_a_place_of_any_length_is_cut_and_still_has_its_line() -> None:
     exec(code, space)
     named = Places().name(space["frame"])  # type: ignore[arg-type]
     file, line = Places().read(named)
-    assert len(named) <= places._LONGEST
+    assert len(named) <= records._LONGEST
     assert (file.endswith("d/app.py"), line) == (True, 1)
 
 
 def test_only_so_many_places_are_remembered() -> None:
     here = Places()
-    for number in range(3 * places._MOST):
+    for number in range(3 * records._MOST):
         assert here.read(b"app.py:%d" % number) == ("app.py", number)
-    assert len(here._read) <= places._MOST
+    assert len(here._read) <= records._MOST

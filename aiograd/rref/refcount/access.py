@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, ProtocolError
-from aiograd.rref.records import BY_OWNER, Held, Owned, Party, RefId
+from aiograd.rref.refcount.records import BY_OWNER, Held, Owned, Party, RefId
 
 if TYPE_CHECKING:
-    from aiograd.rref.protocol import Protocol
+    from aiograd.rref.refcount.protocol import Protocol
 
 _ID = (int, int, int)
 _FORK = (str, int, bytes, tuple, tuple, int)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from aiograd.rref.records import RefId
+from aiograd.rref.refcount.records import RefId
 
 _SENT: Final = 0
 _OLD: Final = 1

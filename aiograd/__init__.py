@@ -40,9 +40,9 @@ from aiograd.cluster.current import (
 )
 from aiograd.cluster.local import LocalCluster
 from aiograd.cluster.worker import Worker
+from aiograd.dist.api import backward, grad
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import context, current_context, get_context, get_gradients
-from aiograd.dist.derivatives import backward, grad
+from aiograd.dist.registry import context, current_context, get_context, get_gradients
 from aiograd.rpc.api import (
     Group,
     expose,

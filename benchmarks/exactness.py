@@ -15,12 +15,12 @@ from unittest import mock
 import numpy as np
 
 import aiograd as ag
-from aiograd.dist import passes
+from aiograd.dist.backward import state
 
 ROUNDS, PASSES = 60, 40
 
 
-class Trusting(passes.Pass):
+class Trusting(state.Pass):
     """Takes it for granted that every edge will be answered."""
 
     def _begin(self):
@@ -48,7 +48,7 @@ async def main():
         exact, trusting = [], []
         for _ in range(ROUNDS):
             exact.append(await one_round("worker0", x, w))
-            with mock.patch("aiograd.dist.engine.Pass", Trusting):
+            with mock.patch("aiograd.dist.backward.engine.Pass", Trusting):
                 trusting.append(await one_round("worker0", x, w))
     for name, times in (("exact", exact), ("trusting", trusting)):
         print(

@@ -95,7 +95,7 @@ OPERATIONS: dict[str, tuple[Callable[[int], Awaitable[None]], int]] = {
 
 async def _run(name: str, count: int) -> None:
     import aiograd as ag
-    from aiograd.dist import engine
+    from aiograd.dist.backward import engine
 
     # callgrind slows the process down 50 times: timers must not come 50 times as often as else.
     if hasattr(engine, "LAZY"):

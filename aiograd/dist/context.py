@@ -18,17 +18,17 @@ from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.card import ORANGE, card, code, quiet, table
 from aiograd.dist.boundary import CrossingHook, crossed_all
-from aiograd.dist.explaining import explain
+from aiograd.dist.inspect import explain
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.outcomes import Outcomes
-from aiograd.dist.passes import Pass
-from aiograd.dist.topology import Topology
+from aiograd.dist.backward.outcomes import Outcomes
+from aiograd.dist.backward.state import Pass
+from aiograd.dist.backward.plan import Topology
 from aiograd.errors import BackwardFailed, NestedContext, PassUndecided, UnknownContext
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
-    from aiograd.dist.contexts import Contexts
-    from aiograd.dist.picture import ContextGraph
+    from aiograd.dist.registry import Contexts
+    from aiograd.dist.inspect import ContextGraph
 
 CURRENT: ContextVar[Context | None] = ContextVar("aiograd_context", default=None)
 
@@ -227,7 +227,7 @@ class Context:
 
     def graph(self) -> ContextGraph:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
-        from aiograd.dist.picture import picture
+        from aiograd.dist.inspect import picture
 
         self.check()
         return picture(self)

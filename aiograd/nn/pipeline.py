@@ -23,7 +23,7 @@ from aiograd.autograd.checkpoint import checkpoint
 from aiograd.autograd.ops.join import concatenate
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import current_context
+from aiograd.dist.registry import current_context
 from aiograd.nn.module import Module
 from aiograd.nn.remote import RemoteModule
 from aiograd.rpc.api import rpc_async

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import resolve
+from aiograd.dist.registry import resolve
 from aiograd.errors import StaleGradients
 from aiograd.optim import owned
 from aiograd.optim.optimizer import Group, Optimizer

@@ -21,7 +21,7 @@ from typing import Any
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import Contexts, resolve
+from aiograd.dist.registry import Contexts, resolve
 from aiograd.errors import NotAllowed
 from aiograd.optim.clip import gradient_norm
 from aiograd.optim.optimizer import Group, Optimizer

@@ -169,7 +169,7 @@ async def _go_on(
 
 def _missing_context() -> Any:
     """A context to make the calls in, where there is a worker to make them and none is open."""
-    from aiograd.dist.contexts import context, current_context
+    from aiograd.dist.registry import context, current_context
 
     try:
         current_context()
@@ -180,7 +180,7 @@ def _missing_context() -> Any:
 
 
 def _distributed_grad() -> Function:
-    from aiograd.dist.derivatives import grad
+    from aiograd.dist.api import grad
 
     return grad
 

@@ -9,8 +9,8 @@ import pytest
 
 import aiograd as ag
 from aiograd.autograd.op import parent_of
+from aiograd.dist.backward.state import ALL, Pass, Terms
 from aiograd.dist.nodes import SendNode
-from aiograd.dist.passes import ALL, Pass, Terms
 from aiograd.errors import GradError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 from tests.conformance.forms import leaf, plus

@@ -11,10 +11,10 @@ from aiograd.autograd.op import parent_of
 from aiograd.autograd.recorded import OpNode
 from aiograd.autograd.sweep import contributions
 from aiograd.autograd.tensor import wrap
-from aiograd.dist import weight
+from aiograd.dist.backward import plan
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.passes import ALL, Pass, Terms, is_all, together
-from aiograd.dist.weight import halves
+from aiograd.dist.backward.state import ALL, Pass, Terms, is_all, together
+from aiograd.dist.backward.plan import halves
 from aiograd.errors import BackwardFailed
 from aiograd.nn import functional
 from aiograd.rpc.directory import PeerInfo
@@ -65,7 +65,7 @@ def test_gradients_are_held_within_limits(monkeypatch):
     for seed in range(4):
         x = x @ matrix(seed)
     assert len(divided(x)) == 4
-    monkeypatch.setattr(weight, "HELD", 2 * x.nbytes)
+    monkeypatch.setattr(plan, "HELD", 2 * x.nbytes)
     assert len(divided(x)) == 2
 
 
@@ -152,7 +152,7 @@ async def errors_here(context_id: int) -> str:
 @pytest.mark.parametrize("heavy", [False, True])
 async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
     if heavy:
-        monkeypatch.setattr("aiograd.dist.topology.LONG", 0.0)
+        monkeypatch.setattr("aiograd.dist.backward.plan.LONG", 0.0)
     putting_off, drain_late = [], Pass.drain_late
 
     def noted(part):
@@ -180,7 +180,7 @@ async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
 @pytest.mark.parametrize("heavy", [False, True])
 async def test_a_failure_in_what_was_put_off_fails_the_pass_everywhere(workers, monkeypatch, heavy):
     if heavy:
-        monkeypatch.setattr("aiograd.dist.topology.LONG", 0.0)
+        monkeypatch.setattr("aiograd.dist.backward.plan.LONG", 0.0)
     run, weight = OpNode.run, WEIGHTS["worker1"].accumulator()
 
     def broken(self, grad, create_graph, retain, rules=None):

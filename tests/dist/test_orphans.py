@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiograd as ag
-from aiograd.dist.contexts import Contexts
+from aiograd.dist.registry import Contexts
 
 
 async def visit(path: list[str]) -> None:
@@ -28,7 +28,7 @@ async def count_contexts() -> int:
 @pytest.mark.parametrize(("lately", "kept"), [(0.0, 5), (60.0, 8)])
 async def test_ids_of_released_contexts_do_not_pile_up(workers, monkeypatch, lately, kept):
     for name, value in {"REMEMBERED": 5, "MOST": 8, "LATELY": lately}.items():
-        monkeypatch.setattr(f"aiograd.dist.contexts.{name}", value)
+        monkeypatch.setattr(f"aiograd.dist.registry.{name}", value)
     async with workers(1):
         ids = []
         for _ in range(20):

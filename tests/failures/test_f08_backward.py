@@ -8,7 +8,7 @@ import time
 import pytest
 
 import aiograd as ag
-from aiograd.dist.endings import LATE_WAIT
+from aiograd.dist.backward.abort import LATE_WAIT
 from aiograd.errors import BackwardFailed, ContextError, WorkerLost
 from tests.failures.work import (
     SEEN,

@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_exce
     from aiograd.wire.safecodec import DataCodec
 
 from aiograd.autograd.coo import Coo
-from aiograd.dist.partners import CooTraveller
+from aiograd.dist.access import CooTraveller
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.directory import PeerInfo, WorkerInfo

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiograd.autograd.coo import Coo
-from aiograd.dist.partners import CooTraveller
+from aiograd.dist.access import CooTraveller
 from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.extension import Arrival, RecordTraveller

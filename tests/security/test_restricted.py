@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.dist.passes import Credit
+from aiograd.dist.backward.state import Credit
 from aiograd.errors import (
     BackwardFailed,
     NotAllowed,
@@ -169,7 +169,7 @@ async def test_a_failed_pass_is_told_in_plain_data(workers, lookups):
 
 async def test_credit_too_long_to_travel_fails_the_pass(workers, monkeypatch):
     share: Credit = (1 << 9000, 9000)  # all of it, as if it had been split a thousand times
-    monkeypatch.setattr("aiograd.dist.passes.ALL", share)
+    monkeypatch.setattr("aiograd.dist.backward.state.ALL", share)
     async with workers("restricted", "restricted"):
         x = ag.tensor(np.ones((1, 3)), requires_grad=True)
         async with ag.context() as ctx:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.dist.contexts import context
+from aiograd.dist.registry import context
 from aiograd.errors import BackwardFailed, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.testing import simulate

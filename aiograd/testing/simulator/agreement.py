@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.contexts import Contexts
+from aiograd.dist.registry import Contexts
 from aiograd.errors import AiogradError, BackwardFailed, PassUndecided, UnknownContext
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist.backward.abort import Endings
+from aiograd.dist.backward.engine import Engine, Running
+from aiograd.dist.backward.outcomes import Outcomes
+from aiograd.dist.backward.state import NONE, Pass
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import Contexts
-from aiograd.dist.endings import Endings
-from aiograd.dist.engine import Engine
-from aiograd.dist.outcomes import Outcomes
-from aiograd.dist.passes import NONE, Pass
-from aiograd.dist.running import Running
+from aiograd.dist.registry import Contexts
 from aiograd.errors import BackwardFailed, WorkerLost
 from aiograd.rpc.caller import calls
 from aiograd.rpc.caller.calls import Caller

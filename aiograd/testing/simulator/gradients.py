@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.contexts import context, get_gradients
-from aiograd.dist.derivatives import grad
+from aiograd.dist.api import grad
+from aiograd.dist.registry import context, get_gradients
 from aiograd.errors import AiogradError, BackwardFailed, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.contexts import Contexts, context, current_context, get_gradients
-from aiograd.dist.derivatives import grad
+from aiograd.dist.api import grad
+from aiograd.dist.registry import Contexts, context, current_context, get_gradients
 from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiograd.autograd.makers import tensor
-from aiograd.dist.contexts import context
+from aiograd.dist.registry import context
 from aiograd.errors import BackwardFailed, ContextError, DeadlineExceeded
 from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rref import RRef, remote

@@ -10,6 +10,8 @@ before it knows the outcome (`outcomes.py`).
 
 A participant whose own part is unfinished holds credit, so the pass cannot have ended well: it may
 call the pass failed before the originator does. One whose part is done cannot know.
+
+The errors of a failed backward pass: each is also what its cause was.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ import asyncio
 import contextlib
 import math
 from typing import TYPE_CHECKING, Any
-
 from aiograd.dist.context import Context
-from aiograd.dist.failures import failure_of
-from aiograd.dist.running import Running
+from aiograd.dist.backward.engine import Running
 from aiograd.errors import AiogradError, BackwardFailed, Overloaded, PassTimedOut, WorkerLost
 from aiograd.rpc.directory import PeerInfo
+from aiograd.errors import BackwardFailed, GradError, PassRefused
 
 if TYPE_CHECKING:
-    from aiograd.dist.engine import Engine
+    from aiograd.dist.backward.engine import Engine
+
 
 ABORT_WAIT = 2.0  # seconds that survivors get to acknowledge the end of a failed pass
 # The same if a worker was lost: the failure is promised within a second of that, and others may be
@@ -282,3 +284,17 @@ def _is_loss(failure: BackwardFailed) -> bool:
 
 def _is_true(answer: asyncio.Future[Any]) -> bool:
     return not answer.cancelled() and answer.exception() is None and answer.result() is True
+
+
+def failure_of(worker: str, op: str, error: BaseException) -> BackwardFailed:
+    """The error that a failed pass raises, with its cause chained."""
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, BackwardFailed):
+        return error
+    failure: BackwardFailed
+    if isinstance(error, GradError):
+        failure = PassRefused(worker, op, why, error.reason)
+    else:
+        failure = BackwardFailed(worker, op, why)
+    failure.__cause__ = error
+    return failure

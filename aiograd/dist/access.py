@@ -19,7 +19,7 @@ from aiograd.wire.safecodec import BIG_INT, ITEMS
 
 if TYPE_CHECKING:
     from aiograd.dist.context import Context
-    from aiograd.dist.contexts import Contexts
+    from aiograd.dist.registry import Contexts
 
 CONTEXTS: Final = 4096  # open at once on a worker that has partners; theirs must not fill it
 EARLY: Final = 256  # passes of a context that a partner may mention before they begin

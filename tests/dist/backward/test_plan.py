@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiograd as ag
 from aiograd.autograd.op import parent_of
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.topology import Topology
+from aiograd.dist.backward.plan import Topology
 
 PEER = bytes(16)
 

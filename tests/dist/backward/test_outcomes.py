@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from aiograd.dist.outcomes import Outcomes, Report
+from aiograd.dist.backward.outcomes import Outcomes, Report
 
 ME = ("a", b"a")
 

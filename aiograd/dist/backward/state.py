@@ -42,9 +42,9 @@ from typing import Any, NamedTuple
 from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.loops import Closing, Loop
+from aiograd.dist.backward.loops import Closing, Loop
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.topology import Topology
+from aiograd.dist.backward.plan import Topology
 from aiograd.errors import BackwardFailed, GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 

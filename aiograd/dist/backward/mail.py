@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.dist.passes import Answer
+from aiograd.dist.backward.state import Answer
 from aiograd.wire.arrays import DTYPES
 from aiograd.wire.fastcodec import BORROW, flat_array
 

@@ -8,7 +8,7 @@ import pytest
 import aiograd as ag
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import contributions
-from aiograd.dist.weight import LONG, weigh
+from aiograd.dist.backward.plan import LONG, weigh
 
 
 def leaf(*shape, dtype=np.float32):

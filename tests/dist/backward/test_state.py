@@ -12,10 +12,10 @@ from aiograd.autograd.graph import Node, Part
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.ops.elementwise import add, multiply
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.dist.loops import closes_loop
+from aiograd.dist.backward.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.passes import ALL, NONE, Pass, Terms, is_all, split, together
-from aiograd.dist.topology import Topology
+from aiograd.dist.backward.state import ALL, NONE, Pass, Terms, is_all, split, together
+from aiograd.dist.backward.plan import Topology
 from aiograd.errors import GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 

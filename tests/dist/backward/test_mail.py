@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiograd.dist.mail import flatten, unflatten
+from aiograd.dist.backward.mail import flatten, unflatten
 from aiograd.wire.fastcodec import decode_call, encode_plain
 
 A, B = np.ones((3, 3)), np.arange(4.0)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import CURRENT, Context
-from aiograd.dist.partners import Partners
-from aiograd.dist.shell import Shell
+from aiograd.dist.access import Partners
+from aiograd.dist.backward.engine import Shell
 from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,
@@ -33,7 +33,7 @@ from aiograd.rref.refcount.records import Party
 from aiograd.rref.telling import Telling
 
 if TYPE_CHECKING:
-    from aiograd.dist.engine import Engine
+    from aiograd.dist.backward.engine import Engine
 
 ASKING = 5.0  # seconds to answer whether a context is still open
 # Released ids we refuse to bring back: so many, and as many more as were released lately.

@@ -10,7 +10,7 @@ from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
-from aiograd.dist.contexts import contexts, resolve
+from aiograd.dist.registry import contexts, resolve
 from aiograd.dist.nodes import RecvNode
 
 

@@ -28,7 +28,7 @@ from aiograd.autograd import (
 )
 from aiograd.autograd.checkpoint import checkpoint
 from aiograd.autograd.function import Function, once_differentiable
-from aiograd.cluster.current import (
+from aiograd.cluster.api import (
     all_gather,
     barrier,
     current_worker,

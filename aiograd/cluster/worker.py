@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiograd.autograd.op import OPS
-from aiograd.cluster.members import Members
-from aiograd.cluster.plan import Plan, plan_worker
-from aiograd.cluster.premises import Premises
+from aiograd.cluster.bootstrap import Premises
+from aiograd.cluster.config import Plan, plan_worker
+from aiograd.cluster.coordinator import Members
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.rpc import scope

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aiograd.cluster.plan import Plan
+from aiograd.cluster.config import Plan
 from aiograd.cluster.rendezvous import Place
 from aiograd.cluster.worker import Worker
 from aiograd.rpc import scope

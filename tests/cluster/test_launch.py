@@ -13,7 +13,7 @@ import textwrap
 import pytest
 
 from aiograd.__main__ import main
-from aiograd.cluster.current import get_worker_info
+from aiograd.cluster.api import get_worker_info
 from aiograd.cluster.launch import rank_environments
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.api import rpc_async

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiograd.cluster.current import current_worker, debug_info, get_worker_info, init_rpc, workers
+from aiograd.cluster.api import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.cluster.local import LocalCluster
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.api import inline, rpc_async

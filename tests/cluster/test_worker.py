@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from aiograd.cluster.current import (
+from aiograd.cluster.api import (
     current_worker,
     debug_info,
     get_worker_info,
@@ -21,7 +21,7 @@ from aiograd.cluster.current import (
     shutdown,
     workers,
 )
-from aiograd.cluster.plan import Plan, plan_worker
+from aiograd.cluster.config import Plan, plan_worker
 from aiograd.cluster.rendezvous import Place
 from aiograd.cluster.worker import Worker
 from aiograd.errors import (

@@ -13,7 +13,7 @@ import sys
 import time
 
 import aiograd as ag
-from aiograd.cluster.process import new_event_loop
+from aiograd.cluster.processes.worker_main import new_event_loop
 from tests.failures.work import echo, linger
 
 

@@ -15,7 +15,7 @@ from tests.failures.conftest import loop_kind
 
 RANK = """
 import asyncio, json, sys, time
-from aiograd.cluster.process import new_event_loop
+from aiograd.cluster.processes.worker_main import new_event_loop
 import aiograd as ag
 
 async def main(name, rank, world_size, rendezvous):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.plan import Plan
+from aiograd.cluster.config import Plan
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.transport.network import Network
 

@@ -23,7 +23,7 @@ import trustme
 
 import aiograd as ag
 from aiograd.cluster import TLS
-from aiograd.cluster.plan import Plan
+from aiograd.cluster.config import Plan
 from aiograd.cluster.rendezvous import parse_place
 from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
 from aiograd.rpc import scope

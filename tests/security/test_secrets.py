@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.children import worker_environment
+from aiograd.cluster.processes.spawn import worker_environment
 from aiograd.cluster.rendezvous import Sign
 from aiograd.wire.handshake import Handshake
 from aiograd.wire.secrets import Secret

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from aiograd.cluster.process import new_event_loop
+from aiograd.cluster.processes.worker_main import new_event_loop
 from aiograd.progress import Progress
 from aiograd.rpc.options import Options
 from aiograd.testing.soak import Report, soak

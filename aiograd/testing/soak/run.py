@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
-from aiograd.cluster.current import debug_info
+from aiograd.cluster.api import debug_info
 from aiograd.cluster.local import LocalCluster
 from aiograd.errors import AiogradError
 from aiograd.rpc.api import rpc_async

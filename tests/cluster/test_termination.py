@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.meetings import Gatherings
+from aiograd.cluster.collectives import Gatherings
 from aiograd.cluster.termination import Farewell
 
 GROUP = (("a", b"1"), ("b", b"2"), ("c", b"3"))

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aiograd.cluster.assembly import Assembly, retrieve
+from aiograd.cluster.collectives import Assembly, retrieve
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Roster, Update
 from aiograd.cluster.termination import Farewell
 from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost

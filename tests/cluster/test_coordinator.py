@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiograd.cluster.current import all_gather, current_worker
+from aiograd.cluster.api import all_gather, current_worker
 from aiograd.errors import UnknownWorker, WorkerLost
 from aiograd.testing.faults import Faults
 from tests.waiting import until
@@ -29,7 +29,7 @@ async def test_news_that_come_twice_change_nothing(meeting):
 
 
 async def test_the_lost_are_known_as_such_but_not_all_of_them_for_ever(meeting, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.members.LOST_PEERS", 3)
+    monkeypatch.setattr("aiograd.cluster.coordinator.LOST_PEERS", 3)
     a, b = await meeting.open("a", "b")
     for rank in range(2, 8):
         worker = await meeting.worker(f"w{rank}", rank).start()

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from aiograd.cluster.current import all_gather, barrier, get_worker_info
+from aiograd.cluster.api import all_gather, barrier, get_worker_info
 from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.api import rpc_async, run_sync

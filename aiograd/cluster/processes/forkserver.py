@@ -25,7 +25,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from aiograd.cluster.children import (
+from aiograd.cluster.config import Plan
+from aiograd.cluster.processes.spawn import (
     ONE_THREAD,
     Child,
     Log,
@@ -34,7 +35,6 @@ from aiograd.cluster.children import (
     python,
     worker_environment,
 )
-from aiograd.cluster.plan import Plan
 from aiograd.rpc.affinity import close_in_children
 
 __all__ = ["ForkedHost", "Nursery", "can_fork"]
@@ -43,7 +43,7 @@ LAST_WORDS = 1.0  # seconds to end in, once its workers have
 
 BOOT = (
     "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-    "from aiograd.cluster.nurse import nurse; nurse()"
+    "from aiograd.cluster.processes.forkserver_main import nurse; nurse()"
 )
 
 

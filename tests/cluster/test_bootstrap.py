@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from aiograd.cluster import premises
-from aiograd.cluster.plan import Plan, plan_worker
+from aiograd.cluster import bootstrap
+from aiograd.cluster.config import Plan, plan_worker
 from aiograd.cluster.rendezvous import Sign, Verdict
 from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, ProtocolError, RpcError
@@ -134,8 +134,8 @@ def file_plan(tmp_path, name: str, rank: int, **settings) -> Plan:
 
 @pytest.mark.parametrize(("age", "told"), [(60.0, ()), (-60.0, ()), (0.0, (0, 1))])
 async def test_a_verdict_of_another_start_is_waited_out(tmp_path, monkeypatch, age, told):
-    monkeypatch.setattr(premises, "REPLACED", 0.0)
-    now = premises.Runtime().wall_time()
+    monkeypatch.setattr(bootstrap, "REPLACED", 0.0)
+    now = bootstrap.Runtime().wall_time()
     Sign((), verdict=Verdict("no", now - age, told)).write(f"{tmp_path}/meet")
     why = await refusal(Worker.planned(file_plan(tmp_path, "b", 1, patience=0.1)))
     assert "did not write its address" in why
@@ -143,7 +143,7 @@ async def test_a_verdict_of_another_start_is_waited_out(tmp_path, monkeypatch, a
 
 
 async def test_a_verdict_is_heard_only_when_no_new_rank_0_replaces_it(tmp_path):
-    now = premises.Runtime().wall_time()
+    now = bootstrap.Runtime().wall_time()
     Sign((), verdict=Verdict("no", now, (0, 2))).write(f"{tmp_path}/meet")
     assert await refusal(Worker.planned(file_plan(tmp_path, "b", 1))) == "no"
 

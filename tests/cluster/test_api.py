@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiograd.cluster.current import current_worker, debug_info, get_worker_info, init_rpc, shutdown
+from aiograd.cluster.api import current_worker, debug_info, get_worker_info, init_rpc, shutdown
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
 from aiograd.rpc.api import rpc_async

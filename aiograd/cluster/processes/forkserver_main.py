@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from aiograd.cluster.process import main
+from aiograd.cluster.processes.worker_main import main
 
 __all__ = ["nurse"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.environment import Launch, expand_hosts, read_launch
+from aiograd.cluster.config import Launch, expand_hosts, read_launch
 
 CASES = {
     "nothing": ({}, Launch()),

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from aiograd.cluster import local
-from aiograd.cluster.current import barrier, get_worker_info
+from aiograd.cluster.api import barrier, get_worker_info
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.api import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
@@ -214,8 +214,8 @@ def boot(monkeypatch):
     """Let new processes run something else instead of a worker or a nursery."""
 
     def set_boot(program: str) -> None:
-        monkeypatch.setattr("aiograd.cluster.hosts.BOOT", program)
-        monkeypatch.setattr("aiograd.cluster.nursery.BOOT", program)
+        monkeypatch.setattr("aiograd.cluster.processes.spawn.BOOT", program)
+        monkeypatch.setattr("aiograd.cluster.processes.forkserver.BOOT", program)
 
     return set_boot
 
@@ -230,12 +230,12 @@ async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster,
 async def test_a_worker_that_dies_before_it_joins_is_reported(cluster, boot, n_workers):
     boot(
         "import marshal, os, sys; sys.path[:] = marshal.load(sys.stdin.buffer)\n"
-        "import aiograd.cluster.process as process\n"
+        "import aiograd.cluster.processes.worker_main as process\n"
         "def serve(plan):\n"
         "    print(f'{plan.name} gives up', flush=True)\n"
         "    os._exit(3)\n"
         "process.serve = serve\n"
-        "import aiograd.cluster.nurse as nurse\n"
+        "import aiograd.cluster.processes.forkserver_main as nurse\n"
         "nurse.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
     )
     with pytest.raises(RpcError, match=r"worker\d gives up") as caught:
@@ -341,7 +341,7 @@ async def test_workers_that_share_cores_take_none_from_who_sends(
 def test_who_has_chosen_how_a_process_is_scheduled_is_obeyed():
     script = """
 import os
-from aiograd.cluster.process import take_no_core_away
+from aiograd.cluster.processes.worker_main import take_no_core_away
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 take_no_core_away()
 print(os.sched_getscheduler(0))

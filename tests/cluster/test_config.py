@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.plan import Plan, plan_worker, worker_names
+from aiograd.cluster.config import Plan, plan_worker, worker_names
 from aiograd.cluster.rendezvous import Place
 from aiograd.errors import RpcError
 from aiograd.rpc.options import Options

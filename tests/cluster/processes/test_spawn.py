@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.children import LONGEST_LINE, Lines, Log, worker_environment
+from aiograd.cluster.processes.spawn import LONGEST_LINE, Lines, Log, worker_environment
 
 TEXT = "one\ntwo\r\n\nthree, ünfinished"
 

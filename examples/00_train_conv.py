@@ -6,7 +6,7 @@ python examples/00_train_conv.py
 import numpy as np
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 SIZE, SAMPLES, BATCH = 16, 1024, 32
 

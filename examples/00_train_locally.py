@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 CLASSES, PIXELS, SAMPLES, BATCH = 10, 28 * 28, 4096, 64
 

@@ -9,7 +9,7 @@ import numpy as np
 from bags_of_ids import batch, bytes_of_gradient
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 FULL = "--full" in sys.argv
 SHARDS, ROWS, WIDTH, STEPS = (4, 4_000_000, 64, 150) if FULL else (2, 1_000_000, 16, 60)

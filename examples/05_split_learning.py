@@ -16,7 +16,7 @@ from split_meeting import WireLog, meeting, refused, run_parties, say, told
 from split_reference import TRAIN, table, train_pooled
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 STEPS, OWNERS = 150, ag.Group(["clinic", "lab"])
 

@@ -8,7 +8,7 @@ from actors import Actor, rest
 from cart_pole import loss_of, new_policy
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 ACTORS, EPISODES, GOAL, LIMIT = 8, 4, 195, 200  # episodes per actor and update; the mean to reach
 

@@ -6,7 +6,7 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 TASKS, STEPS, INNER_RATE, RATE = 4, 60, 0.05, 0.01
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 import aiograd as ag
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 
 def slow_square(x):

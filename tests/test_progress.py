@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of
-from aiograd.autograd.recording import enable_grad, recording
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
 from aiograd.errors import GradError

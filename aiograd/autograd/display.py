@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiograd.card import BLUE, card, code, quiet
+from aiograd._html import BLUE, card, code, quiet
 
 if TYPE_CHECKING:
     from aiograd.autograd.tensor import Tensor

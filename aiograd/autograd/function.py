@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of, result_of, told_apart
-from aiograd.autograd.recorded import wrong_count
-from aiograd.autograd.recording import is_grad_enabled, no_grad
+from aiograd.autograd.op_nodes import wrong_count
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
 

@@ -7,10 +7,13 @@ and every node has one output gradient. An operation with several outputs puts o
 between itself and each of them, so the reverse pass (`sweep.py`) never has to know. Operations
 are in `recorded.py`; the distributed engine adds its own kinds of node (Send, Recv) by subclassing
 `Node` and `Joint`.
+
+Hooks that can be taken away again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from aiograd.errors import GradError
 
 if TYPE_CHECKING:
     from aiograd.autograd.tensor import Tensor
+
 
 Hook = Callable[["Tensor"], "Tensor | None"]
 
@@ -105,3 +109,49 @@ def freed(name: str) -> GradError:
         "pass; give the earlier pass retain_graph=True to run a second one",
         "freed",
     )
+
+
+_numbers = itertools.count()
+
+
+class HookHandle:
+    """Takes a hook away again."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove: Callable[[], None] | None = remove
+
+    @classmethod
+    def on_dict(cls, hooks: dict[int, Any], hook: Any) -> HookHandle:
+        key = next(_numbers)
+        hooks[key] = hook
+        return cls(lambda: hooks.pop(key, None))
+
+    @classmethod
+    def on_list(cls, node: Node, hook: Hook) -> HookHandle:
+        if node.hooks is None:
+            node.hooks = []
+        hooks = node.hooks
+        entry = _Once(hook)  # the same function may be registered twice
+        hooks.append(entry)
+
+        def remove() -> None:
+            if entry in hooks:
+                hooks.remove(entry)
+
+        return cls(remove)
+
+    def remove(self) -> None:
+        """Take the hook away; a second time does nothing."""
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+
+class _Once:
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return self.hook(grad)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.op import OPS
-from aiograd.autograd.ops.discrete import NOT_DIFFERENTIABLE
+from aiograd.autograd.ops.nondifferentiable import NOT_DIFFERENTIABLE
 from aiograd.autograd.ops.table import NUMPY
-from aiograd.autograd.recording import recording
 from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 
 _REDUCTIONS = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Node
-from aiograd.autograd.recorded import record, record_all, share_version
-from aiograd.autograd.recording import recording
+from aiograd.autograd.op_nodes import record, record_all, share_version
 from aiograd.autograd.rules import (
     NOTHING,
     SHAPE,

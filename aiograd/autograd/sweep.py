@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.autograd.op import OPS
-from aiograd.autograd.recording import enable_grad, recording
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 

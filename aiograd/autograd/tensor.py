@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiograd.autograd.graph import Accumulate, Hook, Node, Part
-from aiograd.autograd.hooks import HookHandle
-from aiograd.autograd.recording import recording
+from aiograd.autograd.grad_mode import recording
+from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray

@@ -23,7 +23,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
-from aiograd.card import BLUE, GREEN, GREY, card, code, dot, table
+from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import DRIVER, PATIENCE, Plan, check_count, worker_names
 from aiograd.cluster.processes.forkserver import Nursery, can_fork

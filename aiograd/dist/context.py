@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.autograd.hooks import HookHandle
+from aiograd.autograd.graph import HookHandle
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.card import ORANGE, card, code, quiet, table
+from aiograd._html import ORANGE, card, code, quiet, table
 from aiograd.dist.boundary import CrossingHook, crossed_all
 from aiograd.dist.inspect import explain
 from aiograd.dist.nodes import RecvNode, SendNode

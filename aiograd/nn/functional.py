@@ -34,8 +34,8 @@ from aiograd.autograd.ops.neural import sigmoid as sigmoid
 from aiograd.autograd.ops.neural import silu as silu
 from aiograd.autograd.ops.neural import softmax as softmax
 from aiograd.autograd.ops.neural import softplus as softplus
-from aiograd.autograd.ops.repeats import all_rows, product
 from aiograd.autograd.ops.table import as_tensor, conj
+from aiograd.autograd.ops.zero_stride import all_rows, product
 from aiograd.autograd.tensor import Tensor
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.recording import no_grad
+from aiograd.autograd.grad_mode import no_grad
 from aiograd.autograd.tensor import Tensor
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from aiograd.autograd.hooks import HookHandle
-from aiograd.autograd.recording import no_grad
+from aiograd.autograd.grad_mode import no_grad
+from aiograd.autograd.graph import HookHandle
 from aiograd.autograd.tensor import Tensor, is_sparse_array
 
 M = TypeVar("M", bound="Module")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.coo import Coo
-from aiograd.autograd.recording import enable_grad
+from aiograd.autograd.grad_mode import enable_grad
 from aiograd.autograd.tensor import Tensor
 
 State = dict[str, Any]

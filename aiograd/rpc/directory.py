@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiograd.card import BLUE, card, code, quiet
+from aiograd._html import BLUE, card, code, quiet
 from aiograd.errors import MalformedName, UnknownWorker
 from aiograd.wire.names import check_name, is_name
 

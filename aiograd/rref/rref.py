@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
-from aiograd.card import GREEN, card, code, quiet
+from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare

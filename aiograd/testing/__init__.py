@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiograd.testing.faults import Faults
+from aiograd.testing.fault_injection import Faults
 from aiograd.testing.gradcheck import gradcheck, gradgradcheck
 
 if TYPE_CHECKING:

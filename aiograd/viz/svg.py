@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiograd.viz.layout import Key, Layout, arrange
 
 if TYPE_CHECKING:
-    from aiograd.viz.picture import Graph, GraphEdge, GraphNode
+    from aiograd.viz.graph import Graph, GraphEdge, GraphNode
 
 SHRINK = 0.6  # a picture wider than the page becomes smaller, but not smaller than this
 

@@ -8,7 +8,7 @@ from typing import Any
 from aiograd.autograd.graph import Accumulate, Joint, Node
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.tensor import Tensor
-from aiograd.viz.picture import Graph, GraphEdge, GraphNode
+from aiograd.viz.graph import Graph, GraphEdge, GraphNode
 
 
 def graph(

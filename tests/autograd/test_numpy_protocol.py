@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aiograd.autograd as ag
-from aiograd.autograd.ops.discrete import NOT_DIFFERENTIABLE
+from aiograd.autograd.ops.nondifferentiable import NOT_DIFFERENTIABLE
 from aiograd.errors import GradError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
 from aiograd.errors import UnknownWorker, WorkerLost
-from aiograd.testing.faults import Faults
+from aiograd.testing.fault_injection import Faults
 from tests.waiting import until
 
 

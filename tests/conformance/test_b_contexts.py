@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NestedContext, NoContext, UnknownContext
-from aiograd.testing.faults import Faults
+from aiograd.testing.fault_injection import Faults
 from tests.conformance.conftest import RELEASED
 from tests.conformance.forms import (
     LAYOUTS,

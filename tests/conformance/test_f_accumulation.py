@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.testing.faults import CONTROL, Faults
+from aiograd.testing.fault_injection import CONTROL, Faults
 from tests.conformance.forms import LAYOUTS, full, leaf, plus, total
 
 # ── several passes ──────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import AiogradError, DeadlineExceeded, NotAllowed, NotOwner
-from aiograd.testing.faults import Faults
+from aiograd.testing.fault_injection import Faults
 from tests.conformance.forms import FORMS, call
 
 # ── references ──────────────────────────────────────────────────────────────────────────────────

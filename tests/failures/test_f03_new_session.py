@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 import aiograd as ag
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
 from tests.failures.pairs import (
     call_and_wait,
     hold,

@@ -19,8 +19,8 @@ import aiograd as ag
 from aiograd.errors import OwnerLost, RRefExpired
 from aiograd.rpc.scope import current_agent
 from aiograd.rref.registry import RRefs
-from aiograd.testing.faults import Faults
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
+from aiograd.testing.fault_injection import Faults
 from tests.failures.conftest import PACE
 from tests.failures.test_f09_f10_f17_references import keep, owned, use_kept
 from tests.failures.work import echo, now, outcome

@@ -20,7 +20,7 @@ from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.options import Options
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
 
 SECRET = b"a secret for tests, 32 bytes lo."
 CUTS = int(os.environ.get("AIOGRAD_CUTS", "50"))

@@ -354,7 +354,7 @@ def test_minimize_of_a_failure_without_faults_is_nothing():
 
 
 def test_shrinking_leaves_out_faults_that_do_not_matter():
-    from aiograd.testing.simulator.bugs import planted
+    from aiograd.testing.simulator.planted_bugs import planted
 
     with planted("no_lease"):
         seed = next(
@@ -368,7 +368,7 @@ def test_shrinking_leaves_out_faults_that_do_not_matter():
 
 
 def test_a_failing_seed_says_what_to_look_at():
-    from aiograd.testing.simulator.bugs import planted
+    from aiograd.testing.simulator.planted_bugs import planted
 
     with planted("late_deadline"):
         report = next(r for s in range(50) if not (r := run(make_plan(s))).ok)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.products import matmul
 from aiograd.autograd.ops.reduce import kept
 from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
-from aiograd.autograd.recording import recording
 from aiograd.autograd.tensor import wrap
 
 la = np.linalg

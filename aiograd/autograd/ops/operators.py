@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.op import Op
-from aiograd.autograd.recorded import LightNode, record
-from aiograd.autograd.recording import recording
+from aiograd.autograd.op_nodes import LightNode, record
 from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 from aiograd.errors import GradError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.ops.repeats import all_rows, product
 from aiograd.autograd.ops.shape import moveaxis, ravel
 from aiograd.autograd.ops.table import alias, as_tensor, composite, conj, new_op, numpy_op
+from aiograd.autograd.ops.zero_stride import all_rows, product
 
 # ── matmul ──────────────────────────────────────────────────────────────────────────────────────
 

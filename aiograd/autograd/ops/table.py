@@ -20,7 +20,7 @@ import numpy as np
 
 from aiograd.autograd.op import OPS, Op, gathered, op
 from aiograd.autograd.ops.operators import as_method, attach_operators
-from aiograd.autograd.ops.repeats import shown
+from aiograd.autograd.ops.zero_stride import shown
 from aiograd.autograd.rules import Rule
 from aiograd.autograd.tensor import Tensor, wrap
 

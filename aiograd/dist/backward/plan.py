@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from math import inf, prod
 from typing import Any, Final
 from aiograd.autograd.graph import Accumulate, Node, Part
-from aiograd.autograd.recorded import OpNode
+from aiograd.autograd.op_nodes import OpNode
 from aiograd.autograd.sweep import Half, Halves
 
 

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from aiograd.progress import Progress
-from aiograd.testing.simulator.bugs import BUGS, planted
+from aiograd._progress import Progress
 from aiograd.testing.simulator.plan import make_plan
+from aiograd.testing.simulator.planted_bugs import BUGS, planted
 from aiograd.testing.simulator.run import Report, run
 from aiograd.testing.simulator.shrink import shrink
 

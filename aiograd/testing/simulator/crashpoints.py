@@ -36,14 +36,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from aiograd.progress import Progress
+from aiograd._progress import Progress
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
-from aiograd.testing.simulator.bugs import BUGS, planted
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import Owner, SimulationError
 from aiograd.testing.simulator.network import Manner
+from aiograd.testing.simulator.planted_bugs import BUGS, planted
 from aiograd.testing.simulator.programs import PROGRAMS, Program
 from aiograd.testing.simulator.run import Errors, hushed, quiet
 from aiograd.testing.simulator.schedule import Fault, Harm

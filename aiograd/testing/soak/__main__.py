@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from aiograd._progress import Progress
 from aiograd.cluster.processes.worker_main import new_event_loop
-from aiograd.progress import Progress
 from aiograd.rpc.options import Options
 from aiograd.testing.soak import Report, soak
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiograd.autograd.makers import tensor
+from aiograd.autograd.creation import tensor
 from aiograd.dist.registry import context
 from aiograd.errors import BackwardFailed, ContextError, DeadlineExceeded
 from aiograd.rpc.api import rpc_async, rpc_stream

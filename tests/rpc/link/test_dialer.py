@@ -18,7 +18,7 @@ from aiograd.errors import DeadlineExceeded, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rpc.options import Options
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.framing import HEADER_SIZE
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
 from aiograd.wire.session import NUDGE, RESUME, Offer

@@ -13,7 +13,7 @@ import pytest
 from aiograd.errors import AuthError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
 from tests.waiting import until
 
 QUICK = Options(resume=0.2, handshake_timeout=0.3)

@@ -18,7 +18,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split, split_tcp
-from aiograd.testing.proxy import Proxy
+from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.handshake import HELLO_SIZE, VERSION, Handshake, Identity
 
 

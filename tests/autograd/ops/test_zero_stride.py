@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.autograd.backward import grad
-from aiograd.autograd.ops import repeats
+from aiograd.autograd.ops import zero_stride
 from aiograd.autograd.sweep import Sweep
 from aiograd.nn.functional import linear
 
@@ -33,28 +33,28 @@ def test_a_product_with_a_repeated_array_is_the_product(stack, rows, columns):
     a, b = whole(*stack, ROWS, INNER), whole(*stack, INNER, COLUMNS)
     left = repeated(*stack, ROWS, INNER, rows=rows, columns=columns)
     right = repeated(*stack, INNER, COLUMNS, rows=rows, columns=columns)
-    assert np.array_equal(repeats.product(left, b), left.copy() @ b)
-    assert np.array_equal(repeats.product(a, right), a @ right.copy())
-    assert np.array_equal(repeats.product(left, right), left.copy() @ right.copy())
+    assert np.array_equal(zero_stride.product(left, b), left.copy() @ b)
+    assert np.array_equal(zero_stride.product(a, right), a @ right.copy())
+    assert np.array_equal(zero_stride.product(left, right), left.copy() @ right.copy())
 
 
 def test_equal_rows_stay_equal_rows_and_cost_one():
     g = repeated(ROWS, INNER, rows=True, columns=False)
-    result = repeats.product(g, whole(INNER, COLUMNS))
+    result = zero_stride.product(g, whole(INNER, COLUMNS))
     assert result.shape == (ROWS, COLUMNS)
     assert result.strides[0] == 0
 
 
 def test_a_stack_with_one_batch_for_all_is_multiplied():
     a, b = np.broadcast_to(whole(1, ROWS, INNER), (3, ROWS, INNER)), whole(3, INNER, COLUMNS)
-    assert np.array_equal(repeats.product(a, b), a.copy() @ b)
+    assert np.array_equal(zero_stride.product(a, b), a.copy() @ b)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_types_are_those_of_the_plain_product(dtype):
     g, w = repeated(ROWS, INNER, rows=True, columns=True), whole(INNER, COLUMNS, dtype=dtype)
     expected = g.copy() @ w
-    result = repeats.product(g, w)
+    result = zero_stride.product(g, w)
     assert result.dtype == expected.dtype
     assert np.array_equal(result, expected)
 
@@ -62,8 +62,8 @@ def test_types_are_those_of_the_plain_product(dtype):
 def test_integers_are_summed_as_the_product_sums_them():
     g, w = np.broadcast_to(np.float32(1), (ROWS, INNER)), whole(INNER, COLUMNS, dtype="int8")
     expected = g.copy() @ w
-    assert repeats.product(g, w).dtype == expected.dtype
-    assert np.array_equal(repeats.product(g, w), expected)
+    assert zero_stride.product(g, w).dtype == expected.dtype
+    assert np.array_equal(zero_stride.product(g, w), expected)
 
 
 @pytest.mark.parametrize("stack", [(), (2,)])

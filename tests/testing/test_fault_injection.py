@@ -8,7 +8,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
-from aiograd.testing.faults import CALLS, CONTROL, Faults
+from aiograd.testing.fault_injection import CALLS, CONTROL, Faults
 
 
 def actions(faults: Faults, kind: str, times: int, to: str = "b") -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiograd.card import BLUE, card, code, quiet, table
+from aiograd._html import BLUE, card, code, quiet, table
 
 
 def test_names_cannot_add_markup():

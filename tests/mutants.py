@@ -30,13 +30,18 @@ import uvloop  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 MODULES = {  # what must not be wrong, and the tests that should see to it
-    "wire/session.py": ["wire/test_session.py", "wire/test_secret.py"],
-    "wire/frames.py": ["wire/test_frames.py"],
-    "wire/resume.py": ["wire/test_resume.py"],
-    "rpc/inbox.py": ["rpc/test_inbox.py"],
-    "rref/owning.py": ["rref/test_protocol.py", "rref/test_protocol_random.py"],
-    "rref/protocol.py": ["rref/test_protocol.py", "rref/test_protocol_random.py"],
-    "dist/passes.py": ["dist/test_passes.py", "dist/test_mail.py", "dist/test_late.py"],
+    "wire/handshake.py": ["wire/test_handshake.py", "wire/test_secrets.py"],
+    "wire/framing.py": ["wire/test_framing.py"],
+    "wire/session.py": ["wire/test_session.py"],
+    "rref/refcount/owner.py": [
+        "rref/refcount/test_protocol.py",
+        "rref/refcount/test_protocol_random.py",
+    ],
+    "rref/refcount/protocol.py": [
+        "rref/refcount/test_protocol.py",
+        "rref/refcount/test_protocol_random.py",
+    ],
+    "dist/backward/state.py": ["dist/backward/test_state.py", "dist/test_late.py"],
 }
 PATIENCE = 60  # seconds; a mutant whose tests take longer is noticed, too
 OTHER: dict[type[ast.AST], type[ast.AST]] = {

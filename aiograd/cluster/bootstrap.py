@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.config import Plan
-from aiograd.cluster.processes.worker_main import free_one_large_array
+from aiograd.cluster.processes.malloc import free_one_large_array
 from aiograd.cluster.rendezvous import Place, Sign, Verdict, find_secret
 from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent

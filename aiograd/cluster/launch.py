@@ -20,8 +20,9 @@ from typing import Any
 
 from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import Plan
+from aiograd.cluster.processes.malloc import keep_freed_memory
 from aiograd.cluster.processes.spawn import Child, forward, python, worker_environment
-from aiograd.cluster.processes.worker_main import keep_freed_memory, new_event_loop
+from aiograd.cluster.processes.worker_main import new_event_loop
 from aiograd.cluster.rendezvous import parse_place
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.options import Options

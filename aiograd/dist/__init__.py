@@ -11,7 +11,7 @@ from aiograd.dist.registry import Contexts
 from aiograd.dist.backward.engine import Engine
 from aiograd.dist.inspect import waits
 from aiograd.dist.access import CooTraveller
-from aiograd.dist.nodes import ContextBaggage, TensorBox, TensorTraveller
+from aiograd.dist.travellers import ContextBaggage, TensorBox, TensorTraveller
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.registry import RRefs
@@ -52,6 +52,6 @@ def attach(agent: Agent) -> Contexts:
 
 def _describe(contexts: Contexts, sender: PeerInfo, context_id: int) -> dict[str, Any]:
     """A peer draws a picture; what draws it is only loaded then."""
-    from aiograd.dist.inspect import asked
+    from aiograd.dist.graph import asked
 
     return asked(contexts, sender, context_id)

@@ -28,7 +28,7 @@ from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
     from aiograd.dist.registry import Contexts
-    from aiograd.dist.inspect import ContextGraph
+    from aiograd.dist.graph import ContextGraph
 
 CURRENT: ContextVar[Context | None] = ContextVar("aiograd_context", default=None)
 
@@ -227,7 +227,7 @@ class Context:
 
     def graph(self) -> ContextGraph:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
-        from aiograd.dist.inspect import picture
+        from aiograd.dist.graph import picture
 
         self.check()
         return picture(self)

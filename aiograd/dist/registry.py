@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.access import Partners
-from aiograd.dist.backward.engine import Shell
+from aiograd.dist.channel import Shell
 from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,

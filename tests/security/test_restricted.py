@@ -189,7 +189,9 @@ async def test_only_exposed_functions_can_be_called(workers, mode, lookups):
             with pytest.raises(NotAllowed):
                 await ag.rpc_async("worker1", func)
         # In the mode "registered" the answer is unpickled here; nothing is at the callee.
-        assert [each for each in lookups if "faults" not in each and "errors" not in each] == []
+        assert [
+            each for each in lookups if "remote_exceptions" not in each and "errors" not in each
+        ] == []
         with pytest.raises(NotAllowed):
             await ag.remote("worker1", offer.hidden)
         with pytest.raises(NotAllowed):

@@ -15,8 +15,19 @@ import numpy as np
 
 from aiograd.autograd import numpy_protocol  # noqa: F401  each of these registers its own
 from aiograd.autograd.op import OPS
-from aiograd.autograd.ops import # noqa: F401     convolution, elementwise, embedding, index, join, neural, products, reduce, shape, statistics
-from aiograd.autograd.ops import nondifferentiable
+from aiograd.autograd.ops import (  # noqa: F401
+    convolution,
+    elementwise,
+    embedding,
+    index,
+    join,
+    neural,
+    nondifferentiable,
+    products,
+    reduce,
+    shape,
+    statistics,
+)
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
 from aiograd.autograd.ops.operators import as_method

@@ -3,12 +3,6 @@
 It reads its plan from standard input, joins, serves until it is dismissed, and ends. The pipe that
 brought the plan stays open as long as its parent lives; a thread waits for its end, so that the
 process goes when its parent does, even if its loop is blocked.
-
-What the C library does with the memory of arrays that are gone.
-
-As it starts, glibc gives every array past 128 KiB a fresh mapping, and gives it back page by page:
-the page faults of the next one then cost several times more than its arithmetic. Other C libraries
-are left alone.
 """
 
 from __future__ import annotations
@@ -29,10 +23,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from aiograd.cluster.bootstrap import is_listening
 from aiograd.cluster.config import Plan
+from aiograd.cluster.processes.malloc import keep_freed_memory
 from aiograd.cluster.worker import Worker
 
 __all__ = ["main", "new_event_loop"]
@@ -150,29 +143,3 @@ def name_process(name: str) -> None:
 
         set_name = 15
         ctypes.CDLL(None).prctl(set_name, f"ag-{name}".encode()[:15], 0, 0, 0)
-
-
-_LARGEST = 32 << 20  # bytes; glibc does not learn from larger ones
-
-
-def keep_freed_memory() -> None:
-    """In a process of our own: keep freed memory for the next array."""
-    import ctypes  # numpy has loaded it already
-
-    trim_threshold, mmap_threshold = -1, -3
-    try:
-        libc = ctypes.CDLL(None)
-        libc.gnu_get_libc_version  # noqa: B018 - other libraries ignore or misread these numbers
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, 1 << 30)
-    except (AttributeError, OSError):
-        return
-
-
-def free_one_large_array() -> None:
-    """In a process of the user's: let glibc learn that arrays come and go.
-
-    It keeps as much as has once been freed at a time, up to 32 MiB; whoever has told it otherwise
-    is obeyed. No page of this array is ever touched.
-    """
-    np.empty(_LARGEST - (64 << 10), np.uint8)

@@ -21,7 +21,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 from aiograd.dist.context import Context
-from aiograd.dist.backward.engine import Running
+from aiograd.dist.backward.active import Running
 from aiograd.errors import AiogradError, BackwardFailed, Overloaded, PassTimedOut, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.errors import BackwardFailed, GradError, PassRefused

@@ -14,10 +14,6 @@ reaches its successor.
 
 State changes on the loop only. A drain with heavy arrays or with code of the user's runs in a
 thread; what arrives meanwhile waits for it.
-
-A pass under way on this worker: its state machine, and what the shell needs to know of it.
-
-What distributed autograd asks of its agent, in the words of `dist`.
 """
 
 from __future__ import annotations
@@ -31,6 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
+
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.boundary import crossed_all
@@ -41,6 +38,7 @@ from aiograd.dist.backward.mail import flatten, unflatten
 from aiograd.dist.backward.outcomes import Report
 from aiograd.dist.backward.state import Answer, Message, Pass, Terms
 from aiograd.dist.backward.roots import entries as roots_of
+from aiograd.dist.backward.active import Late, Running
 from aiograd.dist.backward.plan import Topology
 from aiograd.errors import (
     AiogradError,
@@ -58,16 +56,6 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import check_timeout
 from aiograd.rpc.observe.tracing import trace_pass
-from aiograd.dist.context import Context
-from aiograd.dist.backward.state import Pass
-from aiograd.rpc.runtime.deadlines import Bucket
-from aiograd.rpc.observe.tracing import PassTrace
-import threading
-from collections.abc import Callable
-from contextvars import Context as Variables
-from typing import Any, TypeVar
-from aiograd.rpc import remote_exceptions
-from aiograd.rpc.extension import Departure
 
 
 # Seconds after which participants that nothing was sent to hear how a pass ended. Long enough that
@@ -517,166 +505,3 @@ class Engine:
                     error = UnknownContext(context_id, "it was released while a backward pass ran")
                     running.done.set_exception(error)
                     running.done.exception()
-
-
-class Late(Exception):
-    """A pass did not end in its time."""
-
-
-class Running:
-    """A pass and what the shell needs to know of it."""
-
-    __slots__ = (
-        "_bucket",
-        "context",
-        "done",
-        "draining",
-        "heavy",
-        "inbox",
-        "losses",
-        "play",
-        "trace",
-    )
-
-    def __init__(self, context: Context, play: Pass, done: asyncio.Future[None] | None) -> None:
-        self.context, self.play = context, play
-        self.trace: PassTrace | None = None  # if somebody records it
-        self.done = done  # at the originator: ends with the pass
-        self.losses = context.home.losses  # of peers that were known when it began
-        self.draining = False  # a thread is computing
-        self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
-        self.heavy = play.topology.heavy
-        self._bucket: Bucket | None = None  # where its deadline waits
-
-    @property
-    def over(self) -> bool:
-        """At the originator: whether all of it is done, even if `backward` has not resumed yet."""
-        done = self.done
-        return (
-            done is not None and done.done() and not done.cancelled() and done.exception() is None
-        )
-
-    def limit(self, bucket: Bucket) -> None:
-        """Let it end with `Late` at a deadline."""
-        self._bucket = bucket
-        bucket[self] = None
-
-    def unlimit(self) -> None:
-        if self._bucket is not None:
-            self._bucket.pop(self, None)
-
-    def expire(self) -> None:
-        """Its deadline has come (called by `Deadlines`)."""
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(Late())
-
-    def feed(self) -> None:
-        """Give the pass the messages that came."""
-        for message in self.inbox:
-            began = perf_counter()
-            self.play.feed(*message)
-            if self.trace is not None:
-                sender, answers, *_ = message
-                self._crossed("send", f"Send({self.play.here.name} -> {sender.name})", answers, began)
-        self.inbox.clear()
-
-    def computed(self, seconds: float) -> None:
-        """Some of the pass's arithmetic is done."""
-        self.context.seconds += seconds
-        if self.trace is not None:
-            self.trace.note("sweep", f"Sweep({self.play.here.name})", seconds, None)
-
-    def posted(self, peer: str, answers: list[Any], began: float) -> None:
-        """Gradients are on their way to a peer, and somebody records that."""
-        self._crossed("recv", f"Recv({peer} -> {self.play.here.name})", answers, began)
-
-    def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
-        edges = sum(gradients is not None for _, gradients, _ in answers)
-        if edges and self.trace is not None:
-            self.trace.note(kind, key, perf_counter() - began, {"edges": edges})
-
-
-T = TypeVar("T")
-
-
-class Shell:
-    """Carries what the engine decides: on the loop, in a thread, to a peer, later."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.name = agent.name
-
-    def on_loop(self, action: Callable[..., None], *args: Any) -> None:
-        """Do something on the worker's loop: now if this is its thread, else soon."""
-        if threading.get_ident() == self.agent.thread:
-            action(*args)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and everything with it
-                self.agent.loop.call_soon_threadsafe(action, *args)
-
-    def give_way(self) -> None:
-        """Let a process that we have just woken up have this core, if it has found no other."""
-        self.agent.runtime.give_way()
-
-    def later(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
-        self.agent.loop.call_later(seconds, action, *args)
-
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run a function off the loop, under the variables of the caller."""
-        job = _Job(function, asyncio.get_running_loop().create_future())
-        self.agent.pool.submit(job)
-        await job.done
-        if job.error is not None:
-            raise job.error
-        return job.result  # type: ignore[no-any-return]
-
-    def insist(self, peer: PeerInfo, service: str, *args: Any) -> asyncio.Future[Any]:
-        """Tell a peer something idempotent until it has heard it, however long that takes."""
-        future: asyncio.Future[Any] = self._freely(
-            lambda: self.agent.request(peer, service, *args, timeout=math.inf, retry=True)
-        )
-        future.add_done_callback(_look_at)
-        return future
-
-    def ask(self, peer: str | PeerInfo, service: str, *args: Any, timeout: float) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._freely(
-            lambda: self.agent.request(peer, service, *args, timeout=timeout)
-        )
-        return future
-
-    def _freely(self, action: Callable[[], T]) -> T:
-        """Outside the time budget of whatever call is running."""
-        variables: Variables = self.agent.context.copy()
-        return variables.run(action)
-
-    def describe(self, error: BaseException, peer: PeerInfo) -> Any:
-        """An error as a peer can read it."""
-        return remote_exceptions.describe(self.agent.codec_for(peer), error, Departure(peer, "error"))
-
-    def rebuild(self, fault: Any, sender: PeerInfo, worker: str) -> Exception:
-        """What `sender` described as the error of some worker."""
-        return remote_exceptions.rebuild(self.agent.codec_for(sender), fault, worker)
-
-
-class _Job:
-    """One function for the agent's threads."""
-
-    def __init__(self, function: Callable[[], Any], done: asyncio.Future[None]) -> None:
-        self.function, self.done = function, done
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self.function()
-        except BaseException as error:
-            self.error = error
-
-    def finished(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

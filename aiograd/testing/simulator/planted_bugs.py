@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.backward.abort import Endings
-from aiograd.dist.backward.engine import Engine, Running
+from aiograd.dist.backward.active import Running
+from aiograd.dist.backward.engine import Engine
 from aiograd.dist.backward.outcomes import Outcomes
 from aiograd.dist.backward.state import NONE, Pass
 from aiograd.dist.context import Context

@@ -11,7 +11,7 @@ import pytest
 COUNT = """
 import resource
 import numpy as np
-from aiograd.cluster.processes.worker_main import free_one_large_array, keep_freed_memory
+from aiograd.cluster.processes.malloc import free_one_large_array, keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -27,7 +27,7 @@ from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.extension import Faults
+from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rref import attach as attach_references
@@ -113,13 +113,13 @@ class Worker:
         return WorkerInfo(self.name, self.rank)
 
     @property
-    def faults(self) -> Faults | None:
+    def faults(self) -> FaultInjector | None:
         """What goes wrong on purpose with the messages this worker sends; see `testing.faults`."""
-        return self.agent.faults
+        return self.agent.fault_injector
 
     @faults.setter
-    def faults(self, faults: Faults | None) -> None:
-        self.agent.faults = faults
+    def faults(self, faults: FaultInjector | None) -> None:
+        self.agent.fault_injector = faults
 
     def get_worker_info(self, name_or_rank: str | int | None = None) -> WorkerInfo:
         """Look a member up; without an argument, this one."""

@@ -155,7 +155,7 @@ class Contexts:
         ends, self._ends = self._ends, {}
         for peer, ids in ends.values():
             to = Party(peer.name, peer.rank, peer.incarnation)
-            self._telling.tell(to, _whatever, "context.release", *ids, leisure=True)
+            self._telling.tell(to, _whatever, "context.release", *ids, lazy=True)
 
     def release_asked(self, sender: PeerInfo, *context_ids: int) -> None:
         for context_id in context_ids:

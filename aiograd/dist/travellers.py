@@ -37,7 +37,7 @@ def _board(node: Node | None, departure: Departure) -> int:
         nodes = scratch[EDGE] = []
     place = len(nodes)
     nodes.append(node)
-    if node.__class__ is Part and closes_loop(node, departure.held.id, departure.to.incarnation):
+    if node.__class__ is Part and closes_loop(node, departure.carried.id, departure.to.incarnation):
         scratch[LOOPS] = scratch.get(LOOPS, 0) | 1 << place
         return 2 * place + 1
     return 2 * place
@@ -61,13 +61,13 @@ class TensorTraveller:
         cls = None if tensor.__class__ is Tensor or departure.plain else tensor.__class__
         if not tensor.requires_grad:
             return tensor.data, False, -1, cls
-        if departure.held is None:
+        if departure.carried is None:
             return tensor.data, True, -1, cls
         ticket = _board(parent_of(tensor), departure)
         array = tensor.data
-        if departure.held.hooks:
-            crossing = Crossing(departure.held.id, departure.to.name, "forward")
-            array = crossed(departure.held.hooks, crossing, array)
+        if departure.carried.hooks:
+            crossing = Crossing(departure.carried.id, departure.to.name, "forward")
+            array = crossed(departure.carried.hooks, crossing, array)
             if array.dtype != tensor.data.dtype:
                 return (array, tensor.data.dtype.str), True, ticket, cls
         return array, True, ticket, cls
@@ -105,9 +105,9 @@ class TensorBox:
             return None
         if node is None and not tensor._leaf:
             return array, 0
-        if departure is None or departure.held is None:
+        if departure is None or departure.carried is None:
             return array, 1
-        if departure.held.hooks:
+        if departure.carried.hooks:
             return None
         return array, 2 + _board(tensor.accumulator() if node is None else node, departure)
 
@@ -128,26 +128,26 @@ class ContextBaggage:
         self.current = contexts.current
         self.enter = CURRENT.set
 
-    def depart(self, held: Context | None, departure: Departure) -> Any:
-        if held is None or held.released:
+    def depart(self, carried: Context | None, departure: Departure) -> Any:
+        if carried is None or carried.released:
             return None
         nodes = departure.scratch.get(EDGE)
         peer = departure.to
-        if held.outcomes.version:
-            self._contexts.engine.tell_outcomes(held, peer)
+        if carried.outcomes.version:
+            self._contexts.engine.tell_outcomes(carried, peer)
         if not nodes:
             # The answer of a function or a fetch may need grad, even if no argument does.
             if departure.kind in ("op", "reply", "gradients"):
                 return None
-            held.told[peer.name] = peer
-            return held.id, 0, 0
+            carried.told[peer.name] = peer
+            return carried.id, 0, 0
         edge = self._contexts.new_edge()
         loops = departure.scratch.get(LOOPS, 0)
-        held.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
-        held.partners[peer.incarnation] = peer.name
-        departure.undo.append(lambda: held.unsend(edge))
-        held.told[peer.name] = peer
-        return held.id, edge, len(nodes)
+        carried.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
+        carried.partners[peer.incarnation] = peer.name
+        departure.undo.append(lambda: carried.unsend(edge))
+        carried.told[peer.name] = peer
+        return carried.id, edge, len(nodes)
 
     def arrive(self, data: Any, arrival: Arrival) -> Context | None:
         if self._contexts.agent.restricts(arrival.sender):

@@ -1,7 +1,7 @@
 """The agent: one worker's machinery for calling others and being called.
 
 It decides for each call and request to whom, until when and how it goes, and is where other layers
-plug in: `travellers`, `baggage`, `keeper`, `services`, `parts`, `lost`, `returned`, `ops`,
+plug in: `travellers`, `baggage`, `result_store`, `services`, `parts`, `lost`, `returned`, `ops`,
 `faults`. How a call is packed is `outgoing.py`'s business, what becomes of it that of its link. Who
 the peers are is known to the cluster layer; it fills the `directory`.
 """
@@ -30,7 +30,14 @@ from aiograd.rpc.caller.outgoing import as_dict, as_tuple, begin_call, begin_qui
 from aiograd.rpc.caller.retry import persist
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.envelope import check_size, labelled, pack
-from aiograd.rpc.extension import Baggage, Departure, Faults, Keeper, RecordTraveller, Travellers
+from aiograd.rpc.extension import (
+    Baggage,
+    Departure,
+    FaultInjector,
+    RecordTraveller,
+    ResultStore,
+    Travellers,
+)
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
@@ -50,7 +57,7 @@ from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_call, encode_plain
 from aiograd.wire.framing import SMALL
 from aiograd.wire.handshake import Identity
-from aiograd.wire.messages import FLAT, LEISURE, OP, REQUEST
+from aiograd.wire.messages import FAST, LAZY, OP, REQUEST
 from aiograd.wire.names import check_name
 from aiograd.wire.safecodec import DataCodec
 
@@ -92,7 +99,7 @@ class Agent:
         self.plain_travellers.add(WorkerInfo, RecordTraveller("worker", WorkerInfo))
         self.plain_travellers.add(type, ClassTraveller(self.name))
         self.baggage: Baggage | None = None
-        self.keeper: Keeper | None = None
+        self.result_store: ResultStore | None = None
         self.services: dict[str, Service] = {}
         # Called on the loop when a session with a peer is lost, or could not begin (then again and
         # again); and on both sides when another one begins, before anything of it is delivered.
@@ -103,7 +110,7 @@ class Agent:
         # refused, not which one: what may have depended on it fails.
         self.post_refused: dict[str, Callable[[PeerInfo, Exception], None]] = {}
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
-        self.faults: Faults | None = None
+        self.fault_injector: FaultInjector | None = None
         self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
 
         # Our own.
@@ -260,7 +267,7 @@ class Agent:
             deadline = self.loop.time() + seconds
         else:
             seconds, deadline = self.deadline(timeout)
-        held = self.baggage.current() if self.baggage is not None else None
+        carried = self.baggage.current() if self.baggage is not None else None
         if future is None:
             future = Future(loop=self.loop)
         # `prepare` written out, here and in `request`: every call comes this way.
@@ -277,17 +284,17 @@ class Agent:
         if scope is not None and not shipment.quiet:
             future._trace = Trace(scope, self, link.peer, future._kind)
         elif shipment.data is not None and not link.restricted:
-            flags = FLAT | (shipment.flags & OP)
-            if here and held is None and not kwargs:
-                begin = link.caller.begin_in_row
+            flags = FAST | (shipment.flags & OP)
+            if here and carried is None and not kwargs:
+                begin = link.caller.begin_batched
                 begun = begin(future, flags, seconds, deadline, shipment, args, keep)
             else:
                 begun = False
             if begun or begin_quickly(
-                self, link, future, flags, seconds, deadline, shipment, args, kwargs, held, keep
+                self, link, future, flags, seconds, deadline, shipment, args, kwargs, carried, keep
             ):
                 return future
-        begin_call(self, link, future, func, args, kwargs, deadline, shipment, held, keep, 0)
+        begin_call(self, link, future, func, args, kwargs, deadline, shipment, carried, keep, 0)
         return future
 
     def request(
@@ -298,12 +305,12 @@ class Agent:
         timeout: float | None = None,
         carry: bool = False,
         retry: bool = False,
-        leisure: bool = False,
+        lazy: bool = False,
         future: Future[Any] | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers.
 
-        `leisure`: nobody waits for the answer, so both may wait for other messages."""
+        `lazy`: nobody waits for the answer, so both may wait for other messages."""
         here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
@@ -318,17 +325,17 @@ class Agent:
         if retry:
             insist(self, future, link, service, args, deadline, carry)
             return future
-        held = None
+        carried = None
         if carry:  # asked in a user's name
-            held = self.baggage.current() if self.baggage is not None else None
+            carried = self.baggage.current() if self.baggage is not None else None
             if SCOPE.get() is not None:
                 future._trace = trace(self, link.peer, service.rpartition(".")[2])
         shipment = self._service_shipments[service]
         data = None if link.restricted else encode_call(args, None)
         if data is not None and len(data) <= SMALL:
-            flags = FLAT | LEISURE if leisure else FLAT
-            if held is not None:
-                departure = Departure(link.peer, service, held)
+            flags = FAST | LAZY if lazy else FAST
+            if carried is not None:
+                departure = Departure(link.peer, service, carried)
                 more, data = labelled(self, data, departure)
                 flags |= more
                 future._undo = departure.undo
@@ -338,27 +345,27 @@ class Agent:
             else:
                 self.from_thread(begin, future, REQUEST, flags, seconds, deadline, shipment, data)
             return future
-        departure = Departure(link.peer, service, held)
+        departure = Departure(link.peer, service, carried)
         what = f"{service} arguments"
         flags, payload = pack(self, args, departure, what, link.max_message)
         future._undo = departure.undo
         hand_over(self, link, future, REQUEST, flags, deadline, shipment, payload, False)
         return future
 
-    def post(self, to: Any, service: str, *args: Any, held: Any = None) -> None:
+    def post(self, to: Any, service: str, *args: Any, carried: Any = None) -> None:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
         Raises if the peer is lost. One that is lost later is announced by `lost`, and one that
-        cannot take the post by `post_refused`. `held` is the baggage to take along, if any."""
+        cannot take the post by `post_refused`. `carried` is the baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
         shipment = self._service_shipments[service]
         undo: list[Callable[[], None]] = []
-        data = None if held is not None or link.restricted else encode_call(args, None)
+        data = None if carried is not None or link.restricted else encode_call(args, None)
         if data is not None and len(data) <= SMALL:
-            flags, payload = FLAT, Payload(data)
+            flags, payload = FAST, Payload(data)
         else:
-            departure = Departure(link.peer, service, held)
+            departure = Departure(link.peer, service, carried)
             what = f"{service} arguments"
             flags, payload = pack(self, args, departure, what, link.max_message)
             undo = departure.undo
@@ -381,11 +388,11 @@ class Agent:
         if link.restricted:
             return False
         data, shipment = encode_plain(args, lent), self._service_shipments[service]
-        if not lent and link.post_small(shipment, FLAT, data):
+        if not lent and link.post_small(shipment, FAST, data):
             return True
         payload = Payload(data, lent)
         check_size(payload, service, link.max_message)
-        link.post(shipment, FLAT, payload, None)
+        link.post(shipment, FAST, payload, None)
         return True
 
     def from_thread(self, func: Callable[..., Any], *args: Any) -> None:

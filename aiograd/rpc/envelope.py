@@ -19,7 +19,7 @@ from aiograd.wire.codec import Payload, encode_named
 from aiograd.wire.fastcodec import call_alone as entry_alone
 from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.framing import MAX_SEGMENTS, SMALL, Transfer
-from aiograd.wire.messages import CARRIED, EXTRA, FLAT, KEEP, TRAVELLED
+from aiograd.wire.messages import BAGGAGE, FAST, KEEP, METADATA, TRAVELLED
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -56,12 +56,12 @@ def pack(
             departure.scratch.clear()
             payload = encode_named(codec, value, departure, name)
             flags = TRAVELLED if payload.travelled else 0
-            if departure.held is not None and agent.baggage is not None:
-                baggage = agent.baggage.depart(departure.held, departure)
+            if departure.carried is not None and agent.baggage is not None:
+                baggage = agent.baggage.depart(departure.carried, departure)
                 if baggage is not None:
                     extra = {**(extra or {}), "baggage": baggage}
         if extra:
-            flags |= EXTRA
+            flags |= METADATA
             data = in_front(extra, payload.data, codec)
             payload = Payload(data, payload.buffers, payload.travelled)
         check_size(payload, name, most)
@@ -94,17 +94,17 @@ def _quick(
 
 def labelled(agent: Agent, data: bytes, departure: Departure) -> tuple[int, bytes]:
     """Put the baggage of a flat payload before it; its flags, and all of it."""
-    if departure.held is not None and agent.baggage is not None:
-        baggage = agent.baggage.depart(departure.held, departure)
+    if departure.carried is not None and agent.baggage is not None:
+        baggage = agent.baggage.depart(departure.carried, departure)
         if baggage is not None:
-            return FLAT | CARRIED, _LABEL.pack(*baggage) + data
-    return FLAT, data
+            return FAST | BAGGAGE, _LABEL.pack(*baggage) + data
+    return FAST, data
 
 
 def unlabelled(agent: Agent, data: Any, arrival: Arrival) -> Any:
     """Take in the baggage before a flat payload; what is left is the payload."""
     if agent.baggage is not None:
-        arrival.held = agent.baggage.arrive(_LABEL.unpack_from(data), arrival)
+        arrival.carried = agent.baggage.arrive(_LABEL.unpack_from(data), arrival)
     return data[_LABEL_SIZE:]
 
 
@@ -157,18 +157,18 @@ def unpack(
     segments: Any = body.segments if isinstance(body, Transfer) else (body,)
     data, buffers = segments[0], segments[1:]
     codec = agent.codec_for(arrival.sender)
-    if not flags & (EXTRA | TRAVELLED | FLAT):
+    if not flags & (METADATA | TRAVELLED | FAST):
         return codec.decode(data, buffers, False, arrival), {}
     extra: dict[str, Any] = {}
-    if flags & EXTRA:
+    if flags & METADATA:
         extra, data = split(data, codec)
         if expect is not None:
             expect(extra)
         if "baggage" in extra and agent.baggage is not None:
-            arrival.held = agent.baggage.arrive(extra["baggage"], arrival)
-    if not flags & FLAT:
+            arrival.carried = agent.baggage.arrive(extra["baggage"], arrival)
+    if not flags & FAST:
         return codec.decode(data, buffers, bool(flags & TRAVELLED), arrival), extra
-    if flags & CARRIED:
+    if flags & BAGGAGE:
         data = unlabelled(agent, data, arrival)
     decode = decode_value if arrival.kind == "reply" else decode_call
     return decode(data, agent.travellers.boxes, arrival, buffers), extra

@@ -1,13 +1,14 @@
 """The seams through which other layers take part in messages.
 
 A *traveller* takes care of values of one type on the way, *baggage* rides along with whole
-messages, and a *keeper* lets the result of a call stay where it was made. `rpc` calls them at the
-right moments and knows nothing of what they do.
+messages, and a *result store* lets the result of a call stay where it was made. `rpc` calls them at
+the right moments and knows nothing of what they do.
 
 What may be done to a message on purpose: the seam for fault injection.
 
-`agent.faults` is None, or an object whose `on_send(kind, to)` gives a `Verdict` for every message:
-`kind` is "call", "op", "remote", "reply", or a service's name, `to` the receiving worker's name.
+`agent.fault_injector` is None, or an object whose `on_send(kind, to)` gives a `Verdict` for every
+message: `kind` is "call", "op", "remote", "reply", or a service's name, `to` the name of the
+receiving worker.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = [
     "Arrival",
     "Baggage",
     "Departure",
-    "Keeper",
     "RecordTraveller",
+    "ResultStore",
     "Traveller",
     "Travellers",
 ]
@@ -36,13 +37,13 @@ __all__ = [
 class Departure:
     """One message about to leave. `undo` is run, last first, if it never does."""
 
-    __slots__ = ("held", "kind", "plain", "scratch", "to", "undo")
+    __slots__ = ("carried", "kind", "plain", "scratch", "to", "undo")
 
-    def __init__(self, to: PeerInfo, kind: str, held: Any = None) -> None:
+    def __init__(self, to: PeerInfo, kind: str, carried: Any = None) -> None:
         self.to = to
         self.plain = False  # only plain data can travel there: no classes, no functions
         self.kind = kind  # "call", "op", "remote", "reply", or the service's name
-        self.held = held
+        self.carried = carried
         self.scratch: dict[Any, Any] = {}
         self.undo: list[Callable[[], None]] = []
 
@@ -59,12 +60,12 @@ def run_undo(undo: list[Callable[[], None]] | None) -> None:
 class Arrival:
     """One message that came in. What it brings may be used when all `waits` are done."""
 
-    __slots__ = ("held", "kind", "scratch", "sender", "waits")
+    __slots__ = ("carried", "kind", "scratch", "sender", "waits")
 
-    def __init__(self, sender: PeerInfo, kind: str, held: Any = None) -> None:
+    def __init__(self, sender: PeerInfo, kind: str, carried: Any = None) -> None:
         self.sender = sender
         self.kind = kind
-        self.held = held
+        self.carried = carried
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []
 
@@ -96,14 +97,14 @@ class Baggage(Protocol):
 
     def current(self) -> Any | None: ...
 
-    def enter(self, held: Any) -> Any: ...
+    def enter(self, carried: Any) -> Any: ...
 
-    def depart(self, held: Any, departure: Departure) -> tuple[int, int, int] | None: ...
+    def depart(self, carried: Any, departure: Departure) -> tuple[int, int, int] | None: ...
 
     def arrive(self, data: tuple[int, int, int], arrival: Arrival) -> Any | None: ...
 
 
-class Keeper(Protocol):
+class ResultStore(Protocol):
     """Keeps results of calls at the callee."""
 
     def expect(self, sender: PeerInfo, token: Any) -> None: ...
@@ -129,5 +130,5 @@ DROP: Final = Verdict("drop")
 DUPLICATE: Final = Verdict("duplicate")
 
 
-class Faults(Protocol):
+class FaultInjector(Protocol):
     def on_send(self, kind: str, to: str) -> Verdict: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import api
-from aiograd.rpc.caller.copies import STAYED
+from aiograd.rpc.caller.copies import NO_VALUE
 from aiograd.rpc.future import Future, prepare
 from aiograd.rref.refcount.records import Held, Owned, again, join
 from aiograd.rref.services import owner_lost
@@ -127,7 +127,7 @@ class Creation(Answer):
         self._refs.creation_ended(made, None)
         if self._rref is None:
             _end(self, None)
-        elif result is STAYED:
+        elif result is NO_VALUE:
             self._refs.ask_again(self, self._until)
         else:
             self._rref = None

@@ -6,7 +6,7 @@ uses what is decided in `protocol` and told to others by `control`; owners keep 
 
 Results that stay where they were made: the owner's side of `remote`.
 
-The agent tells its *keeper* of every call whose result stays, when it begins and when it ends; the
+The agent tells its *result store* of every call whose result stays, when it begins and ends; the
 token that came with the call says under which id, for whom, and which line of theirs asked for it.
 """
 
@@ -83,7 +83,7 @@ class RRefs:
         self._wrap = wrap
         self._places = Places()
         self._series: Series | None = None  # the latest
-        agent.keeper = Keeping(agent, self.control, self._places)
+        agent.result_store = Keeping(agent, self.control, self._places)
 
     @property
     def backward_hook(self) -> BackwardHook | None:

@@ -16,7 +16,7 @@ from aiograd.rpc.observe.profile import SCOPE
 from aiograd.rpc.scope import DEADLINE
 from aiograd.rref.futures import Creation
 from aiograd.rref.refcount.records import Party, pack_creation
-from aiograd.wire.messages import FLAT, OP
+from aiograd.wire.messages import FAST, OP
 
 if TYPE_CHECKING:
     from aiograd.rpc.callee.functions import Shipment
@@ -45,7 +45,7 @@ class Series:
     ) -> None:
         self._refs, self._agent, self._protocol = refs, refs.agent, refs.protocol
         self._link, self._to, self._owner = link, link.peer.name, owner
-        self._routes, self._begin = refs.agent.links.routes, link.caller.begin_in_row
+        self._routes, self._begin = refs.agent.links.routes, link.caller.begin_batched
         self._func, self._shipment = func, shipment
         self._code, self._instruction = frame.f_code, frame.f_lasti
         self._place = place
@@ -72,7 +72,7 @@ class Series:
         made = self._protocol.create(self._owner)
         shipment, seconds = self._shipment, agent.options.timeout
         creation = Creation(loop=agent.loop)
-        # As `RRefs.remote` and `Agent.call` prepare it, without what `begin_in_row` sets, too.
+        # As `RRefs.remote` and `Agent.call` prepare it, without what `begin_batched` sets, too.
         creation._bucket = creation._trace = creation._undo = creation._stream = None
         creation._subject = creation._held = creation._rref = None
         creation._function, creation._kind, creation._seconds = shipment.name, "remote", seconds
@@ -83,7 +83,7 @@ class Series:
         token = pack_creation(made.id, self._place)
         begun = False
         try:
-            begun = self._begin(creation, FLAT | OP, seconds, deadline, shipment, args, token)
+            begun = self._begin(creation, FAST | OP, seconds, deadline, shipment, args, token)
         finally:
             if not begun:
                 self._protocol.forget(made)

@@ -187,9 +187,9 @@ class Control:
                 using.released(held)
             self.changed()
 
-        leisure = not any(held.on_released for held in batch.releases)
+        lazy = not any(held.on_released for held in batch.releases)
         releases = pack_releases(batch.releases)
-        self.telling.tell(batch.to, ended, "rref.release", releases, leisure=leisure)
+        self.telling.tell(batch.to, ended, "rref.release", releases, lazy=lazy)
 
     def _tell_forks(self, batch: Batch) -> None:
         if not batch.forks:

@@ -50,15 +50,13 @@ class Telling:
             raise OwnerLost(party.name, "no", "another worker has its name now" if peer else "")
         return party.name
 
-    def tell(
-        self, to: Party, ended: Ended, service: str, *args: Any, leisure: bool = False
-    ) -> None:
+    def tell(self, to: Party, ended: Ended, service: str, *args: Any, lazy: bool = False) -> None:
         """Send until answered; `ended` gets the answer, or the error if `to` is gone.
 
-        `leisure`: nobody waits for that."""
+        `lazy`: nobody waits for that."""
         try:
             future = self._agent.request(
-                self.reach(to), service, *args, timeout=math.inf, leisure=leisure
+                self.reach(to), service, *args, timeout=math.inf, lazy=lazy
             )
         except AiogradError as error:
             ended(None, error)

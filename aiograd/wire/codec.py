@@ -1,9 +1,10 @@
 """The codec: any Python values to bytes and borrowed buffers, and back.
 
 Pickle protocol 5 with three additions. Arrays have a reduction of their own, a tenth of the cost of
-numpy's; from `BORROW` bytes up they are not copied but borrowed, and arrive in memory that belongs
-to the receiver. Functions and classes that cannot be imported elsewhere go by value (cloudpickle).
-*Travellers*, types that need care on the way, are asked for plain data and rebuilt on arrival.
+numpy's; from `BORROW_FROM` bytes up they are not copied but borrowed, and arrive in memory that
+belongs to the receiver. Functions and classes that cannot be imported elsewhere go by value
+(cloudpickle). *Travellers*, types that need care on the way, are asked for plain data and rebuilt
+on arrival.
 
 What may travel is decided here; who the travellers are, and what becomes of the bytes, is not.
 """
@@ -24,7 +25,7 @@ import numpy as np
 from aiograd.errors import AiogradError, SerializationError
 from aiograd.wire.arrays import rebuild_array, reduce_array
 from aiograd.wire.diagnose import find_culprit
-from aiograd.wire.fastcodec import BORROW, Boxes
+from aiograd.wire.fastcodec import BORROW_FROM, Boxes
 
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
@@ -115,7 +116,7 @@ class Codec:
         self._idle: list[_Pickler] = []
 
     def encode(self, value: Any, departure: Any) -> Payload:
-        """Take `value` as it is now; only buffers of `BORROW` bytes and more are borrowed."""
+        """Take `value` as it is now; only buffers of `BORROW_FROM` bytes and more are borrowed."""
         if type(value) in _ATOMS:
             return Payload(pickle.dumps(value, 5))
         pickler = self._idle.pop() if self._idle else _Pickler(self)
@@ -199,7 +200,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.travelled = False
 
     def _lend(self, buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < BORROW:
+        if buffer.raw().nbytes < BORROW_FROM:
             return True  # in band
         self.buffers.append(buffer)
         return False
@@ -212,7 +213,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduce_array(pickler: _Pickler, array: np.ndarray) -> Any:
-    return reduce_array(array, BORROW)
+    return reduce_array(array, BORROW_FROM)
 
 
 def _reduce_traveller(pickler: _Pickler, value: Any) -> Any:

@@ -28,7 +28,7 @@ from aiograd.errors import ProtocolError
 from aiograd.wire.arrays import CODES, DTYPES
 
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
-BORROW: Final = 64 * 1024  # bytes of one array: from there up it is lent instead of copied
+BORROW_FROM: Final = 64 * 1024  # bytes of one array: from there up it is lent instead of copied
 ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
 ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
@@ -93,7 +93,7 @@ def _encode_arrays(
             value, note = opened
         elif cls is not np.ndarray:
             return None
-        elif value.nbytes >= BORROW and first.setdefault(id(value), index) != index:
+        elif value.nbytes >= BORROW_FROM and first.setdefault(id(value), index) != index:
             return None  # lent once, it would arrive as two
         flat = flat_array(value, lent)
         if flat is None:
@@ -179,7 +179,7 @@ def flat_array(array: np.ndarray, lent: Lent = None) -> tuple[tuple[int, ...], s
     code, flags = CODES.get(array.dtype), array.flags
     if code is None or not flags.c_contiguous:
         return None
-    if array.nbytes < BORROW:
+    if array.nbytes < BORROW_FROM:
         return array.shape, code, bytearray(array.tobytes())
     if lent is None or not flags.writeable:  # it would not be writable where it arrives, either
         return None
@@ -252,11 +252,11 @@ def value_entry(value: Any, boxes: Boxes) -> Any:
     return value.shape, code, bytearray(value.tobytes()), note
 
 
-def encode_row(entries: list[Any]) -> bytes:
+def encode_batch(entries: list[Any]) -> bytes:
     return pickle.dumps(entries, 5)
 
 
-def decode_row(data: Any) -> list[Any]:
+def decode_batch(data: Any) -> list[Any]:
     entries = pickle.loads(data)
     if entries.__class__ is not list:
         raise ProtocolError(f"a row is a list, not {type(entries).__name__}")

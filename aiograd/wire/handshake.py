@@ -31,7 +31,7 @@ from aiograd.wire.names import is_name
 from aiograd.wire.secrets import Secret
 from aiograd.wire.session import Offer
 
-VERSION: Final = 5  # of everything on the wire; raised with every change of a layout or a meaning
+VERSION: Final = 6  # of everything on the wire; raised with every change of a layout or a meaning
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.

@@ -16,9 +16,9 @@ Every message is one frame (see `frames`), or, when it is large, one announcemen
     CHUNK     –           transfer    the next piece of a large message
     PING      –           –           only says: I am here
     GOODBYE   –           –           an orderly end; nothing follows
-    LEND      –           –           memory that both sides can see, for large messages
-    BORROW    –           1 or 0      whether it could be opened
-    RETURN    –           –           which blocks of it are free again
+    SHM_OFFER      –           –           memory that both sides can see, for large messages
+    SHM_ACCEPT    –           1 or 0      whether it could be opened
+    SHM_RELEASE    –           –           which blocks of it are free again
 
 How bodies are encoded is `payload`'s affair; who sends what when is `rpc`'s.
 """
@@ -40,9 +40,9 @@ CREDIT: Final = 10
 CHUNK: Final = 11
 PING: Final = 12
 GOODBYE: Final = 13
-LEND: Final = 20
-BORROW: Final = 21
-RETURN: Final = 22
+SHM_OFFER: Final = 20
+SHM_ACCEPT: Final = 21
+SHM_RELEASE: Final = 22
 
 KINDS: Final = {
     DEFINE: "define",
@@ -58,26 +58,26 @@ KINDS: Final = {
     CHUNK: "chunk",
     PING: "ping",
     GOODBYE: "goodbye",
-    LEND: "lend",
-    BORROW: "borrow",
-    RETURN: "return",
+    SHM_OFFER: "lend",
+    SHM_ACCEPT: "borrow",
+    SHM_RELEASE: "return",
 }
 
 # Flags
 LARGE: Final = 1  # the body lists segment lengths; the segments follow in chunks
 TRAVELLED: Final = 2  # the payload holds travellers, so decoding needs an arrival
-EXTRA: Final = 4  # a second, small payload comes first: baggage, token, …
+METADATA: Final = 4  # a second, small payload comes first: baggage, token, …
 OP: Final = 8  # a registered op
 STREAM: Final = 16  # the call wants items, not one reply
 EMPTY: Final = 32  # no payload at all: the value is None
 SHARED: Final = 256  # large, but not in chunks: the body says where it lies in lent memory
-FLAT: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
+FAST: Final = 64  # the payload is `flat`'s: numbers, strings and small arrays
 NESTED: Final = 512  # a call beyond the window, in the name of one that the callee has made
-CARRIED: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
+BAGGAGE: Final = 128  # a label comes before a flat payload: its baggage, as three numbers
 KEEP: Final = 1024  # the result stays at the callee, under a token that comes first of all
-ALONG: Final = 2048  # …and a copy of it comes along with the reply; EMPTY | KEEP if it cannot
-ROW: Final = 8192  # several calls of one function, or replies: ids count up, the body is a list
-LEISURE: Final = 4096  # nobody waits for the answer, or, with ALONG, has asked for the copy so far
+PIGGYBACK: Final = 2048  # …and a copy of it comes along with the reply; EMPTY | KEEP if it cannot
+BATCH: Final = 8192  # several calls of one function, or replies: ids count up, the body is a list
+LAZY: Final = 4096  # nobody waits for the answer, or, with PIGGYBACK, has asked for the copy so far
 
 NUMBERED: Final = frozenset({CALL, REQUEST, POST})  # have a sequence number, run at most once
 ANSWERS: Final = frozenset({REPLY, FAULT, ITEM})  # of one stream: stay in order

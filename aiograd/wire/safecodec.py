@@ -24,7 +24,7 @@ import numpy as np
 
 from aiograd.errors import ProtocolError, SerializationError
 from aiograd.wire.codec import Payload, Traveller, Travellers
-from aiograd.wire.fastcodec import BORROW
+from aiograd.wire.fastcodec import BORROW_FROM
 
 DEPTH: Final = 64
 ITEMS: Final = 100_000
@@ -156,7 +156,7 @@ class _Writer:
         self.out += b"a" + code.encode() + bytes([array.ndim]) + order
         for n in array.shape:
             self.out += _INT.pack(n)
-        if array.nbytes < BORROW:
+        if array.nbytes < BORROW_FROM:
             data = flat.tobytes()
             self.out += b"m" + _COUNT.pack(len(data)) + data
         else:

@@ -137,7 +137,7 @@ async def test_ctx_cleanup_nested_reaches_workers_never_called_directly(workers,
 
 async def suffer() -> None:
     """Let this worker's first three control messages to every peer fail."""
-    ag.current_worker().agent.faults = Faults()
+    ag.current_worker().agent.fault_injector = Faults()
 
 
 async def test_ctx_cleanup_under_message_loss(workers):
@@ -147,7 +147,7 @@ async def test_ctx_cleanup_under_message_loss(workers):
         visits = [worker.call(visit_everyone, "grad", "dense") for worker in cluster]
         ids = await asyncio.gather(*visits, visit_everyone("grad", "dense"))
         await gone_everywhere(cluster, ids)
-        hits = ag.current_worker().agent.faults.hit
+        hits = ag.current_worker().agent.fault_injector.hit
         assert hits["fail", "context.release"] == 3 * 3
 
 

@@ -329,7 +329,7 @@ def test_faulty_options_bwd():
 
 async def test_faulty_options_bwd_control_messages_fail_and_gradients_do_not(workers):
     async with workers(2):
-        faults = ag.current_worker().agent.faults = Faults()
+        faults = ag.current_worker().agent.fault_injector = Faults()
         t = leaf()
         async with ag.context() as ctx:
             y = await ag.rpc_async("worker1", plus, args=(t, t))

@@ -285,7 +285,7 @@ def doubled_text(text: str) -> str:
 
 
 async def suffer(faults: Faults) -> None:
-    ag.current_worker().agent.faults = faults
+    ag.current_worker().agent.fault_injector = faults
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
@@ -316,7 +316,7 @@ async def test_jit_fi_timeouts_by_default(workers):
         with pytest.raises(DeadlineExceeded):
             await impatient
         assert await asyncio.gather(*patient) == ["aa", "aa"]
-        cluster.driver.agent.faults = None
+        cluster.driver.agent.fault_injector = None
 
 
 async def use(rref: ag.RRef) -> Any:
@@ -329,7 +329,7 @@ async def test_jit_fi_rref_whose_creation_was_lost(workers):
         rref = ag.remote("worker1", make_list, timeout=0.02)
         with pytest.raises(DeadlineExceeded):
             await rref.future()
-        cluster.driver.agent.faults = None
+        cluster.driver.agent.fault_injector = None
         with pytest.raises(AiogradError, match=r"creat|did not answer"):
             await rref.to_here()
         with pytest.raises(AiogradError, match=r"creat|did not answer"):
@@ -373,7 +373,7 @@ async def test_fi_call_delayed_by_default(workers):
         with pytest.raises(DeadlineExceeded):
             await impatient
         assert (await patient).item() == 3
-        cluster.driver.agent.faults = None
+        cluster.driver.agent.fault_injector = None
 
 
 async def test_fi_call_delayed_registered(workers):
@@ -395,5 +395,5 @@ async def test_fi_remote_delayed_registered(workers, to):
             await rref.future()
         with pytest.raises(AiogradError):
             await rref.to_here()
-        cluster.driver.agent.faults = None
+        cluster.driver.agent.fault_injector = None
         assert await ag.remote(to, make_list).to_here() == [0]

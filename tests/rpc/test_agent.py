@@ -214,10 +214,10 @@ class Shelf:
 
 async def test_results_are_kept_at_the_callee(agents):
     async with agents(2) as (a, b):
-        b.keeper = Shelf()
+        b.result_store = Shelf()
         assert await a.call("worker1", add, (1, 2), keep=b"t1") is None
         assert await a.call("worker1", add, (1, "x"), keep=b"t2") is None
-        assert b.keeper.log == [
+        assert b.result_store.log == [
             ("expect", "worker0", b"t1"),
             ("keep", b"t1", 3),
             ("expect", "worker0", b"t2"),
@@ -231,10 +231,10 @@ async def test_the_result_of_an_op_is_made_and_kept_at_once(agents):
 
     plus.op_name = "plus"
     async with agents(2) as (a, b):
-        b.keeper, b.ops = Shelf(), {"plus": plus}
+        b.result_store, b.ops = Shelf(), {"plus": plus}
         assert await a.call("worker1", plus, (1, 2), keep=b"t1") is None
         assert await a.call("worker1", plus, (1, "x"), keep=b"t2") is None
-        assert b.keeper.log == [
+        assert b.result_store.log == [
             ("made", "worker0", b"t1", 3),
             ("expect", "worker0", b"t2"),
             ("fail", b"t2", TypeError),
@@ -243,7 +243,7 @@ async def test_the_result_of_an_op_is_made_and_kept_at_once(agents):
 
 async def test_a_copy_of_what_is_kept_comes_along_if_it_is_wanted_in_time(agents):
     async with agents(2) as (a, b):
-        b.keeper = Shelf()
+        b.result_store = Shelf()
         assert await a.call("worker1", add, (1, 2)) == 3
         caller = a.link("worker1").caller
 

@@ -27,7 +27,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.api import Group, inline, rpc_async, rpc_sync, run_sync
 from aiograd.rpc.callee.functions import Target
-from aiograd.rpc.callee.invocation import Incoming
+from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.options import Options
@@ -389,7 +389,7 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
         from aiograd.rpc.callee.functions import Shipment
         from aiograd.wire.codec import Payload
         from aiograd.wire.fastcodec import encode_call
-        from aiograd.wire.messages import CALL, FLAT
+        from aiograd.wire.messages import CALL, FAST
 
         link = a.link("worker1")
         future = prepare(Future(loop=a.loop))
@@ -398,7 +398,7 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
         assert data is not None
         link.caller.pending[99] = future
         future._caller = link.caller
-        link.send(CALL, FLAT, 99, -0.5, link.number(shipment), Payload(data), "call")
+        link.send(CALL, FAST, 99, -0.5, link.number(shipment), Payload(data), "call")
         with pytest.raises(DeadlineExceeded):
             await future
         assert "ran" not in NOTES
@@ -826,12 +826,12 @@ async def test_a_call_cancelled_before_its_first_step_lets_go_of_its_arguments(a
     async with agents(2) as (_, b):
         callee = b.link("worker0").callee
         target = Target(take, "take")
-        incoming = callee.running[1] = Incoming(callee, 1, target, CALL)
-        incoming.args, incoming.context = (Argument(),), contextvars.Context()
-        seen = weakref.ref(incoming.args[0])
-        callee._run(incoming)
-        task = incoming.task
-        del incoming
+        invocation = callee.running[1] = Invocation(callee, 1, target, CALL)
+        invocation.args, invocation.context = (Argument(),), contextvars.Context()
+        seen = weakref.ref(invocation.args[0])
+        callee._run(invocation)
+        task = invocation.task
+        del invocation
         callee.cancel(1)
         await asyncio.wait([task])
         assert seen() is None

@@ -236,9 +236,9 @@ async def test_references_are_arguments_of_proxy_calls_too(workers: Any) -> None
     async with workers(3) as w:
         rref = remote("worker1", Account, args=(1,))
         amount = remote("worker2", int, args=("5",))
-        keeper = remote("worker1", Purse)
-        assert await keeper.rpc_async().take(rref, amount) == 6
-        del rref, amount, keeper
+        result_store = remote("worker1", Purse)
+        assert await result_store.rpc_async().take(rref, amount) == 6
+        del rref, amount, result_store
         await w.at_rest()
 
 

@@ -93,7 +93,7 @@ async def test_fi_remote_delayed_registered(workers: Any) -> None:
     async with workers(2) as w:
         for agent in w.agents:
             agent.ops = {"add": ag.add}
-        w.agents[0].faults = DelayCreations()
+        w.agents[0].fault_injector = DelayCreations()
         for to in ("worker0", "worker1"):
             rref = remote(to, ag.add, args=(1.0, 2.0), timeout=0.05)
             with pytest.raises(DeadlineExceeded):

@@ -14,10 +14,10 @@ from aiograd.wire.framing import HEADER_SIZE
 from aiograd.wire.messages import (
     CALL,
     DEFINE,
-    EXTRA,
+    FAST,
     FAULT,
-    FLAT,
     ITEM,
+    METADATA,
     POST,
     REPLY,
     REQUEST,
@@ -50,7 +50,7 @@ def places(gadget: bytes, number: int) -> list[bytes]:
         frame(CALL, data, id=number, to=1000 + number),
         frame(CALL, gadget, id=number + 1, to=1),
         frame(CALL, gadget, flags=TRAVELLED, id=number + 2, to=1),
-        frame(CALL, in_front + data, flags=EXTRA, id=number + 3, to=1),
+        frame(CALL, in_front + data, flags=METADATA, id=number + 3, to=1),
         frame(CALL, gadget, flags=STREAM, id=number + 4, to=1),
         frame(CALL, gadget, id=number + 5, to=0),
         frame(CALL, text, id=number + 6, to=2),
@@ -64,9 +64,9 @@ def places(gadget: bytes, number: int) -> list[bytes]:
 def endings(gadget: bytes, number: int) -> list[bytes]:
     """The same, where the session ends with it."""
     return [
-        frame(CALL, gadget, flags=FLAT, id=number, to=1),
-        frame(REPLY, gadget, flags=FLAT, id=1),
-        frame(REQUEST, gadget, flags=FLAT | EXTRA, id=number, to=3),
+        frame(CALL, gadget, flags=FAST, id=number, to=1),
+        frame(REPLY, gadget, flags=FAST, id=1),
+        frame(REQUEST, gadget, flags=FAST | METADATA, id=number, to=3),
     ]
 
 
@@ -143,7 +143,7 @@ async def test_answers_with_gadgets_are_refused_by_the_caller(scene, lookups):
         agent.directory.add(link.peer)
         calls = [agent.call("rogue", offer.add, (1,), timeout=5.0) for _ in range(3)]
         rogue.send(frame(REPLY, gadget, id=1), frame(FAULT, gadget, id=2))
-        rogue.send(frame(REPLY, gadget, flags=TRAVELLED | EXTRA, id=3))
+        rogue.send(frame(REPLY, gadget, flags=TRAVELLED | METADATA, id=3))
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, Exception)
         await rogue.close()

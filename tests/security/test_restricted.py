@@ -24,7 +24,7 @@ from aiograd.errors import (
 from aiograd.rpc.callee.exposure import find_exposed, is_exposed
 from aiograd.rref.refcount.records import pack_creation, pack_fork
 from aiograd.rref.registry import RRefs
-from aiograd.wire.messages import CALL, FLAT
+from aiograd.wire.messages import CALL, FAST
 from tests.security import partner_functions as offer
 
 MODES = [("restricted", "restricted"), ("trusted", "restricted"), ("restricted", "trusted")]
@@ -190,7 +190,7 @@ async def test_only_exposed_functions_can_be_called(workers, mode, lookups):
                 await ag.rpc_async("worker1", func)
         # In the mode "registered" the answer is unpickled here; nothing is at the callee.
         assert [
-            each for each in lookups if "remote_exceptions" not in each and "errors" not in each
+            each for each in lookups if "remote_excepti" not in each and "errors" not in each
         ] == []
         with pytest.raises(NotAllowed):
             await ag.remote("worker1", offer.hidden)
@@ -415,7 +415,7 @@ async def test_a_pickle_in_the_quick_form_ends_the_connection(workers, lookups, 
         assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
         link = a.agent.link("worker1")
         number = link.number(a.agent.shipper.named(offer.add, b.agent.info))
-        link.outbox.put(CALL, FLAT, 1000, 5.0, number, b"\x80\x05N.")
+        link.outbox.put(CALL, FAST, 1000, 5.0, number, b"\x80\x05N.")
         while link.error is None:
             await asyncio.sleep(0)
         with pytest.raises(WorkerLost):

@@ -23,12 +23,12 @@ from aiograd.wire.messages import (
     CHUNK,
     CREDIT,
     DEFINE,
-    EXTRA,
     FAULT,
     FORGET,
     GOODBYE,
     ITEM,
     KINDS,
+    METADATA,
     NESTED,
     OP,
     PING,
@@ -356,7 +356,7 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
         token = {"keep": pack_creation((99, stamp, i), b"")}
         first = encoded(token)
         body = len(first).to_bytes(4, "little") + first + encoded(((1,), None))
-        rogue.send(frame(CALL, body, flags=EXTRA, id=i, to=1))
+        rogue.send(frame(CALL, body, flags=METADATA, id=i, to=1))
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
     assert agent.limits["values"] == 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiograd.errors import RRefReleased, SerializationError
-from aiograd.wire.codec import BORROW, Codec, Travellers, encode_named
+from aiograd.wire.codec import BORROW_FROM, Codec, Travellers, encode_named
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ ARRAYS = [
     np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
     np.arange(5, dtype=">i4"),
     np.broadcast_to(np.arange(3.0), (4, 3)),
-    np.arange(BORROW // 4, dtype=np.float64).reshape(2, -1),
-    np.asfortranarray(np.arange(BORROW // 4, dtype=np.float64).reshape(2, -1)),
-    np.arange(BORROW).astype("M8[s]"),
-    np.arange(BORROW, dtype=np.float16)[::2],
-    np.zeros(BORROW, dtype=[("a", "i4"), ("b", "f8")]),
+    np.arange(BORROW_FROM // 4, dtype=np.float64).reshape(2, -1),
+    np.asfortranarray(np.arange(BORROW_FROM // 4, dtype=np.float64).reshape(2, -1)),
+    np.arange(BORROW_FROM).astype("M8[s]"),
+    np.arange(BORROW_FROM, dtype=np.float16)[::2],
+    np.zeros(BORROW_FROM, dtype=[("a", "i4"), ("b", "f8")]),
 ]
 
 
@@ -68,7 +68,7 @@ def test_arrays_of_objects_go_element_by_element(codec):
 
 
 def test_read_only_arrays_arrive_writable(codec):
-    for size in (3, BORROW):
+    for size in (3, BORROW_FROM):
         array = np.frombuffer(b"\1" * size, np.uint8)
         assert not array.flags.writeable
         back = round_trip(codec, array)
@@ -77,7 +77,7 @@ def test_read_only_arrays_arrive_writable(codec):
 
 
 def test_small_arrays_are_copied_and_large_ones_borrowed(codec):
-    small, large = np.zeros(10), np.zeros(BORROW)
+    small, large = np.zeros(10), np.zeros(BORROW_FROM)
     payload = codec.encode((small, large), None)
     assert len(payload.buffers) == 1
     small[0] = large[0] = 9
@@ -286,7 +286,7 @@ def test_what_a_traveller_refuses_is_raised_as_it_is(codec):
 
 def test_a_failed_encoding_leaves_nothing_behind(codec):
     with pytest.raises(SerializationError):
-        encode_named(codec, (np.zeros(BORROW), threading.Lock()), None, "result")
+        encode_named(codec, (np.zeros(BORROW_FROM), threading.Lock()), None, "result")
     payload = codec.encode([1, 2], None)
     assert payload.buffers == []
     assert codec.decode(payload.data) == [1, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiograd.wire.fastcodec import BORROW, decode_call, decode_value, encode_call, encode_value
+from aiograd.wire.fastcodec import BORROW_FROM, decode_call, decode_value, encode_call, encode_value
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_small_arrays_arrive_writable_and_apart():
         [1],
         (1,),
         {"a": 1},
-        np.zeros(BORROW),
+        np.zeros(BORROW_FROM),
         np.zeros((4, 4))[:, 1],
         np.array(["text"]),
         np.array([object()]),
@@ -64,7 +64,7 @@ def _received(lent):
 
 @pytest.mark.parametrize("dtype", ["f4", "c16", "e", "?", "i8"])
 def test_large_arrays_are_lent_if_there_is_a_list_to_lend_them_to(dtype):
-    x, small = np.ones((BORROW, 2), dtype), np.arange(3.0)
+    x, small = np.ones((BORROW_FROM, 2), dtype), np.arange(3.0)
     lent = []
     data = encode_call((x, small, "y"), {"k": 1}, lent=lent)
     assert len(lent) == 1
@@ -77,13 +77,13 @@ def test_large_arrays_are_lent_if_there_is_a_list_to_lend_them_to(dtype):
 
 
 def test_a_large_result_is_lent():
-    x, lent = np.arange(BORROW), []
+    x, lent = np.arange(BORROW_FROM), []
     data = encode_value(x, lent=lent)
     assert np.array_equal(decode_value(data, lent=_received(lent)), x)
 
 
 def test_large_arrays_that_come_twice_or_cannot_be_written_take_the_general_road():
-    x = np.arange(BORROW)
+    x = np.arange(BORROW_FROM)
     assert encode_call((x, x), None, lent=[]) is None  # which keeps them one
     x.flags.writeable = False
     assert encode_call((x,), None, lent=[]) is None

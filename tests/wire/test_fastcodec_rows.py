@@ -13,10 +13,10 @@ from aiograd.wire.fastcodec import (
     call_alone,
     call_entry,
     call_of,
+    decode_batch,
     decode_call,
-    decode_row,
     decode_value,
-    encode_row,
+    encode_batch,
     value_alone,
     value_entry,
     value_of,
@@ -53,7 +53,7 @@ def sent(*calls):
     """What arrives of calls with these arguments, in a row."""
     entries = [call_entry(args, BOXES) for args in calls]
     assert ALONE not in entries
-    return [call_of(entry, BOXES) for entry in decode_row(encode_row(entries))]
+    return [call_of(entry, BOXES) for entry in decode_batch(encode_batch(entries))]
 
 
 @pytest.mark.parametrize("value", SMALL, ids=lambda value: type(value).__name__)
@@ -74,7 +74,7 @@ def test_an_array_is_a_snapshot_that_its_receiver_may_write_to():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     entry = call_entry((array, 2), BOXES)
     array[:] = 0
-    arrived, two = call_of(decode_row(encode_row([entry]))[0], BOXES)
+    arrived, two = call_of(decode_batch(encode_batch([entry]))[0], BOXES)
     assert (arrived == np.arange(6).reshape(2, 3)).all()
     assert arrived.dtype == np.float32
     assert two == 2
@@ -156,9 +156,9 @@ def test_the_largest_entries_fit_into_a_frame():
     for value in largest:
         entry = call_entry((value,) * 8, BOXES)
         assert entry is not ALONE
-        assert len(encode_row([entry])) + 64 < FRAME
+        assert len(encode_batch([entry])) + 64 < FRAME
 
 
 def test_a_row_that_is_none_is_refused():
     with pytest.raises(ProtocolError, match="not tuple"):
-        decode_row(pickle.dumps((1, 2)))
+        decode_batch(pickle.dumps((1, 2)))

@@ -136,6 +136,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     3: "4428fb59",
     4: "cbcd4aeb",
     5: "2a2cb3c2",
+    6: "ad665cae",
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiograd.rpc.callee.functions import EXPOSED, SERVICE
 from aiograd.wire import messages
 
-FLAGS = "LARGE TRAVELLED EXTRA OP STREAM EMPTY FLAT CARRIED SHARED NESTED KEEP ALONG".split()
-FLAGS += ["LEISURE", "ROW"]
+FLAGS = "LARGE TRAVELLED METADATA OP STREAM EMPTY FAST BAGGAGE SHARED NESTED KEEP PIGGYBACK".split()
+FLAGS += ["LAZY", "BATCH"]
 
 
 def test_every_flag_is_a_bit_of_its_own():

@@ -326,7 +326,7 @@ class Engine:
                 link, "gradients.flat", (*head, flat), lent
             ):
                 held = context if play.terms.create_graph else None
-                self.agent.post(link.peer, "gradients", *head, message.answers, held=held)
+                self.agent.post(link.peer, "gradients", *head, message.answers, carried=held)
             if running.trace is not None:
                 running.posted(message.name, message.answers, began)
         if running.done is not None:

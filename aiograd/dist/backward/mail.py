@@ -19,7 +19,7 @@ import numpy as np
 
 from aiograd.dist.backward.state import Answer
 from aiograd.wire.arrays import DTYPES
-from aiograd.wire.fastcodec import BORROW, flat_array
+from aiograd.wire.fastcodec import BORROW_FROM, flat_array
 
 FlatAnswer = tuple[int, list[Any] | None, Any]
 
@@ -42,7 +42,7 @@ def flatten(answers: Sequence[Answer], lent: list[PickleBuffer]) -> list[FlatAns
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 plain = flat_array(gradient, lent)
-            elif gradient.nbytes >= BORROW and 0 in gradient.strides:
+            elif gradient.nbytes >= BORROW_FROM and 0 in gradient.strides:
                 plain = _repeated(gradient, lent)
             else:
                 plain = flat_array(gradient.copy(), lent)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.callee.functions import INLINE, THREAD, Target, function_name
-from aiograd.rpc.callee.invocation import Incoming
+from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.shortcuts import AGES, Shortcuts
 from aiograd.rpc.caller.streams import StreamSource
 from aiograd.rpc.envelope import call_alone, split, split_kept, unpack
@@ -27,13 +27,13 @@ from aiograd.rpc.scope import DEADLINE
 from aiograd.wire.fastcodec import call_of
 from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import (
-    ALONG,
     CALL,
-    EXTRA,
-    FLAT,
+    FAST,
     KEEP,
     LARGE,
+    METADATA,
     NESTED,
+    PIGGYBACK,
     POST,
     REQUEST,
     SHARED,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _REQUESTS = 64  # of the library itself, for each call that may be under way
 _HELD = 256  # bytes that a message takes besides its body
-# Of these a call by the quick road has FLAT alone.
-_NO_QUICK_ROAD = FLAT | TRAVELLED | STREAM | EXTRA
+# Of these a call by the quick road has FAST alone.
+_NO_QUICK_ROAD = FAST | TRAVELLED | STREAM | METADATA
 NO_TIME: Final = 0.0  # the budget of a call that nobody waits for any more
 _WHERE = LARGE | SHARED  # how a message came, not what it is
 
@@ -74,7 +74,7 @@ class Callee(Shortcuts):
         if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(CALL, flags, id, budget, target, body)
         elif (
-            flags & _NO_QUICK_ROAD == FLAT
+            flags & _NO_QUICK_ROAD == FAST
             and budget > 0
             and target.error is None
             and target.mode != THREAD
@@ -105,7 +105,7 @@ class Callee(Shortcuts):
                     token, entry = entry
                 args = call_of(entry, boxes)
             except Exception as error:
-                self._fail(Incoming(self, id, target, CALL), self._undecodable(error))
+                self._fail(Invocation(self, id, target, CALL), self._undecodable(error))
                 continue
             if budget > 0 and target.error is None and self._agent.profiles is None:
                 if token is not None:
@@ -123,19 +123,19 @@ class Callee(Shortcuts):
     def service(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
     ) -> None:
-        """A request or post is complete; it stays behind what is held back."""
+        """A request or post is complete; it stays behind what is carried back."""
         outbox = self._outbox
         if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             self._hold(kind, flags, id, budget, target, body)
         elif (
             kind == POST
-            and flags & ~_WHERE == FLAT
+            and flags & ~_WHERE == FAST
             and not (type(body) is Transfer and body.refused)
         ):
             self._take_post(id, target, body)
         elif (
             kind == REQUEST
-            and flags & _NO_QUICK_ROAD == FLAT
+            and flags & _NO_QUICK_ROAD == FAST
             and budget > 0
             and type(body) is not Transfer
             and len(self.running) < self._most
@@ -160,7 +160,7 @@ class Callee(Shortcuts):
         self._held.append((size, (kind, flags, id, budget, target, copy)))
 
     def proceed(self) -> None:
-        """The peer has read something: go on with what was held back."""
+        """The peer has read something: go on with what was carried back."""
         while self._held and not self._outbox.over(self._limit):
             size, message = self._held.popleft()
             self._agent.budget.release(size)
@@ -178,108 +178,108 @@ class Callee(Shortcuts):
     ) -> None:
         """A call, request or post is complete."""
         agent = self._agent
-        incoming = Incoming(self, id, target, kind)
+        invocation = Invocation(self, id, target, kind)
         if isinstance(body, Transfer) and body.refused:
             refusal = agent.budget.refusal(agent.name, "its arguments", body.size, body.refused)
-            return self._refuse(incoming, refusal)
+            return self._refuse(invocation, refusal)
         if not budget > 0:  # spent, or no number
-            return self._refuse(incoming, DeadlineExceeded(agent.name, target.name, 0.0))
+            return self._refuse(invocation, DeadlineExceeded(agent.name, target.name, 0.0))
         if len(self.running) >= self._most and self._crowded(kind, flags):
             agent.limits.reached("max_inflight")
             why = f"{self._most} of its calls are under way"
-            return self._refuse(incoming, Overloaded(agent.name, why))
+            return self._refuse(invocation, Overloaded(agent.name, why))
         if budget > AGES:
             budget = math.inf
         if isinstance(target.error, NotAllowed):  # refused before anything of it is unpickled
-            return self._refuse(incoming, target.error)
-        self.running[id] = incoming
+            return self._refuse(invocation, target.error)
+        self.running[id] = invocation
         waits: list[asyncio.Future[Any]] = []
-        incoming.context = context = self._context.copy()
+        invocation.context = context = self._context.copy()
         deadline = agent.loop.time() + budget
         if budget != math.inf:
-            incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
-            bucket[incoming] = None
+            invocation.bucket = bucket = agent.deadlines.bucket(deadline, budget)
+            bucket[invocation] = None
         if kind == CALL:
             context.run(DEADLINE.set, deadline)
         try:
             if type(body) is tuple:  # it came in a row
-                incoming.args, token = body
+                invocation.args, token = body
                 if token is not None:
-                    incoming.along = flags & ALONG != 0
-                    self._expect(incoming, token)
-            elif flags & FLAT:
-                self._unpack_flat(incoming, flags, context, body)
+                    invocation.along = flags & PIGGYBACK != 0
+                    self._expect(invocation, token)
+            elif flags & FAST:
+                self._unpack_flat(invocation, flags, context, body)
             else:
-                waits = self._unpack(incoming, flags, body)
+                waits = self._unpack(invocation, flags, body)
         except Exception as error:
-            return self._refuse(incoming, self._undecodable(error))
-        if incoming.target.error is not None:
-            return self._refuse(incoming, incoming.target.error)
+            return self._refuse(invocation, self._undecodable(error))
+        if invocation.target.error is not None:
+            return self._refuse(invocation, invocation.target.error)
         if flags & STREAM:
-            incoming.stream = StreamSource(self._link, incoming)
+            invocation.stream = StreamSource(self._link, invocation)
         if waits:
-            incoming.task = agent.spawn(self._wait_and_run(incoming, waits))
+            invocation.task = agent.spawn(self._wait_and_run(invocation, waits))
         else:
-            self._run(incoming)
+            self._run(invocation)
 
     def refuse(self, kind: int, id: int, target: Target, error: Exception) -> None:
         """A call, request or post takes no effect, or none that its sender will hear of."""
-        self._refuse(Incoming(self, id, target, kind), error)
+        self._refuse(Invocation(self, id, target, kind), error)
 
-    def _noted(self, incoming: Incoming, extra: dict[str, Any]) -> None:
+    def _noted(self, invocation: Invocation, extra: dict[str, Any]) -> None:
         """What rides along with a call, before it is decoded."""
         if "record" in extra and not self._agent.restricts(self._link.peer):
-            incoming.record = extra["record"] is True
+            invocation.record = extra["record"] is True
         if "keep" in extra:
-            self._expect(incoming, extra["keep"])
+            self._expect(invocation, extra["keep"])
 
     def _unpack_flat(
-        self, incoming: Incoming, flags: int, context: contextvars.Context, body: Any
+        self, invocation: Invocation, flags: int, context: contextvars.Context, body: Any
     ) -> None:
         """Decode a call that came by the quick road."""
         data, *lent = body.segments if isinstance(body, Transfer) else (body,)
         if flags & KEEP:
             token, data = split_kept(data)
-            incoming.along = flags & ALONG != 0
-            self._expect(incoming, token)
-        elif flags & EXTRA:
+            invocation.along = flags & PIGGYBACK != 0
+            self._expect(invocation, token)
+        elif flags & METADATA:
             extra, data = split(data)
-            self._noted(incoming, extra)
-        incoming.held, (incoming.args, incoming.kwargs) = self._decode(
-            flags, context, incoming.target, data, lent
+            self._noted(invocation, extra)
+        invocation.carried, (invocation.args, invocation.kwargs) = self._decode(
+            flags, context, invocation.target, data, lent
         )
 
-    def _unpack(self, incoming: Incoming, flags: int, body: Any) -> list[asyncio.Future[Any]]:
+    def _unpack(self, invocation: Invocation, flags: int, body: Any) -> list[asyncio.Future[Any]]:
         """Decode any other call; what has to be waited for before it runs."""
         agent, peer = self._agent, self._link.peer
-        arrival = Arrival(peer, incoming.target.kind)
+        arrival = Arrival(peer, invocation.target.kind)
 
         def expect(extra: dict[str, Any]) -> None:
-            self._noted(incoming, extra)
-            if incoming.kept:
+            self._noted(invocation, extra)
+            if invocation.kept:
                 arrival.kind = "remote"
 
         value, _ = unpack(agent, flags, body, arrival, expect)
-        incoming.held = arrival.held
-        if incoming.kind != CALL:
-            incoming.args = value
-        elif incoming.target is agent.inside:  # the function came inside the call
-            incoming.func, incoming.args, incoming.kwargs = value
-            incoming.target = Target(incoming.func, function_name(incoming.func))
+        invocation.carried = arrival.carried
+        if invocation.kind != CALL:
+            invocation.args = value
+        elif invocation.target is agent.inside:  # the function came inside the call
+            invocation.func, invocation.args, invocation.kwargs = value
+            invocation.target = Target(invocation.func, function_name(invocation.func))
         else:
-            incoming.args, incoming.kwargs = value
-        if incoming.held is not None and agent.baggage is not None:
-            assert incoming.context is not None
-            incoming.context.run(agent.baggage.enter, incoming.held)
+            invocation.args, invocation.kwargs = value
+        if invocation.carried is not None and agent.baggage is not None:
+            assert invocation.context is not None
+            invocation.context.run(agent.baggage.enter, invocation.carried)
         return arrival.waits
 
     # ── no longer wanted ────────────────────────────────────────────────────────────────────────
 
     def cancel(self, id: int) -> None:
         """The caller no longer wants it."""
-        incoming = self.running.get(id)
-        if incoming is not None:
-            self._abandon(incoming)
+        invocation = self.running.get(id)
+        if invocation is not None:
+            self._abandon(invocation)
         for at, (size, (kind, flags, number, _, *rest)) in enumerate(self._held):
             if number == id:
                 self._held[at] = size, (kind, flags, number, NO_TIME, *rest)
@@ -288,5 +288,5 @@ class Callee(Shortcuts):
         """The peer is gone: nobody waits for anything that still runs."""
         while self._held:
             self._agent.budget.release(self._held.popleft()[0])
-        for incoming in list(self.running.values()):
-            self._abandon(incoming)
+        for invocation in list(self.running.values()):
+            self._abandon(invocation)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.callee.functions import TASK, THREAD
-from aiograd.rpc.callee.invocation import Incoming, discard, itself, unfinished
+from aiograd.rpc.callee.invocation import Invocation, discard, itself, unfinished
 from aiograd.rpc.callee.responses import Answering
 from aiograd.rpc.observe.tracing import visit
 from aiograd.wire.messages import CALL
@@ -28,125 +28,125 @@ class Running(Answering):
         super().__init__(link)
         self.abandoned = 0  # threads that compute for nobody
 
-    async def _wait_and_run(self, incoming: Incoming, waits: list[asyncio.Future[Any]]) -> None:
+    async def _wait_and_run(self, invocation: Invocation, waits: list[asyncio.Future[Any]]) -> None:
         try:
-            while waits:  # none is held on to: the traceback of its error would hold it in turn
+            while waits:  # none is carried on to: the traceback of its error would hold it in turn
                 await waits.pop(0)
         except asyncio.CancelledError as error:
-            self._fail(incoming, error)
-            incoming.args, incoming.kwargs = (), None  # see `_abandon`
+            self._fail(invocation, error)
+            invocation.args, invocation.kwargs = (), None  # see `_abandon`
             raise
         except Exception as error:
-            return self._refuse(incoming, error)
-        incoming.task = None
-        if not incoming.abandoned:
-            self._run(incoming)
+            return self._refuse(invocation, error)
+        invocation.task = None
+        if not invocation.abandoned:
+            self._run(invocation)
 
-    def _run(self, incoming: Incoming) -> None:
-        context, agent = incoming.context, self._agent
+    def _run(self, invocation: Invocation) -> None:
+        context, agent = invocation.context, self._agent
         assert context is not None
-        if incoming.kind != CALL:
-            return self._serve(incoming)
-        if incoming.record is not None or agent.profiles is not None:
-            incoming.visit = visit(incoming, agent)
-        if incoming.stream is not None:
-            incoming.task = agent.loop.create_task(incoming.stream.drive(), context=context)
-        elif incoming.target.mode == TASK:
-            incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
-        elif incoming.target.mode == THREAD:
-            incoming.in_thread = True
-            agent.pool.submit(incoming)
+        if invocation.kind != CALL:
+            return self._serve(invocation)
+        if invocation.record is not None or agent.profiles is not None:
+            invocation.visit = visit(invocation, agent)
+        if invocation.stream is not None:
+            invocation.task = agent.loop.create_task(invocation.stream.drive(), context=context)
+        elif invocation.target.mode == TASK:
+            invocation.task = agent.loop.create_task(self._perform(invocation), context=context)
+        elif invocation.target.mode == THREAD:
+            invocation.in_thread = True
+            agent.pool.submit(invocation)
         else:
             try:
-                value = context.run(incoming.func, *incoming.args, **(incoming.kwargs or {}))
+                value = context.run(invocation.func, *invocation.args, **(invocation.kwargs or {}))
             except BaseException as error:
-                return self._fail(incoming, error)
-            self._result(incoming, value)
+                return self._fail(invocation, error)
+            self._result(invocation, value)
 
-    def _serve(self, incoming: Incoming) -> None:
+    def _serve(self, invocation: Invocation) -> None:
         """A service of the library itself: always on the loop."""
-        handler = self._agent.services.get(incoming.target.name)
-        assert incoming.context is not None
+        handler = self._agent.services.get(invocation.target.name)
+        assert invocation.context is not None
         try:
             if handler is None:
-                raise ProtocolError(f"no service {incoming.target.name!r}", self._agent.name)
-            value = incoming.context.run(handler, self._link.peer, *incoming.args)
+                raise ProtocolError(f"no service {invocation.target.name!r}", self._agent.name)
+            value = invocation.context.run(handler, self._link.peer, *invocation.args)
         except Exception as error:
-            return self._fail(incoming, error)
-        self._result(incoming, value)
+            return self._fail(invocation, error)
+        self._result(invocation, value)
 
-    def _result(self, incoming: Incoming, value: Any) -> None:
+    def _result(self, invocation: Invocation, value: Any) -> None:
         if value is not None and unfinished(value):
-            incoming.func, incoming.args, incoming.kwargs = itself, (value,), None
-            self.running[incoming.id] = incoming
-            incoming.task = self._agent.loop.create_task(
-                self._perform(incoming), context=incoming.context
+            invocation.func, invocation.args, invocation.kwargs = itself, (value,), None
+            self.running[invocation.id] = invocation
+            invocation.task = self._agent.loop.create_task(
+                self._perform(invocation), context=invocation.context
             )
         else:
-            self.succeed(incoming, value)
+            self.succeed(invocation, value)
 
-    async def _perform(self, incoming: Incoming) -> None:
+    async def _perform(self, invocation: Invocation) -> None:
         try:
-            value = await incoming.func(*incoming.args, **(incoming.kwargs or {}))
+            value = await invocation.func(*invocation.args, **(invocation.kwargs or {}))
         except asyncio.CancelledError as error:
-            self._fail(incoming, error)
-            if incoming.abandoned:
+            self._fail(invocation, error)
+            if invocation.abandoned:
                 raise
         except BaseException as error:  # SystemExit in a function must not end the worker
-            self._fail(incoming, error)
+            self._fail(invocation, error)
         else:
-            self.succeed(incoming, value)
+            self.succeed(invocation, value)
         finally:
-            incoming.args, incoming.kwargs = (), None  # an error's traceback holds this frame
+            invocation.args, invocation.kwargs = (), None  # an error's traceback holds this frame
 
-    def returned(self, incoming: Incoming) -> None:
+    def returned(self, invocation: Invocation) -> None:
         """A thread is done with it."""
         self._agent.polling.function_ended()
-        if incoming.abandoned:
+        if invocation.abandoned:
             self.abandoned -= 1
-        error, incoming.error = incoming.error, None  # its traceback holds `incoming` in turn
+        error, invocation.error = invocation.error, None  # its traceback holds `invocation` in turn
         if error is not None:
-            self._fail(incoming, error)
-        elif incoming.abandoned and not incoming.kept:
-            self._forget(incoming)
-            if unfinished(incoming.value):
-                discard(incoming.value)
+            self._fail(invocation, error)
+        elif invocation.abandoned and not invocation.kept:
+            self._forget(invocation)
+            if unfinished(invocation.value):
+                discard(invocation.value)
         else:
-            incoming.in_thread = False
-            self._result(incoming, incoming.value)
+            invocation.in_thread = False
+            self._result(invocation, invocation.value)
 
     # ── ending early ────────────────────────────────────────────────────────────────────────────
 
     def credit(self, id: int, count: int) -> None:
         """The reader of a stream can take more."""
-        incoming = self.running.get(id)
-        if incoming is not None and incoming.stream is not None:
-            incoming.stream.credit(count)
+        invocation = self.running.get(id)
+        if invocation is not None and invocation.stream is not None:
+            invocation.stream.credit(count)
 
-    def expired(self, incoming: Incoming) -> None:
-        incoming.bucket = None
-        if incoming.id in self.running:
-            self._abandon(incoming)
+    def expired(self, invocation: Invocation) -> None:
+        invocation.bucket = None
+        if invocation.id in self.running:
+            self._abandon(invocation)
 
-    def _abandon(self, incoming: Incoming) -> None:
-        if incoming.abandoned:
+    def _abandon(self, invocation: Invocation) -> None:
+        if invocation.abandoned:
             return
-        incoming.abandoned = True
-        task = incoming.task
+        invocation.abandoned = True
+        task = invocation.task
         if task is not None:
             task.cancel()
             coroutine: Any = task.get_coro()
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 # A task cancelled before its first step never runs, so nothing in it can tell.
-                if incoming.func is itself:
-                    discard(incoming.args[0])
-                self._fail(incoming, asyncio.CancelledError())
-                # The task keeps its error, whose traceback holds the frame that holds `incoming`:
+                if invocation.func is itself:
+                    discard(invocation.args[0])
+                self._fail(invocation, asyncio.CancelledError())
+                # The task keeps its error, whose traceback holds the frame that holds `invocation`:
                 # a circle through a field of the task that the collector does not look at.
-                incoming.args, incoming.kwargs = (), None
-        elif incoming.in_thread:
+                invocation.args, invocation.kwargs = (), None
+        elif invocation.in_thread:
             self.abandoned += 1
-            self.running.pop(incoming.id, None)
+            self.running.pop(invocation.id, None)
 
     def tasks(self) -> list[asyncio.Task[Any]]:
         return [each.task for each in self.running.values() if each.task is not None]

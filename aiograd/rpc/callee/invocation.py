@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from aiograd.rpc.runtime.deadlines import Bucket
 
 
-class Incoming:
+class Invocation:
     """One call being served."""
 
     # Defaults live in the class: most calls need few of these.
     args: Any = ()
     kwargs: Any = None
     context: contextvars.Context | None = None
-    held: Any = None  # the baggage it came with
+    carried: Any = None  # the baggage it came with
     token: Any = None
     kept = False  # its result stays here
     along = False  # …and a copy goes along with the reply

@@ -1,6 +1,6 @@
 """Shorter ways from a message to its function and back, for the commonest calls.
 
-What is plain, runs right here or as a task, and came by the quick road needs no `Incoming` until it
+What is plain, runs here or as a task, and came by the fast path needs no `Invocation` until it
 has something to wait for: most services and ops are answered in the tick in which they came. Which
 messages may come this way is decided by the `Callee`.
 """
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aiograd.errors import ProtocolError
 from aiograd.rpc.callee.execution import Running
 from aiograd.rpc.callee.functions import INLINE, Target
-from aiograd.rpc.callee.invocation import Incoming, unfinished
+from aiograd.rpc.callee.invocation import Invocation, unfinished
 from aiograd.rpc.callee.responses import NOTHING
 from aiograd.rpc.envelope import split_kept, unlabelled
 from aiograd.rpc.extension import Arrival
 from aiograd.rpc.scope import DEADLINE, GUEST
 from aiograd.wire.fastcodec import decode_call
 from aiograd.wire.framing import Transfer
-from aiograd.wire.messages import ALONG, CALL, CARRIED, EMPTY, KEEP, LEISURE, POST, REPLY, REQUEST
+from aiograd.wire.messages import BAGGAGE, CALL, EMPTY, KEEP, LAZY, PIGGYBACK, POST, REPLY, REQUEST
 
 if TYPE_CHECKING:
     from aiograd.rpc.link.link import Link
@@ -47,18 +47,18 @@ class Shortcuts(Running):
         if flags & KEEP:
             token, body = split_kept(body)
         try:
-            held, (args, kwargs) = self._decode(flags, context, target, body, lent)
+            carried, (args, kwargs) = self._decode(flags, context, target, body, lent)
         except Exception as error:
             error = self._undecodable(error)
             if token is not None:
                 return self._fail(self._expected(flags, id, target, token), error)
-            return self._fail(Incoming(self, id, target, CALL), error)
+            return self._fail(Invocation(self, id, target, CALL), error)
         if token is not None:
-            self._run_and_keep(flags, id, target, token, args, kwargs, context, held)
+            self._run_and_keep(flags, id, target, token, args, kwargs, context, carried)
         elif target.mode == INLINE:
-            self._run_inline(id, budget, target, args, kwargs, context, held)
+            self._run_inline(id, budget, target, args, kwargs, context, carried)
         else:
-            self._begin_task(id, budget, target, args, kwargs, context, held)
+            self._begin_task(id, budget, target, args, kwargs, context, carried)
 
     def _run_inline(
         self,
@@ -68,7 +68,7 @@ class Shortcuts(Running):
         args: Sequence[Any],
         kwargs: dict[str, Any] | None = None,
         context: contextvars.Context | None = None,
-        held: Any = None,
+        carried: Any = None,
     ) -> None:
         """Run a function that cannot wait, and answer."""
         if context is None:
@@ -82,11 +82,11 @@ class Shortcuts(Running):
                 else context.run(target.func, *args)
             )
         except BaseException as error:
-            return self._fail(Incoming(self, id, target, CALL), error)
-        if not self._reply_at_once(id, value, held):
-            incoming = Incoming(self, id, target, CALL)
-            incoming.context, incoming.held = context, held
-            self._result(incoming, value)
+            return self._fail(Invocation(self, id, target, CALL), error)
+        if not self._reply_at_once(id, value, carried):
+            invocation = Invocation(self, id, target, CALL)
+            invocation.context, invocation.carried = context, carried
+            self._result(invocation, value)
 
     def _run_and_keep(
         self,
@@ -97,11 +97,11 @@ class Shortcuts(Running):
         args: Sequence[Any],
         kwargs: dict[str, Any] | None = None,
         context: contextvars.Context | None = None,
-        held: Any = None,
+        carried: Any = None,
     ) -> None:
         """The same for an op whose result stays here: nobody else can see it begin."""
-        keeper, link = self._agent.keeper, self._link
-        assert keeper is not None
+        result_store, link = self._agent.result_store, self._link
+        assert result_store is not None
         if context is None:
             context = self._context.copy()
         try:
@@ -114,33 +114,33 @@ class Shortcuts(Running):
             return self._fail(self._expected(flags, id, target, token), error)
         boxes = self._agent.travellers.boxes
         if (boxes is None or value.__class__ is not boxes[0]) and unfinished(value):
-            incoming = self._expected(flags, id, target, token)
-            incoming.context, incoming.held = context, held
-            return self._result(incoming, value)
-        keeper.made(link.peer, token, value)
-        if not flags & ALONG:
+            invocation = self._expected(flags, id, target, token)
+            invocation.context, invocation.carried = context, carried
+            return self._result(invocation, value)
+        result_store.made(link.peer, token, value)
+        if not flags & PIGGYBACK:
             link.send(REPLY, EMPTY, id, 0.0, 0, NOTHING, "reply")
-        elif self._reply_at_once(id, value, held):
+        elif self._reply_at_once(id, value, carried):
             return
-        elif flags & LEISURE:  # it has not been asked for so far
+        elif flags & LAZY:  # it has not been asked for so far
             link.send(REPLY, EMPTY | KEEP, id, 0.0, 0, NOTHING, "reply")
         else:
-            incoming = Incoming(self, id, target, CALL)
-            incoming.held = held
-            self._send_along(incoming, value)
+            invocation = Invocation(self, id, target, CALL)
+            invocation.carried = carried
+            self._send_along(invocation, value)
 
-    def _expected(self, flags: int, id: int, target: Target, token: bytes) -> Incoming:
+    def _expected(self, flags: int, id: int, target: Target, token: bytes) -> Invocation:
         """A call whose result stays here, in case that it does not come at once."""
-        incoming = Incoming(self, id, target, CALL)
-        incoming.along = flags & ALONG != 0
-        self._expect(incoming, token)
-        return incoming
+        invocation = Invocation(self, id, target, CALL)
+        invocation.along = flags & PIGGYBACK != 0
+        self._expect(invocation, token)
+        return invocation
 
-    def _expect(self, incoming: Incoming, token: Any) -> None:
-        """Tell the keeper, before anything waits or runs, of a result that shall stay here."""
-        assert self._agent.keeper is not None
-        self._agent.keeper.expect(self._link.peer, token)
-        incoming.token, incoming.kept = token, True
+    def _expect(self, invocation: Invocation, token: Any) -> None:
+        """Tell the result store of a result that will stay here, before anything waits or runs."""
+        assert self._agent.result_store is not None
+        self._agent.result_store.expect(self._link.peer, token)
+        invocation.token, invocation.kept = token, True
 
     def _begin_task(
         self,
@@ -150,21 +150,21 @@ class Shortcuts(Running):
         args: Sequence[Any],
         kwargs: dict[str, Any] | None = None,
         context: contextvars.Context | None = None,
-        held: Any = None,
+        carried: Any = None,
     ) -> None:
         """Run a coroutine function as a task."""
         agent = self._agent
-        incoming = self.running[id] = Incoming(self, id, target, CALL)
-        incoming.args, incoming.kwargs, incoming.held = args, kwargs, held
+        invocation = self.running[id] = Invocation(self, id, target, CALL)
+        invocation.args, invocation.kwargs, invocation.carried = args, kwargs, carried
         if context is None:
             context = self._context.copy()
-        incoming.context = context
+        invocation.context = context
         deadline = agent.loop.time() + budget if budget <= AGES else math.inf
         context.run(DEADLINE.set, deadline)
         if deadline != math.inf:
-            incoming.bucket = bucket = agent.deadlines.bucket(deadline, budget)
-            bucket[incoming] = None
-        incoming.task = agent.loop.create_task(self._perform(incoming), context=context)
+            invocation.bucket = bucket = agent.deadlines.bucket(deadline, budget)
+            bucket[invocation] = None
+        invocation.task = agent.loop.create_task(self._perform(invocation), context=context)
 
     # ── services ────────────────────────────────────────────────────────────────────────────────
 
@@ -173,23 +173,23 @@ class Shortcuts(Running):
         agent = self._agent
         context = self._context.copy()
         try:
-            held, (args, _) = self._decode(flags, context, target, body)
+            carried, (args, _) = self._decode(flags, context, target, body)
         except Exception as error:
-            return self._fail(Incoming(self, id, target, REQUEST), self._undecodable(error))
+            return self._fail(Invocation(self, id, target, REQUEST), self._undecodable(error))
         try:
             handler = agent.services.get(target.name)
             if handler is None:
                 raise ProtocolError(f"no service {target.name!r}", agent.name)
             value = context.run(handler, self._link.peer, *args)
         except Exception as error:
-            return self._fail(Incoming(self, id, target, REQUEST), error)
-        if not self._reply_at_once(id, value, held, flags & LEISURE):
-            incoming = Incoming(self, id, target, REQUEST)
-            incoming.context, incoming.held = context, held
+            return self._fail(Invocation(self, id, target, REQUEST), error)
+        if not self._reply_at_once(id, value, carried, flags & LAZY):
+            invocation = Invocation(self, id, target, REQUEST)
+            invocation.context, invocation.carried = context, carried
             if budget < AGES:
-                incoming.bucket = agent.deadlines.bucket(agent.loop.time() + budget)
-                incoming.bucket[incoming] = None
-            self._result(incoming, value)
+                invocation.bucket = agent.deadlines.bucket(agent.loop.time() + budget)
+                invocation.bucket[invocation] = None
+            self._result(invocation, value)
 
     def _take_post(self, id: int, target: Target, body: Any) -> None:
         """The shortest way of a post: nobody waits for an answer."""
@@ -205,15 +205,15 @@ class Shortcuts(Running):
             if handler is None:
                 raise ProtocolError(f"no service {target.name!r}", agent.name)
         except Exception as error:
-            return self._refuse(Incoming(self, id, target, POST), self._undecodable(error))
+            return self._refuse(Invocation(self, id, target, POST), self._undecodable(error))
         try:
             value = context.run(handler, self._link.peer, *args)
         except Exception as error:
-            return self._fail(Incoming(self, id, target, POST), error)
+            return self._fail(Invocation(self, id, target, POST), error)
         if value is not None:
-            incoming = Incoming(self, id, target, POST)
-            incoming.context = context
-            self._result(incoming, value)
+            invocation = Invocation(self, id, target, POST)
+            invocation.context = context
+            self._result(invocation, value)
 
     # ── decoding ────────────────────────────────────────────────────────────────────────────────
 
@@ -227,10 +227,10 @@ class Shortcuts(Running):
     ) -> tuple[Any, tuple[Any, dict[str, Any] | None]]:
         """The baggage of a message of the quick road, and its arguments."""
         boxes = self._agent.travellers.boxes
-        if not flags & CARRIED:
+        if not flags & BAGGAGE:
             return None, decode_call(data, boxes, None, lent)
         arrival, data = self._carried(context, target, data)
-        return arrival.held, decode_call(data, boxes, arrival, lent)
+        return arrival.carried, decode_call(data, boxes, arrival, lent)
 
     def _undecodable(self, error: Exception) -> Exception:
         """What the caller is told of arguments that could not be decoded."""
@@ -243,8 +243,8 @@ class Shortcuts(Running):
         """Take in the baggage of a message of the quick road; what is left is its payload."""
         arrival = Arrival(self._link.peer, target.kind)
         data = unlabelled(self._agent, data, arrival)
-        if arrival.held is not None and self._agent.baggage is not None:
-            context.run(self._agent.baggage.enter, arrival.held)
+        if arrival.carried is not None and self._agent.baggage is not None:
+            context.run(self._agent.baggage.enter, arrival.carried)
         return arrival, data
 
 

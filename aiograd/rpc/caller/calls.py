@@ -28,7 +28,7 @@ from aiograd.rpc.scope import DEADLINE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import ALONE, call_entry
 from aiograd.wire.framing import HEADER, MAGIC, SMALL
-from aiograd.wire.messages import ALONG, CALL, CANCEL, KEEP, LEISURE, NESTED, OP
+from aiograd.wire.messages import CALL, CANCEL, KEEP, LAZY, NESTED, OP, PIGGYBACK
 
 if TYPE_CHECKING:
     from aiograd.rpc.link.link import Link
@@ -77,7 +77,7 @@ class Caller(Replies):
             number is None
             or not link.quick
             or (kind == CALL and (len(pending) >= self._limit or self.waiting))
-            or self.agent.faults is not None
+            or self.agent.fault_injector is not None
             or len(data) > SMALL
         ):
             self.begin(future, kind, flags, deadline, shipment, Payload(data), False)
@@ -89,18 +89,18 @@ class Caller(Replies):
         self.last_id = future._id = id = self.last_id + 1
         pending[id] = future
         if outbox.row:
-            outbox.end_row()
+            outbox.end_batch()
         small = outbox.small
         if flags & KEEP:
             flags = self.copies.stays(future, id, flags)
         frame = HEADER.pack(MAGIC, kind, flags, len(data), id, seconds, number)
-        if flags & (KEEP | ALONG) == KEEP:
+        if flags & (KEEP | PIGGYBACK) == KEEP:
             future._frame = (len(small), frame)
         small.append(frame)
         small.append(data)
-        if flags & (KEEP | LEISURE) == LEISURE:
+        if flags & (KEEP | LAZY) == LAZY:
             outbox.linger(2)
-        elif len(small) > EARLY and flags & (KEEP | ALONG) != KEEP:  # may still be asked for
+        elif len(small) > EARLY and flags & (KEEP | PIGGYBACK) != KEEP:  # may still be asked for
             outbox.flush_early()
         elif not outbox.scheduled and not outbox.corked:
             if len(pending) == 1 and not flags & KEEP:  # the others of a burst share a write
@@ -108,7 +108,7 @@ class Caller(Replies):
             else:
                 outbox.schedule()
 
-    def begin_in_row(
+    def begin_batched(
         self,
         future: Future[Any],
         flags: int,
@@ -126,7 +126,7 @@ class Caller(Replies):
             or not link.quick
             or len(pending) >= self._limit
             or self.waiting
-            or self.agent.faults is not None
+            or self.agent.fault_injector is not None
             # A copy of it may still be asked for.
             or (token is not None and not (self.copies.eager and flags & OP))
         ):
@@ -143,7 +143,7 @@ class Caller(Replies):
         if token is not None:
             flags = self.copies.stays(future, id, flags | KEEP)
             entry = (token, entry)
-        self._outbox.put_in_row(CALL, flags, id, seconds, number, entry, len(pending) == 1)
+        self._outbox.put_batched(CALL, flags, id, seconds, number, entry, len(pending) == 1)
         return True
 
     def begin(
@@ -198,7 +198,7 @@ class Caller(Replies):
         link.send(kind, flags, id, budget, number, payload, future._kind, future._undo, future)
 
     def renumber(self, id: int) -> int:
-        """A message that was held back on purpose leaves now: its new number."""
+        """A message that was carried back on purpose leaves now: its new number."""
         self.last_id = now = self.last_id + 1
         if (future := self.pending.pop(id, None)) is not None:  # not a post, and still awaited
             future._id = now

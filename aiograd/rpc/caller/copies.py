@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.wire.framing import HEADER
-from aiograd.wire.messages import ALONG, CARRIED, LEISURE, OP
+from aiograd.wire.messages import BAGGAGE, LAZY, OP, PIGGYBACK
 
 if TYPE_CHECKING:
     from aiograd.rpc.future import Future
     from aiograd.rpc.link.send import Outbox
 
-STAYED: Final = object()  # the answer to a call whose result could not come along
+NO_VALUE: Final = object()  # the answer to a call whose result could not come along
 
 
 class Copies:
@@ -32,9 +32,9 @@ class Copies:
         if not (flags & OP and self._last == id - 1):
             self._first = id
         self._last = id
-        if self.eager and flags & (OP | CARRIED) == OP:
+        if self.eager and flags & (OP | BAGGAGE) == OP:
             future._frame = (self._outbox.ticks, b"")
-            return flags | ALONG | LEISURE
+            return flags | PIGGYBACK | LAZY
         return flags
 
     def along(self, future: Future[Any], last: int, alone: bool = False) -> bool:
@@ -56,7 +56,7 @@ class Copies:
         if at >= len(small) or small[at] is not frame:
             return False
         magic, kind, flags, *rest = HEADER.unpack(frame)
-        small[at] = HEADER.pack(magic, kind, flags | ALONG, *rest)
+        small[at] = HEADER.pack(magic, kind, flags | PIGGYBACK, *rest)
         self.eager = True
         if alone:
             outbox.flush_early()

@@ -1,6 +1,6 @@
 """How a call leaves: the ways from a function and its arguments to the caller's side of a link.
 
-    Agent.call ─┬─▶ a row with others      small and plain, no baggage     (`Caller.begin_in_row`)
+    Agent.call ─┬─▶ a row with others      small and plain, no baggage     (`Caller.begin_batched`)
                 ├─▶ `begin_quickly`        plain arguments, arrays, tensors
                 └─▶ `begin_call`           whatever else may travel
     `open_stream` ─▶ `begin_call`
@@ -45,11 +45,11 @@ def begin_quickly(
     shipment: Shipment,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
-    held: Any,
+    carried: Any,
     keep: Any,
 ) -> bool:
     """A call with plain arguments, arrays and tensors alone; False if there is more to it."""
-    departure = None if held is None else Departure(link.peer, future._kind, held)
+    departure = None if carried is None else Departure(link.peer, future._kind, carried)
     lent: list[PickleBuffer] = []
     data = encode_call(args, kwargs, agent.travellers.boxes, departure, lent)
     if data is None or (lent and keep is not None):
@@ -87,13 +87,13 @@ def begin_call(
     kwargs: dict[str, Any] | None,
     deadline: float,
     shipment: Shipment,
-    held: Any,
+    carried: Any,
     keep: Any,
     flags: int,
 ) -> None:
     """Any call: travellers, baggage, a function that goes inside, a result that stays."""
     embedded = shipment.data is None
-    departure = Departure(link.peer, future._kind, held)
+    departure = Departure(link.peer, future._kind, carried)
     value = (func, args, kwargs) if embedded else (args, kwargs)
     extra = None if keep is None else {"keep": keep}
     if future._trace is not None:
@@ -132,13 +132,13 @@ def open_stream(
     if timeout is None and DEADLINE.get() == math.inf:
         patience, timeout = agent.options.timeout, math.inf
     seconds, deadline = agent.deadline(timeout)
-    held = agent.baggage.current() if agent.baggage is not None else None
+    carried = agent.baggage.current() if agent.baggage is not None else None
     future = prepare(Future(loop=agent.loop), shipment.name)
     future._seconds = seconds
     future._trace = trace(agent, link.peer, "stream")
     stream = Stream(future, link, None if patience == math.inf else patience)
     args = as_tuple(args)
-    begin_call(agent, link, future, func, args, kwargs, deadline, shipment, held, None, STREAM)
+    begin_call(agent, link, future, func, args, kwargs, deadline, shipment, carried, None, STREAM)
     return stream
 
 

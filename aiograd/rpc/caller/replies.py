@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, Overloaded, ProtocolError, WorkerClosed
 from aiograd.rpc import remote_exceptions
-from aiograd.rpc.caller.copies import STAYED, Copies
+from aiograd.rpc.caller.copies import NO_VALUE, Copies
 from aiograd.rpc.caller.window import Waiting
 from aiograd.rpc.envelope import unlabelled, unpack
 from aiograd.rpc.extension import Arrival
 from aiograd.rpc.future import Future, fail
-from aiograd.wire.fastcodec import decode_row, decode_value, value_alone, value_of
+from aiograd.wire.fastcodec import decode_batch, decode_value, value_alone, value_of
 from aiograd.wire.framing import Transfer
-from aiograd.wire.messages import CARRIED, EMPTY, EXTRA, FLAT, ITEM, KEEP, ROW, TRAVELLED
+from aiograd.wire.messages import BAGGAGE, BATCH, EMPTY, FAST, ITEM, KEEP, METADATA, TRAVELLED
 
 if TYPE_CHECKING:
     from aiograd.rpc.link.link import Link
@@ -47,7 +47,7 @@ class Replies:
         raise NotImplementedError
 
     def reply(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if flags & ROW:
+        if flags & BATCH:
             return self._replies(id, body)
         future = self.pending.pop(id, None)
         if future is None:
@@ -62,17 +62,19 @@ class Replies:
             if flags & EMPTY:
                 value = None
                 if flags & KEEP:
-                    value, self.copies.eager = STAYED, False
+                    value, self.copies.eager = NO_VALUE, False
             elif future._kind == "remote" and self.copies.unasked(future):
                 value = None
-            elif flags & (FLAT | CARRIED | EXTRA) == FLAT and type(body) is not Transfer:
+            elif flags & (FAST | BAGGAGE | METADATA) == FAST and type(body) is not Transfer:
                 value = decode_value(body, self.agent.travellers.boxes)
-            elif flags & (FLAT | EXTRA) == FLAT and not (type(body) is Transfer and body.refused):
+            elif flags & (FAST | METADATA) == FAST and not (
+                type(body) is Transfer and body.refused
+            ):
                 lent: Sequence[Any] = ()
                 if type(body) is Transfer:
                     body, *lent = body.segments
                 arrival = None
-                if flags & CARRIED:
+                if flags & BAGGAGE:
                     arrival = Arrival(self._link.peer, "reply")
                     body = unlabelled(self.agent, body, arrival)
                 value = decode_value(body, self.agent.travellers.boxes, arrival, lent)
@@ -99,13 +101,13 @@ class Replies:
     def _replies(self, first: int, body: Any) -> None:
         """The answers to several calls, in a row."""
         pending, boxes = self.pending, self.agent.travellers.boxes
-        for id, entry in enumerate(decode_row(body), first):
+        for id, entry in enumerate(decode_batch(body), first):
             future = pending.pop(id, None)
             if future is None:
                 continue
             if future._trace is not None or future._stream is not None:
                 pending[id] = future
-                self.reply(FLAT, id, 0.0, 0, value_alone(entry))
+                self.reply(FAST, id, 0.0, 0, value_alone(entry))
                 continue
             future._caller = None
             bucket = future._bucket
@@ -136,11 +138,11 @@ class Replies:
                 self._post_refused(body)
             return
         error: Exception
-        if future._trace is not None and flags & EXTRA:
+        if future._trace is not None and flags & METADATA:
             future._trace.answered(future, flags, body)
         try:
             arrival = Arrival(self._link.peer, "reply")
-            fault, function, text = self._unpack(flags & EXTRA, body, arrival)
+            fault, function, text = self._unpack(flags & METADATA, body, arrival)
             codec = self.agent.codec_for(self._link.peer)
             error = remote_exceptions.rebuild(codec, fault, self._link.peer.name)
             error = remote_exceptions.annotate(error, function, self._link.peer.name, text)
@@ -208,7 +210,7 @@ class Replies:
 
     def _drop(self, flags: int, body: Any) -> None:
         """Nobody waits for it, but its travellers must still arrive to be let go properly."""
-        if flags & (TRAVELLED | CARRIED | EXTRA) and not flags & EMPTY:
+        if flags & (TRAVELLED | BAGGAGE | METADATA) and not flags & EMPTY:
             try:
                 self._unpack(flags, body, Arrival(self._link.peer, "reply"))
             except Exception as error:

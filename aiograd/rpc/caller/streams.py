@@ -24,7 +24,7 @@ from aiograd.rpc.extension import Departure
 from aiograd.wire.messages import CREDIT, ITEM
 
 if TYPE_CHECKING:
-    from aiograd.rpc.callee.invocation import Incoming
+    from aiograd.rpc.callee.invocation import Invocation
     from aiograd.rpc.future import Future
     from aiograd.rpc.link.link import Link
 
@@ -35,8 +35,8 @@ _END = object()
 class StreamSource:
     """The callee's end: drives the generator as far as credits reach."""
 
-    def __init__(self, link: Link, incoming: Incoming) -> None:
-        self._link, self._incoming = link, incoming
+    def __init__(self, link: Link, invocation: Invocation) -> None:
+        self._link, self._incoming = link, invocation
         self._credits = WINDOW
         self._more = asyncio.Event()
 
@@ -45,9 +45,9 @@ class StreamSource:
         self._more.set()
 
     async def drive(self) -> None:
-        incoming, callee = self._incoming, self._link.callee
+        invocation, callee = self._incoming, self._link.callee
         try:
-            generator = incoming.func(*incoming.args, **(incoming.kwargs or {}))
+            generator = invocation.func(*invocation.args, **(invocation.kwargs or {}))
             if inspect.isasyncgen(generator) or hasattr(generator, "__aiter__"):
                 await self._drive_async(generator)
             elif inspect.isgenerator(generator) or hasattr(generator, "__iter__"):
@@ -58,13 +58,13 @@ class StreamSource:
                 kind = type(generator).__name__
                 raise TypeError(f"rpc_stream needs a generator function, this one gave {kind}")
         except asyncio.CancelledError as error:
-            callee.fail(incoming, error)
-            if incoming.abandoned:
+            callee.fail(invocation, error)
+            if invocation.abandoned:
                 raise
         except BaseException as error:
-            callee.fail(incoming, error)
+            callee.fail(invocation, error)
         else:
-            callee.succeed(incoming, None)
+            callee.succeed(invocation, None)
 
     async def _drive_async(self, generator: Any) -> None:
         try:
@@ -91,13 +91,13 @@ class StreamSource:
             self._more.clear()
             await self._more.wait()
         self._credits -= 1
-        link, incoming = self._link, self._incoming
-        departure = Departure(link.peer, "reply", incoming.held)
+        link, invocation = self._link, self._incoming
+        departure = Departure(link.peer, "reply", invocation.carried)
         try:
             flags, payload = pack(link.agent, item, departure, "item", link.max_message)
         except SerializationError as error:
             raise SerializationError(error.path, error.what, link.agent.name) from None
-        link.send(ITEM, flags, incoming.id, 0.0, 0, payload, "reply", departure.undo)
+        link.send(ITEM, flags, invocation.id, 0.0, 0, payload, "reply", departure.undo)
 
 
 async def _close(run: Any, generator: Any) -> None:

@@ -34,7 +34,16 @@ from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.link.shared_memory import Shared, shared_memory
 from aiograd.wire.codec import Payload
 from aiograd.wire.framing import SMALL, FrameReader
-from aiograd.wire.messages import DEFINE, FORGET, GOODBYE, LARGE, NUMBERED, POST, RETURN, SHARED
+from aiograd.wire.messages import (
+    DEFINE,
+    FORGET,
+    GOODBYE,
+    LARGE,
+    NUMBERED,
+    POST,
+    SHARED,
+    SHM_RELEASE,
+)
 from aiograd.wire.session import ACCEPTED, LOOK, Offer, Session
 
 if TYPE_CHECKING:
@@ -248,10 +257,10 @@ class Link:
         if self.error is not None:
             run_undo(undo)
             return False
-        if self.agent.faults is None:
+        if self.agent.fault_injector is None:
             self._put(kind, flags, id, budget, target, payload)
             return True
-        verdict = self.agent.faults.on_send(name, self.peer.name)
+        verdict = self.agent.fault_injector.on_send(name, self.peer.name)
         put = functools.partial(self._put, kind, flags, id, budget, target, payload)
         if verdict.action == "delay":
             late = functools.partial(self._put_late, kind, flags, id, budget, target, payload)
@@ -290,7 +299,12 @@ class Link:
     def post_small(self, shipment: Shipment, flags: int, data: bytes) -> bool:
         """The usual case in one step, as `Caller.begin_small`; False if it is another one."""
         number = self.numbers.get(shipment)
-        if number is None or not self.quick or self.agent.faults is not None or len(data) > SMALL:
+        if (
+            number is None
+            or not self.quick
+            or self.agent.fault_injector is not None
+            or len(data) > SMALL
+        ):
             return False
         self.caller.last_id = id = self.caller.last_id + 1
         self.outbox.put_first(POST, flags, id, _NEVER, number, data)
@@ -330,8 +344,8 @@ class Link:
             self.outbox.put_large(kind, flags, id, budget, target, segments)
 
     def _put_shared(self, kind: int, target: int, body: bytes) -> None:
-        leisurely = kind == RETURN and not target
-        put = self.outbox.put_at_leisure if leisurely else self.outbox.put
+        lazy = kind == SHM_RELEASE and not target
+        put = self.outbox.put_lazy if lazy else self.outbox.put
         put(kind, 0, 0, 0.0, target, body)
 
     def _put_late(

@@ -189,9 +189,9 @@ class Links:
                 for future in (*link.caller.pending.values(), *link.caller.waiting)
             ),
             "running_calls": sum(
-                incoming.kind == CALL and not incoming.target.quiet
+                invocation.kind == CALL and not invocation.target.quiet
                 for link in links
-                for incoming in link.callee.running.values()
+                for invocation in link.callee.running.values()
             ),
             "abandoned_calls": sum(link.callee.abandoned for link in links),
             "buffered_bytes": sum(link.outbox.size for link in links),

@@ -40,30 +40,30 @@ from aiograd.rpc.callee.functions import TABLE, Target, resolve
 from aiograd.rpc.envelope import call_alone
 from aiograd.rpc.link.shared_memory import Shared
 from aiograd.rpc.observe.metrics import Limits
-from aiograd.wire.fastcodec import decode_row, value_alone
+from aiograd.wire.fastcodec import decode_batch, value_alone
 from aiograd.wire.framing import Frame, FrameReader, Transfer
 from aiograd.wire.messages import (
     ANSWERS,
-    BORROW,
+    BATCH,
     CALL,
     CANCEL,
     CREDIT,
     DEFINE,
+    FAST,
     FAULT,
-    FLAT,
     FORGET,
     GOODBYE,
     ITEM,
-    LEND,
     NUMBERED,
     ORDERED,
     PING,
     POST,
     REPLY,
     REQUEST,
-    RETURN,
-    ROW,
     SHARED,
+    SHM_ACCEPT,
+    SHM_OFFER,
+    SHM_RELEASE,
 )
 from aiograd.wire.session import Session
 
@@ -132,9 +132,9 @@ class Receiving:
         """Take messages about memory that both sides see."""
         self._shared = shared
         self._handlers |= {
-            LEND: lambda flags, id, budget, target, body: shared.borrow(body),
-            BORROW: lambda flags, id, budget, target, body: shared.answered(target),
-            RETURN: lambda flags, id, budget, target, body: shared.returned(body),
+            SHM_OFFER: lambda flags, id, budget, target, body: shared.borrow(body),
+            SHM_ACCEPT: lambda flags, id, budget, target, body: shared.answered(target),
+            SHM_RELEASE: lambda flags, id, budget, target, body: shared.returned(body),
         }
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Receiving:
                     else:
                         handlers[kind](flags, id, budget, target, body)
                 except MemoryError as error:
-                    if flags & ROW or (kind not in NUMBERED and kind not in ANSWERS):
+                    if flags & BATCH or (kind not in NUMBERED and kind not in ANSWERS):
                         raise  # which calls it was, or what the peer defined, is not known here
                     found = self._target(target) if kind in NUMBERED else None
                     self._refuse(kind, id, found, error)
@@ -186,8 +186,8 @@ class Receiving:
         found: Any = self._target(target) if kind in NUMBERED else target
         if isinstance(body, Transfer) and kind not in NUMBERED and kind not in ANSWERS:
             raise ProtocolError(f"{self._peer} sent a large message of kind {kind}")
-        if flags & ROW and kind in (CALL, REPLY):
-            self._receive_row(kind, flags, id, budget, found, body)
+        if flags & BATCH and kind in (CALL, REPLY):
+            self._receive_batch(kind, flags, id, budget, found, body)
             return
         if kind in NUMBERED and not self._once.fresh(id):
             if isinstance(body, Transfer) and not flags & SHARED:
@@ -206,18 +206,18 @@ class Receiving:
         else:
             self._handlers[kind](flags, id, budget, target, body)
 
-    def _receive_row(
+    def _receive_batch(
         self, kind: int, flags: int, first: int, budget: float, target: Any, body: Any
     ) -> None:
         """Calls or replies in a row, while a large message is under way."""
         if self._restricted:
             raise self._pickled()
-        entries = decode_row(body)
+        entries = decode_batch(body)
         if kind == CALL:
-            self._once.take_row(first, len(entries))
+            self._once.take_batch(first, len(entries))
         for number, entry in enumerate(entries, first):
             data = value_alone(entry) if kind == REPLY else call_alone(flags, entry)
-            self._put_behind(kind, flags & ~ROW, number, budget, target, data)
+            self._put_behind(kind, flags & ~BATCH, number, budget, target, data)
 
     def _release(self, body: Any) -> None:
         """Give back what was reserved for a large message that is all here."""
@@ -272,10 +272,10 @@ class Receiving:
         return target
 
     def _on_call(self, flags: int, id: int, budget: float, target: int, body: Any) -> None:
-        if flags & ROW:
-            entries = decode_row(body)
-            self._once.take_row(id, len(entries))
-            self._callee.calls(flags & ~ROW, id, budget, self._target(target), entries)
+        if flags & BATCH:
+            entries = decode_batch(body)
+            self._once.take_batch(id, len(entries))
+            self._callee.calls(flags & ~BATCH, id, budget, self._target(target), entries)
         elif self._once.fresh(id):
             found = self._targets.get(target) or self._target(target)
             self._callee.call(flags, id, budget, found, body)
@@ -289,7 +289,7 @@ class Receiving:
 
     def _plain(self, handler: Handler, flags: int, *rest: Any) -> None:
         """Over a restricted link: pass a message on if it is not a pickle."""
-        if flags & (FLAT | ROW):
+        if flags & (FAST | BATCH):
             raise self._pickled()
         handler(flags, *rest)
 
@@ -337,7 +337,7 @@ class Once:
             return False
         raise self._misnumbered(number)
 
-    def take_row(self, first: int, count: int) -> None:
+    def take_batch(self, first: int, count: int) -> None:
         """Take the numbers of a row. Rows are never copied: fault injection ends them."""
         if first <= self._last:
             raise self._misnumbered(first)

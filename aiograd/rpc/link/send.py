@@ -8,8 +8,8 @@ then share the connection chunk by chunk, so that nothing small waits behind a g
 written while the transport asks for a pause, so what waits for a slow peer waits here, where it is
 counted. What is written goes into the `Session`, too, in case that it has to be written again.
 
-Messages at leisure, for which nobody waits, leave with the next one that somebody does wait for: to
-wake up a peer takes longer than to make a message. Alone, they leave after `LEISURELY` seconds.
+Messages at lazy, for which nobody waits, leave with the next one that somebody does wait for: to
+wake up a peer takes longer than to make a message. Alone, they leave after `LAZY_DELAY` seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiograd.wire.fastcodec import decode_row, encode_row
+from aiograd.wire.fastcodec import decode_batch, encode_batch
 from aiograd.wire.framing import (
     CHUNK_SIZE,
     HEADER,
@@ -29,14 +29,14 @@ from aiograd.wire.framing import (
     announce,
     header,
 )
-from aiograd.wire.messages import CHUNK, LARGE, ROW, SHARED
+from aiograd.wire.messages import BATCH, CHUNK, LARGE, SHARED
 from aiograd.wire.session import Piece, Session
 
 EARLY = 64  # headers and bodies that do not wait for the end of the tick
 _ROW = 32  # entries of a row that do not, either
 # Seconds that a message waits for company: longer than a pass through many workers takes, in the
 # middle of which it would wake up two that have nothing to do.
-LEISURELY = 0.05
+LAZY_DELAY = 0.05
 Lend = Callable[[memoryview], bytes | None]  # where it lies; b"": not yet; None: it cannot
 _TURNS = 4  # chunks written before the loop gets a turn
 
@@ -73,7 +73,7 @@ class Outbox:
         self.scheduled = False
         self.ticks = 0  # so far; what is put in one of them leaves by its end
         self.corked = False  # while a batch is read: everything it causes leaves in one write
-        self._leisure = 0  # headers and bodies among the small ones that are in no hurry
+        self._lazy = 0  # headers and bodies among the small ones that are in no hurry
         self._lingering = False  # their time will come
         self.waiting = 0  # bytes of large messages that have not left
         self.lend: Lend | None = None  # puts pieces of these into memory that the peer can see
@@ -84,7 +84,7 @@ class Outbox:
         """Queue one small message."""
         small = self.small
         if self.row:
-            self.end_row()
+            self.end_batch()
         small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
             small.append(body)
@@ -98,7 +98,7 @@ class Outbox:
     ) -> None:
         """Queue one small message that tells of much, and let the peer begin with it at once."""
         if self.row:
-            self.end_row()
+            self.end_batch()
         self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         self.small.append(body)
         if not self.corked:
@@ -114,19 +114,19 @@ class Outbox:
             self.put_now(kind, flags, id, budget, target, body)
             self.schedule()
 
-    def put_at_leisure(
+    def put_lazy(
         self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
     ) -> None:
         """Queue one small message that may wait for others."""
         if self.row:
-            self.end_row()
+            self.end_batch()
         before = len(self.small)
         self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
         if body:
             self.small.append(body)
         self.linger(len(self.small) - before)
 
-    def put_in_row(
+    def put_batched(
         self,
         kind: int,
         flags: int,
@@ -139,7 +139,7 @@ class Outbox:
         """Queue a call or reply that may share a frame with others; the `first` waits for none."""
         row, head = self.row, (kind, flags, budget, target)
         if row and (head != self._head or id != self._next):
-            self.end_row()
+            self.end_batch()
             row = self.row
         self._head, self._next = head, id + 1
         row.append(entry)
@@ -151,25 +151,25 @@ class Outbox:
             else:
                 self.schedule()
 
-    def end_row(self) -> None:
+    def end_batch(self) -> None:
         """What comes next must not go before it."""
         row, self.row = self.row, []
-        self._put_row(row, self._next - len(row))
+        self._put_batch(row, self._next - len(row))
 
-    def _put_row(self, row: list[Any], first: int) -> None:
-        body = encode_row(row)
+    def _put_batch(self, row: list[Any], first: int) -> None:
+        body = encode_batch(row)
         if len(body) > SMALL:
             half = len(row) // 2
-            self._put_row(row[:half], first)
-            self._put_row(row[half:], first + half)
+            self._put_batch(row[:half], first)
+            self._put_batch(row[half:], first + half)
         else:
             kind, flags, budget, target = self._head
-            frame = HEADER.pack(MAGIC, kind, flags | ROW, len(body), first, budget, target)
+            frame = HEADER.pack(MAGIC, kind, flags | BATCH, len(body), first, budget, target)
             self.small += (frame, body)
 
     def linger(self, count: int) -> None:
         """The last so many headers and bodies are in no hurry."""
-        self._leisure += count
+        self._lazy += count
         if len(self.small) > EARLY:
             self.flush_early()
         elif not self._lingering and not self.scheduled and not self.corked:
@@ -177,7 +177,7 @@ class Outbox:
 
     def _wait_for_company(self) -> None:
         self._lingering = True
-        self._call_later(LEISURELY, self._waited)
+        self._call_later(LAZY_DELAY, self._waited)
 
     def _waited(self) -> None:
         self._lingering = False
@@ -205,7 +205,7 @@ class Outbox:
     def acknowledge(self) -> None:
         """Say how much has come, and with that that we live."""
         if self.row:
-            self.end_row()
+            self.end_batch()
         self.small.append(self._session.acknowledge())
         if not self.scheduled and not self.corked:
             self.schedule()
@@ -219,7 +219,7 @@ class Outbox:
         self.corked = False
         if self.scheduled:
             return
-        if self.row or len(self.small) > self._leisure or self._parcels:
+        if self.row or len(self.small) > self._lazy or self._parcels:
             self.flush()
         elif self.small and not self._lingering:
             self._wait_for_company()
@@ -243,7 +243,7 @@ class Outbox:
         self._transport = None
         self.small.clear()
         self.row.clear()
-        self._leisure = 0
+        self._lazy = 0
         self._parcels.clear()
         self.waiting = 0
 
@@ -262,7 +262,7 @@ class Outbox:
 
     def _write(self) -> None:
         if self.row:
-            self.end_row()
+            self.end_batch()
         if self._transport is None or self.paused:
             return
         small = self.small
@@ -272,7 +272,7 @@ class Outbox:
                 small.insert(0, session.acknowledge())
             data = b"".join(small)
             small.clear()
-            self._leisure = 0
+            self._lazy = 0
             session.keep(data)
             self._transport.write(data)
         if self._parcels:
@@ -350,7 +350,7 @@ class Outbox:
     def size(self) -> int:
         """Bytes not yet handed to the kernel, but for those that only wait for company."""
         waiting = self.waiting
-        if len(self.small) > self._leisure:
+        if len(self.small) > self._lazy:
             waiting += sum(map(len, self.small))
         return waiting + self._unwritten
 
@@ -370,13 +370,13 @@ class Outbox:
     def unsent(self) -> set[tuple[int, int]]:
         """(kind, id) of messages that have not left completely."""
         if self.row:
-            self.end_row()
+            self.end_batch()
         found = {(parcel.kind, parcel.id) for parcel in self._parcels}
         data, at = b"".join(self.small), 0
         while at < len(data):
             _, kind, flags, length, id, _, _ = HEADER.unpack_from(data, at)
             at += HEADER_SIZE
-            count = len(decode_row(data[at : at + length])) if flags & ROW else 1
+            count = len(decode_batch(data[at : at + length])) if flags & BATCH else 1
             found.update((kind, id + index) for index in range(count))
             at += length
         return found

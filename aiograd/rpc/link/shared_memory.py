@@ -1,8 +1,8 @@
 """Memory that two workers of one host share, so that arrays between them cross no socket.
 
-    LEND      here is memory of mine: sent with the first message that could use it
-    BORROW    I can (or cannot) read it: the answer; until then messages take the socket
-    RETURN    nothing here looks at these blocks any more
+    SHM_OFFER      here is memory of mine: sent with the first message that could use it
+    SHM_ACCEPT    I can (or cannot) read it: the answer; until then messages take the socket
+    SHM_RELEASE    nothing here looks at these blocks any more
 
 Each side lends memory to the other, and only writes to blocks of its own that are free. A message
 that fits is copied into a block, and the frame says where. What arrives lies in that very block, is
@@ -39,7 +39,7 @@ import numpy as np
 from aiograd.errors import ProtocolError
 from aiograd.wire.buffers import ALIGN, PAD, Arena
 from aiograd.wire.framing import Transfer
-from aiograd.wire.messages import BORROW, CHUNK, LEND, RETURN
+from aiograd.wire.messages import CHUNK, SHM_ACCEPT, SHM_OFFER, SHM_RELEASE
 
 _log = logging.getLogger("aiograd")
 LEAST: Final = 32 * 1024  # bytes; what is smaller travels in its frame
@@ -98,7 +98,7 @@ class Shared:
         except (OSError, MemoryError):
             self._usable = False
         else:
-            self._send(LEND, 0, self._lent.offer)
+            self._send(SHM_OFFER, 0, self._lent.offer)
 
     def answered(self, readable: int) -> None:
         """The peer says whether it can read what we lend."""
@@ -121,7 +121,7 @@ class Shared:
             self._borrowed = _Borrowed(self._pid, body, self.back)
         except (OSError, MemoryError):
             _log.debug("the memory of process %d cannot be shared", self._pid, exc_info=True)
-        self._send(BORROW, int(self._borrowed is not None), b"")
+        self._send(SHM_ACCEPT, int(self._borrowed is not None), b"")
 
     def arrived(self, kind: int, body: memoryview) -> Transfer:
         """The message whose frame had this body."""
@@ -135,7 +135,7 @@ class Shared:
         back, offsets = self.back, []
         while back:
             offsets.append(back.popleft())
-        self._send(RETURN, int(self.awaited), struct.pack(f"<{len(offsets)}Q", *offsets))
+        self._send(SHM_RELEASE, int(self.awaited), struct.pack(f"<{len(offsets)}Q", *offsets))
         self.awaited = False
 
     def beat(self) -> None:
@@ -145,7 +145,7 @@ class Shared:
         self._idle += 1
         if self._idle > _IDLE and self._lent is not None and not self._lent.used and self._usable:
             self._lent = self._usable = None
-            self._send(LEND, 0, b"")
+            self._send(SHM_OFFER, 0, b"")
 
     def close(self) -> None:
         self._lent = self._borrowed = None

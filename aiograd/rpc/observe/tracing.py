@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 from aiograd.rpc.envelope import split
 from aiograd.rpc.observe.profile import SCOPE, Profile, Scope, Span, key
 from aiograd.wire.framing import Transfer
-from aiograd.wire.messages import EXTRA
+from aiograd.wire.messages import METADATA
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.callee.invocation import Incoming
+    from aiograd.rpc.callee.invocation import Invocation
     from aiograd.rpc.directory import PeerInfo
     from aiograd.rpc.future import Future
 
-CARRIED: Final = 10_000  # spans in one reply: about a megabyte, less than most results worth timing
+BAGGAGE: Final = 10_000  # spans in one reply: about a megabyte, less than most results worth timing
 
 
 class Trace:
@@ -49,7 +49,7 @@ class Trace:
     def answered(self, future: Future[Any], flags: int, body: Any) -> None:
         """A reply or fault came; take the callee's spans from it."""
         spans: list[Span] = []
-        if flags & EXTRA and not self._agent.restricts(self._peer):
+        if flags & METADATA and not self._agent.restricts(self._peer):
             # Whatever is wrong with the message is told when it is unpacked.
             with contextlib.suppress(Exception):
                 data = body.segments[0] if isinstance(body, Transfer) else body
@@ -107,17 +107,17 @@ class Visit:
 
     __slots__ = ("_agent", "_asked", "_func", "_id", "_inputs", "_name", "_stream", "_times")
 
-    def __init__(self, incoming: Incoming, agent: Agent) -> None:
-        assert incoming.context is not None
-        self._agent, self._name, self._func = agent, incoming.target.name, incoming.func
-        self._stream = incoming.stream is not None
+    def __init__(self, invocation: Invocation, agent: Agent) -> None:
+        assert invocation.context is not None
+        self._agent, self._name, self._func = agent, invocation.target.name, invocation.func
+        self._stream = invocation.stream is not None
         whole = agent.profiles[-1] if agent.profiles else None
-        self._asked = Profile(bool(incoming.record), whole, CARRIED)
+        self._asked = Profile(bool(invocation.record), whole, BAGGAGE)
         self._id = self._asked.number()
         self._inputs: list[tuple[int, ...]] = []
         self._times: list[float] = []  # when the function began and, if that is known, ended
-        incoming.context.run(SCOPE.set, Scope(self._asked, self._id))
-        incoming.func = self.run
+        invocation.context.run(SCOPE.set, Scope(self._asked, self._id))
+        invocation.func = self.run
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of the function, wherever it runs."""
@@ -146,9 +146,9 @@ class Visit:
         return [tuple(span), *inside]
 
 
-def visit(incoming: Incoming, agent: Agent) -> Visit | None:
+def visit(invocation: Invocation, agent: Agent) -> Visit | None:
     """What records a call that starts to run here."""
-    return None if incoming.target.quiet else Visit(incoming, agent)
+    return None if invocation.target.quiet else Visit(invocation, agent)
 
 
 def _is_array(value: Any) -> bool:

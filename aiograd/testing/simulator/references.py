@@ -124,12 +124,12 @@ async def share_reference(actor: Actor) -> None:
 
 async def leave_reference(actor: Actor) -> None:
     """Somebody else keeps it; our own goes; the value must still be there."""
-    number, keeper = actor.random.randrange(1000), actor.someone()
+    number, result_store = actor.random.randrange(1000), actor.someone()
     rref = _create(actor, number)
-    entry = actor.begin("shelve", keeper, actor.book.world.options.timeout)
+    entry = actor.begin("shelve", result_store, actor.book.world.options.timeout)
     key = entry.id
     args = [entry.id, key, rref]
-    await actor.book.watch(entry, lambda: rpc_async(keeper, shelve, tuple(args)), None)
+    await actor.book.watch(entry, lambda: rpc_async(result_store, shelve, tuple(args)), None)
     args.clear()
     kept = entry.outcome == "ok"
     await _let_go(actor, rref)
@@ -138,11 +138,11 @@ async def leave_reference(actor: Actor) -> None:
     if not kept:
         return
     if actor.random.random() < 0.5:
-        await actor.call(unshelve, key, expected=Value(number), to=keeper, errors=(KeyError,))
+        await actor.call(unshelve, key, expected=Value(number), to=result_store, errors=(KeyError,))
         return
-    entry = actor.begin("give", keeper, actor.book.world.options.timeout)
+    entry = actor.begin("give", result_store, actor.book.world.options.timeout)
     got = await actor.book.watch(
-        entry, lambda: rpc_async(keeper, give, (entry.id, key)), ANY, errors=(KeyError,)
+        entry, lambda: rpc_async(result_store, give, (entry.id, key)), ANY, errors=(KeyError,)
     )
     if got is not None:
         await _look(actor, got, Value(number))

@@ -100,7 +100,7 @@ class Node:
         )
         agent.context.run(OWNER.set, self)
         if world.on_send is not None:
-            agent.faults = self
+            agent.fault_injector = self
         self.parts = [attach_references(agent), attach_autograd(agent)]
         await agent.start(self.address)
 

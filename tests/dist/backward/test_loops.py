@@ -35,10 +35,10 @@ async def test_a_chain_of_calls_to_one_worker_is_played_back_in_one_round_trip(w
     w = ag.tensor(np.full(size, 2.0), requires_grad=True)
     async with workers(2), ag.context() as ctx:
         y = await chain(x, w, 5)
-        counting = ag.current_worker().agent.faults = Counting()
+        counting = ag.current_worker().agent.fault_injector = Counting()
         await ctx.backward(y.sum())
         assert len(counting.kinds) == 1
-        ag.current_worker().agent.faults = None
+        ag.current_worker().agent.fault_injector = None
         assert np.array_equal(ctx.gradients[x].numpy(), np.full(size, 32.0))
         assert np.array_equal(ctx.gradients[w].numpy(), 5 * 16.0 * x.numpy())
 

@@ -316,7 +316,7 @@ def run_once(x):
 async def test_a_duplicate_does_not_run_twice(agents):
     async with agents(2) as (a, b):
         RUNS.clear()
-        a.faults, b.faults = Plan(call=DUPLICATE), Plan(reply=DUPLICATE)
+        a.fault_injector, b.fault_injector = Plan(call=DUPLICATE), Plan(reply=DUPLICATE)
         for i in range(20):
             assert await rpc_async("worker1", run_once, (i,)) == i
         assert await rpc_async("worker1", len, (np.zeros(1 << 20, np.uint8),)) == 1 << 20
@@ -334,7 +334,7 @@ async def test_a_copy_of_a_large_message_is_noticed(agents, tmp_path, kind):
         RUNS.clear()
         got: list[int] = []
         b.services["note"] = lambda sender, x: got.append(len(x))
-        a.faults = Plan(call=DUPLICATE, note=DUPLICATE)
+        a.fault_injector = Plan(call=DUPLICATE, note=DUPLICATE)
         sizes = [1 << 20, 3 << 20, 5 << 20]
         for size in sizes:
             await rpc_async("worker1", run_large_once, (np.zeros(size, np.uint8),))
@@ -347,7 +347,7 @@ async def test_a_copy_of_a_large_message_is_noticed(agents, tmp_path, kind):
 
 async def test_a_failed_send_says_that_nothing_ran(agents):
     async with agents(2) as (a, _):
-        a.faults = Plan(call=[FAIL, SEND])
+        a.fault_injector = Plan(call=[FAIL, SEND])
         with pytest.raises(WorkerLost) as caught:
             await rpc_async("worker1", add, (1, 2))
         assert caught.value.executed == "no"
@@ -356,10 +356,10 @@ async def test_a_failed_send_says_that_nothing_ran(agents):
 
 async def test_a_dropped_call_or_reply_ends_at_the_deadline(agents):
     async with agents(2) as (a, b):
-        a.faults = Plan(call=[DROP, SEND])
+        a.fault_injector = Plan(call=[DROP, SEND])
         with pytest.raises(DeadlineExceeded):
             await rpc_async("worker1", add, (1, 2), timeout=0.05)
-        a.faults, b.faults = None, Plan(reply=[DROP, SEND])
+        a.fault_injector, b.fault_injector = None, Plan(reply=[DROP, SEND])
         with pytest.raises(DeadlineExceeded):
             await rpc_async("worker1", add, (1, 2), timeout=0.05)
         assert await rpc_async("worker1", add, (1, 2)) == 3
@@ -367,7 +367,7 @@ async def test_a_dropped_call_or_reply_ends_at_the_deadline(agents):
 
 async def test_a_delayed_call_is_overtaken_but_runs(agents):
     async with agents(2) as (a, _):
-        a.faults = Plan(call=[Verdict("delay", 0.1), SEND, SEND])
+        a.fault_injector = Plan(call=[Verdict("delay", 0.1), SEND, SEND])
         late = rpc_async("worker1", add, (1, 2))
         assert await rpc_async("worker1", add, (3, 4)) == 7
         assert not late.done()
@@ -385,7 +385,7 @@ async def wait_and_tell(x):
 async def test_a_delayed_call_can_be_cancelled_when_it_has_left(agents):
     async with agents(2) as (a, _):
         RUNS.clear()
-        a.faults = Plan(call=[Verdict("delay", 0.01), SEND])
+        a.fault_injector = Plan(call=[Verdict("delay", 0.01), SEND])
         late = rpc_async("worker1", wait_and_tell, (0,))
         assert await rpc_async("worker1", add, (3, 4)) == 7
         await until(lambda: RUNS == [1])
@@ -399,7 +399,7 @@ async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agen
         got: list[int] = []
         b.services["note"] = lambda sender, x: got.append(x)
         b.services["count"] = lambda sender, x: x
-        a.faults = Plan(call=[Verdict("delay", 0.2)], note=[Verdict("delay", 0.2)])
+        a.fault_injector = Plan(call=[Verdict("delay", 0.2)], note=[Verdict("delay", 0.2)])
         late = rpc_async("worker1", len, (np.zeros(3 << 20, np.uint8),))
         a.post("worker1", "note", 1)
         numbers = [a.request("worker1", "count", i) for i in range(5000)]
@@ -411,12 +411,12 @@ async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agen
 async def test_requests_can_insist(agents):
     async with agents(2) as (a, b):
         b.services["echo"] = lambda sender, x: x
-        a.faults = Plan(echo=[DROP, FAIL, SEND, SEND, SEND])
+        a.fault_injector = Plan(echo=[DROP, FAIL, SEND, SEND, SEND])
         assert await a.request("worker1", "echo", 5, retry=True) == 5
-        a.faults = Plan(echo=DROP)
+        a.fault_injector = Plan(echo=DROP)
         with pytest.raises(DeadlineExceeded):
             await a.request("worker1", "echo", 5, retry=True, timeout=0.3)
-        a.faults = None
+        a.fault_injector = None
         await b.close()
         with pytest.raises(WorkerLost):
             await a.request("worker1", "echo", 5, retry=True)
@@ -446,11 +446,11 @@ async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agen
         await rpc_async("worker1", add, ([Thing()], []))
         assert undone == []
         departed.clear()
-        a.faults = Plan(call=FAIL)
+        a.fault_injector = Plan(call=FAIL)
         with pytest.raises(WorkerLost):
             await rpc_async("worker1", add, ([Thing()], []))
         assert undone == ["call"]
-        a.faults = None
+        a.fault_injector = None
         with pytest.raises(TypeError):
             rpc_async("worker1", add, (Thing(), iter_forever()))
         assert undone == departed  # looking for the culprit departs again, and is undone too

@@ -88,7 +88,7 @@ def test_a_number_that_falls_is_an_error_and_not_a_copy(number):
     with pytest.raises(ProtocolError, match=f"message {number} was announced after message 7"):
         once.fresh(number)
     with pytest.raises(ProtocolError, match=f"message {number} was announced after message 7"):
-        once.take_row(number, 3)
+        once.take_batch(number, 3)
 
 
 def test_numbers_begin_with_one():
@@ -99,10 +99,10 @@ def test_numbers_begin_with_one():
 
 def test_a_row_takes_all_its_numbers():
     once = Once()
-    once.take_row(1, 3)
+    once.take_batch(1, 3)
     with pytest.raises(ProtocolError, match="message 2 was announced after message 3"):
         once.fresh(2)
     with pytest.raises(ProtocolError, match="message 3 was announced after message 3"):
-        once.take_row(3, 2)
-    once.take_row(4, 0)  # says nothing, and takes nothing
+        once.take_batch(3, 2)
+    once.take_batch(4, 0)  # says nothing, and takes nothing
     assert once.fresh(4)

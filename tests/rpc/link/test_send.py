@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from aiograd.rpc.link.send import EARLY, Outbox
-from aiograd.wire.fastcodec import decode_row
+from aiograd.wire.fastcodec import decode_batch
 from aiograd.wire.framing import SMALL, FrameReader
-from aiograd.wire.messages import CALL, FLAT, OP, PING, POST, REPLY, ROW
+from aiograd.wire.messages import BATCH, CALL, FAST, OP, PING, POST, REPLY
 from aiograd.wire.session import Session
 
 
@@ -108,7 +108,7 @@ async def test_a_message_that_tells_of_much_leaves_at_once_with_what_waits(outbo
 
 
 async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outbox, wire):
-    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    outbox.put_lazy(REPLY, 0, 1, 0.0, 0, b"")
     await turn()
     assert wire.writes == []
     assert outbox.size == 0, "it does not wait for the peer"
@@ -120,7 +120,7 @@ async def test_a_message_at_leisure_leaves_with_the_next_one_in_front_of_it(outb
 
 
 async def test_a_message_at_leisure_leaves_alone_when_no_other_comes(outbox, wire):
-    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"body")
+    outbox.put_lazy(REPLY, 0, 1, 0.0, 0, b"body")
     async with asyncio.timeout(5):
         while not wire.writes:
             await turn()
@@ -129,7 +129,7 @@ async def test_a_message_at_leisure_leaves_alone_when_no_other_comes(outbox, wir
 
 async def test_what_a_batch_causes_at_leisure_does_not_leave_at_its_end(outbox, wire):
     outbox.corked = True
-    outbox.put_at_leisure(REPLY, 0, 1, 0.0, 0, b"")
+    outbox.put_lazy(REPLY, 0, 1, 0.0, 0, b"")
     outbox.uncork()
     assert wire.writes == []
     outbox.corked = True
@@ -154,50 +154,50 @@ async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):
 def rows(wire):
     """(kind, first id, entries) of what left, or the body of what left alone."""
     return [
-        (kind, id, decode_row(body) if flags & ROW else bytes(body))
+        (kind, id, decode_batch(body) if flags & BATCH else bytes(body))
         for kind, flags, id, _, _, body in wire.frames()
     ]
 
 
 async def test_calls_that_are_alike_share_a_frame(outbox, wire):
     for id in (5, 6, 7):
-        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, (id,))
+        outbox.put_batched(CALL, FAST, id, 1.0, 3, (id,))
     assert not outbox.empty
     await turn()
     assert rows(wire) == [(CALL, 5, [(5,), (6,), (7,)])]
     ((_, flags, _, budget, target, _),) = wire.frames()
-    assert (flags, budget, target) == (FLAT | ROW, 1.0, 3)
+    assert (flags, budget, target) == (FAST | BATCH, 1.0, 3)
     assert outbox.empty
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        (REPLY, FLAT, 2, 1.0, 3),
-        (CALL, FLAT | OP, 2, 1.0, 3),
-        (CALL, FLAT, 3, 1.0, 3),
-        (CALL, FLAT, 2, 2.0, 3),
-        (CALL, FLAT, 2, 1.0, 4),
+        (REPLY, FAST, 2, 1.0, 3),
+        (CALL, FAST | OP, 2, 1.0, 3),
+        (CALL, FAST, 3, 1.0, 3),
+        (CALL, FAST, 2, 2.0, 3),
+        (CALL, FAST, 2, 1.0, 4),
     ],
     ids=["kind", "flags", "id", "budget", "target"],
 )
 async def test_what_differs_begins_another_row(outbox, wire, other):
-    outbox.put_in_row(CALL, FLAT, 1, 1.0, 3, "a")
-    outbox.put_in_row(*other, "b")
+    outbox.put_batched(CALL, FAST, 1, 1.0, 3, "a")
+    outbox.put_batched(*other, "b")
     await turn()
     assert rows(wire) == [(CALL, 1, ["a"]), (other[0], other[2], ["b"])]
 
 
-@pytest.mark.parametrize("put", ["put", "put_at_leisure", "acknowledge", "large"])
+@pytest.mark.parametrize("put", ["put", "put_lazy", "acknowledge", "large"])
 async def test_nothing_overtakes_a_row(outbox, wire, put):
-    outbox.put_in_row(CALL, FLAT, 1, 1.0, 3, "a")
+    outbox.put_batched(CALL, FAST, 1, 1.0, 3, "a")
     if put == "acknowledge":
         outbox.acknowledge()
     elif put == "large":
         outbox.put_large(POST, 0, 2, 1.0, 3, [b"x" * 100])
     else:
         getattr(outbox, put)(POST, 0, 2, 1.0, 3, b"")
-    outbox.put_in_row(CALL, FLAT, 2, 1.0, 3, "b")
+    outbox.put_batched(CALL, FAST, 2, 1.0, 3, "b")
     await turn()
     kinds = [kind for kind, *_ in wire.frames()]
     between = {"acknowledge": PING}.get(put, POST)
@@ -206,7 +206,7 @@ async def test_nothing_overtakes_a_row(outbox, wire, put):
 
 async def test_a_row_that_is_long_enough_leaves_before_the_end_of_the_tick(outbox, wire):
     for id in range(1, 100):
-        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, id)
+        outbox.put_batched(CALL, FAST, id, 1.0, 3, id)
     early = sum(len(entries) for _, _, entries in rows(wire))
     assert 0 < early < 99
     await turn()
@@ -216,7 +216,7 @@ async def test_a_row_that_is_long_enough_leaves_before_the_end_of_the_tick(outbo
 async def test_a_row_too_large_for_a_frame_is_cut(outbox, wire):
     entries = [bytes([id]) * 20_000 for id in range(1, 11)]
     for id, entry in enumerate(entries, 1):
-        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, entry)
+        outbox.put_batched(CALL, FAST, id, 1.0, 3, entry)
     await turn()
     found = rows(wire)
     assert len(found) > 1
@@ -230,7 +230,7 @@ async def test_each_call_of_a_row_that_has_not_left_is_known(outbox):
     outbox.detach()
     outbox.put(REPLY, 0, 9, 1.0, 0, b"body")
     for id in (1, 2):
-        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, id)
+        outbox.put_batched(CALL, FAST, id, 1.0, 3, id)
     assert outbox.unsent() == {(REPLY, 9), (CALL, 1), (CALL, 2)}
 
 
@@ -238,7 +238,7 @@ async def test_a_row_that_waits_for_a_slow_peer_is_counted(outbox):
     outbox.pause()
     before = outbox.size
     for id in range(1, 1000):
-        outbox.put_in_row(CALL, FLAT, id, 1.0, 3, f"{id:0100}")
+        outbox.put_batched(CALL, FAST, id, 1.0, 3, f"{id:0100}")
     assert outbox.size - before > 90_000
     outbox.close()
     assert outbox.empty
@@ -246,7 +246,7 @@ async def test_a_row_that_waits_for_a_slow_peer_is_counted(outbox):
 
 async def test_a_row_made_while_a_batch_is_read_leaves_at_its_end(outbox, wire):
     outbox.corked = True
-    outbox.put_in_row(REPLY, FLAT, 1, 0.0, 0, "a")
+    outbox.put_batched(REPLY, FAST, 1, 0.0, 0, "a")
     await turn()
     assert wire.writes == []
     outbox.uncork()

@@ -14,7 +14,7 @@ from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.link.shared_memory import _CHUNKS, _IDLE, LEAST, Shared
 from aiograd.rpc.options import Options
 from aiograd.wire.framing import FrameReader, announce, header
-from aiograd.wire.messages import BORROW, CALL, CHUNK, LARGE, SHARED
+from aiograd.wire.messages import CALL, CHUNK, LARGE, SHARED, SHM_ACCEPT
 
 kept: list[np.ndarray] = []
 SIZE = 1 << 20
@@ -282,7 +282,7 @@ def test_a_message_beyond_the_end_is_refused():
 def refuses(offer):
     shared, sent = lonely()
     shared.borrow(offer)
-    return sent == [(BORROW, 0, b"")]
+    return sent == [(SHM_ACCEPT, 0, b"")]
 
 
 def offered():

@@ -408,21 +408,6 @@ async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agen
         await until(lambda: got == [1])
 
 
-async def test_requests_can_insist(agents):
-    async with agents(2) as (a, b):
-        b.services["echo"] = lambda sender, x: x
-        a.fault_injector = Plan(echo=[DROP, FAIL, SEND, SEND, SEND])
-        assert await a.request("worker1", "echo", 5, retry=True) == 5
-        a.fault_injector = Plan(echo=DROP)
-        with pytest.raises(DeadlineExceeded):
-            await a.request("worker1", "echo", 5, retry=True, timeout=0.3)
-        a.fault_injector = None
-        await b.close()
-        with pytest.raises(WorkerLost):
-            await a.request("worker1", "echo", 5, retry=True)
-        assert not any(a.links.counters().values())
-
-
 async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agents):
     class Thing:
         pass

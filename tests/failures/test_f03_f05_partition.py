@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.failures.work import now
-from tests.namespaces import Hosts, possible, two_hosts
+from tests.support.namespaces import Hosts, possible, two_hosts
 
 ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("partition_member.py")

@@ -20,7 +20,7 @@ from tests.failures.pairs import (
     who_is_there,
 )
 from tests.failures.work import now
-from tests.waiting import until
+from tests.support.waiting import until
 
 PAIR = ("worker0", "worker1")
 

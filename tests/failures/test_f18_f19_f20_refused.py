@@ -14,7 +14,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.wire.handshake import VERSION
 from tests.failures import work
 from tests.failures.work import echo, now, outcome
-from tests.rpc.test_affinity import in_forked_child
+from tests.support.forks import in_forked_child
 
 MIB = 1 << 20
 

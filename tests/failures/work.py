@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import aiograd as ag
-from tests import waiting
+from tests.support import waiting
 
 SEEN: dict[str, float] = {}  # moments, by the clock that all processes of a host share
 WORD = threading.Event()  # for which a thread waits

@@ -14,8 +14,7 @@ import aiograd as ag
 from aiograd.cluster.config import Plan
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.transport.network import Network
-
-SECRET = b"a secret for tests, 32 bytes lo."
+from tests.support.agents import SECRET
 
 
 class Lookups:

@@ -16,9 +16,9 @@ from aiograd.rref.refcount.records import pack_fork
 from aiograd.wire.framing import announce
 from aiograd.wire.messages import CALL, LARGE, REQUEST
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, service
-from tests.waiting import until
+from tests.support.agents import SECRET
+from tests.support.waiting import until
 
 MIB = 1 << 20
 

@@ -25,9 +25,9 @@ from aiograd.wire.messages import (
     TRAVELLED,
 )
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.gadgets import CALLS, pickled
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
+from tests.support.agents import SECRET
 
 PROTOCOLS = (0, 2, 4, 5)
 PAYLOADS = [pickled(*call, protocol) for call in CALLS for protocol in PROTOCOLS]

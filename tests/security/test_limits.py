@@ -15,8 +15,8 @@ from aiograd.rpc.observe.metrics import NAMES, Limits
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, LARGE
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.rogue import Rogue, announce, frame, header
+from tests.support.agents import SECRET
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
 from tests.security import partner_functions as offer
+from tests.support.certificates import issue
 
 CLINIC, LAB = b"what clinic and registry share..", b"what lab and registry share....."
 STRANGERS = b"what nobody here has ever heard of"  # the same in every run: a test is named after it
@@ -83,15 +84,8 @@ def free_port() -> int:
 
 
 def certificates(folder: Path) -> dict[str, TLS]:
-    authority, found = trustme.CA(), {}
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    for name in NAMES:
-        leaf = authority.issue_cert(name)
-        leaf.private_key_pem.write_to_path(folder / f"{name}.key")
-        for i, blob in enumerate(leaf.cert_chain_pems):
-            blob.write_to_path(folder / f"{name}.pem", append=i > 0)
-        found[name] = TLS(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
-    return found
+    authority = trustme.CA()
+    return {name: issue(authority, folder, name) for name in NAMES}
 
 
 # ── together ────────────────────────────────────────────────────────────────────────────────────

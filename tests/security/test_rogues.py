@@ -39,9 +39,9 @@ from aiograd.wire.messages import (
     TRAVELLED,
 )
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
-from tests.waiting import until
+from tests.support.agents import SECRET
+from tests.support.waiting import until
 
 FRAMES = int(os.environ.get("AIOGRAD_HOSTILE", "5000"))
 PATIENCE = max(90, FRAMES * 0.018)  # seconds

@@ -13,7 +13,6 @@ import random
 import ssl
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,12 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+from tests.support.agents import SECRET
+from tests.support.certificates import issue
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
 PATIENCE = max(120, BAD * 0.06)  # seconds
 AT_ONCE = 12  # a host may have 16 unproven connections
-SECRET = b"a secret for tests, 32 bytes lo."
 FIRST = 100  # bad ones before anything is measured
 SLOW = 20  # of the bad ones drip or say nothing, which takes them the whole handshake_timeout
 
@@ -174,18 +174,6 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def papers(folder: Path, *names: str) -> list[TLS]:
-    """Certificates of one authority."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(folder / "ca")
-    found = []
-    for name in names:
-        leaf = authority.issue_cert(name)
-        leaf.private_key_and_cert_chain_pem.write_to_path(folder / name)
-        found.append(TLS(folder / name, folder / name, folder / "ca"))
-    return found
-
-
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.deadline(PATIENCE)
 async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
@@ -194,7 +182,8 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
     monkeypatch.chdir(tmp_path)
     certificates: list[TLS | None] = [None, None]
     if tls:
-        certificates[:] = papers(tmp_path_factory.mktemp("papers"), "worker0", "worker1")
+        authority, folder = trustme.CA(), tmp_path_factory.mktemp("certificates")
+        certificates = [issue(authority, folder, f"worker{i}") for i in range(2)]
     worker, member = (
         Agent(f"worker{i}", i, secret=SECRET, options=Options(handshake_timeout=1.0, tls=each))
         for i, each in enumerate(certificates)

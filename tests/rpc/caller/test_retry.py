@@ -21,7 +21,7 @@ from aiograd.errors import (
 from aiograd.rpc.caller import retry
 from aiograd.rpc.caller.retry import EARNED, RETRIES, SAVED, Allowance, pause_before, worth_another
 from aiograd.testing import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 FAILED = ("fail", "call")
 RAN: list[object] = []  # workers of these tests live in this process

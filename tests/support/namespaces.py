@@ -1,7 +1,6 @@
-"""Two hosts, as far as the kernel is concerned: network namespaces joined by a cable.
+"""Two network namespaces joined by a virtual cable: two hosts, as far as the kernel is concerned.
 
-Making them takes root and the `ip` command; where that is missing, tests that need them are not
-there either.
+Creating them takes root and the `ip` command; tests that need them are skipped without.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ def ip(*words: str) -> bool:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Their names; they are 10.77.0.1 and 10.77.0.2."""
+    """Two namespaces, with the addresses 10.77.0.1 and 10.77.0.2."""
 
     names: tuple[str, str]
     cable: str
 
     def plug(self, state: str) -> None:
-        """Pull the cable ("down") or put it back ("up"), so that packets vanish without a word."""
+        """Set the link "down" or "up"; while it is down, packets are dropped silently."""
         assert ip("-n", self.names[0], "link", "set", self.cable, state)
 
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[Hosts | None]:
-    """Make them, and unmake them; None where that cannot be."""
+    """Create two namespaces and remove them at the end; yield None where that is not allowed."""
     mark = f"ag{os.getpid() % 10000}"
     names = (f"{mark}a", f"{mark}b")
     try:
@@ -52,6 +51,7 @@ def two_hosts() -> Iterator[Hosts | None]:
 
 
 def possible() -> bool:
+    """Return whether this process may create network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     with two_hosts() as hosts:

@@ -22,7 +22,7 @@ from aiograd.rref.registry import RRefs
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.testing.fault_injection import Faults
 from tests.failures.conftest import PACE
-from tests.failures.test_f09_f10_f17_references import keep, owned, use_kept
+from tests.failures.test_references_of_dead_workers import keep, owned, use_kept
 from tests.failures.work import echo, now, outcome
 
 CUTS = 30

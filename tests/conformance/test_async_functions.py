@@ -1,4 +1,4 @@
-"""Theme M: functions at the callee that finish later: here, plain `async def`."""
+"""Coroutine functions as callees: `async def` where torch needs `async_execution`."""
 
 from __future__ import annotations
 

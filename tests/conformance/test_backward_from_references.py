@@ -1,4 +1,4 @@
-"""Theme Q: a backward pass that starts from a reference."""
+"""Backward passes that start from a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theme I: calls, their arguments and their values."""
+"""Calls, their arguments and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theme B: contexts, their ids, and how they disappear from every worker."""
+"""Contexts, their ids, and how they are released on every worker."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from aiograd.testing.fault_injection import Faults
 from tests.conformance.conftest import RELEASED
 from tests.conformance.forms import (
     LAYOUTS,
+    backward_passes,
     call,
     current_context_id,
     has_context,
@@ -21,6 +22,7 @@ from tests.conformance.forms import (
     plus,
     total,
 )
+from tests.support.waiting import until, until_not
 
 OPENED = threading.Event()  # what the slow functions below wait for
 
@@ -96,13 +98,11 @@ async def visit_everyone(kind: str, layout: str) -> int:
 
 
 async def gone_everywhere(cluster: ag.LocalCluster, ids: list[int]) -> None:
-    async with asyncio.timeout(RELEASED):
-        for worker in cluster:
-            for number in ids:
-                while await worker.call(has_context, number):
-                    await asyncio.sleep(0)
-        while any(has_context(number) for number in ids):
-            await asyncio.sleep(0)
+    async def left() -> bool:
+        asked = [worker.call(has_context, number) for worker in cluster for number in ids]
+        return any(await asyncio.gather(*asked)) or any(map(has_context, ids))
+
+    await until_not(left, RELEASED)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,7 @@ async def test_ctx_clear_while_in_use_ends_the_running_pass(workers):
         async with ag.context() as ctx:
             y = await ag.rpc_async("worker1", held, args=(leaf(),))
             running = asyncio.create_task(ctx.backward(y.sum()))
-            while not (await ag.rpc_async("worker1", ag.debug_info))["backward_passes"]:
-                await asyncio.sleep(0)
+            await until(lambda: backward_passes("worker1"))
         with pytest.raises(UnknownContext, match="released while a backward pass ran"):
             await running
         OPENED.set()

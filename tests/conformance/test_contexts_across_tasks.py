@@ -1,4 +1,4 @@
-"""Theme G: contexts in other tasks, threads and functions than the one that opened them."""
+"""Contexts used in tasks, threads and functions other than the one that opened them."""
 
 from __future__ import annotations
 

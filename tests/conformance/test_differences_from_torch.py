@@ -1,4 +1,4 @@
-"""Theme Z: where the anchor was only measured, and what we promise instead."""
+"""Behaviour that torch leaves undefined or that differs from torch on purpose."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tests.conformance.forms import (
     outside,
     plus,
 )
+from tests.support.waiting import until, until_not
 
 OPENED = threading.Event()
 
@@ -163,8 +164,7 @@ async def test_z_second_backward_no_retain(workers):
 
 
 async def until_opened(x: ag.Tensor) -> ag.Tensor:
-    while not OPENED.is_set():
-        await asyncio.sleep(0)
+    await until(OPENED.is_set)
     return x * 2.0
 
 
@@ -174,9 +174,7 @@ async def test_z_rpc_outlives_ctx(workers):
         async with ag.context() as ctx:
             future = ag.rpc_async("worker1", until_opened, args=(t,))
             await ag.rpc_async("worker1", current_context_id)
-        async with asyncio.timeout(8.0):
-            while await ag.rpc_async("worker1", has_context, args=(ctx.id,)):
-                await asyncio.sleep(0)
+        await until_not(lambda: ag.rpc_async("worker1", has_context, args=(ctx.id,)), 8.0)
         OPENED.set()
         result = await future  # arrives as outside of any context: by value
         np.testing.assert_array_equal(result.numpy(), 2 * t.numpy())
@@ -427,8 +425,7 @@ async def test_z_cleanup_latency(workers):
             for worker in cluster:
                 await worker.call(plus, leaf(), leaf())
         began = time.monotonic()
-        while await counters(cluster):
-            await asyncio.sleep(0)
+        await until_not(lambda: counters(cluster))
         assert time.monotonic() - began < 2.0
 
 

@@ -1,4 +1,4 @@
-"""Theme U: one optimiser over parameters on several workers."""
+"""One optimiser over parameters on several workers."""
 
 from __future__ import annotations
 

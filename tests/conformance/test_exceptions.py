@@ -1,4 +1,4 @@
-"""Theme J: exceptions across the wire."""
+"""Exceptions raised by remote functions."""
 
 from __future__ import annotations
 

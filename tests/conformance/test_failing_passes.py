@@ -1,4 +1,4 @@
-"""Theme E: backward passes that cannot end well say so, at once and to the right caller."""
+"""Backward passes that fail: at once, with the right error, at the right caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import BackwardFailed, GradError, UnknownContext, WorkerLost
-from tests.conformance.forms import FORMS, call, leaf, plus
+from tests.conformance.forms import FORMS, backward_passes, call, leaf, plus
+from tests.support.waiting import until
 
 
 class Faulty(ag.Function):
@@ -107,8 +108,7 @@ async def test_err_node_death(workers, when):
         running = None
         if when == "during the pass":
             running = asyncio.create_task(ctx.backward(y.sum()))
-            while not (await cluster["worker1"].call(ag.debug_info))["backward_passes"]:
-                await asyncio.sleep(0)
+            await until(lambda: backward_passes("worker1"))
         await cluster.kill("worker1")
         began = time.monotonic()
         with pytest.raises(BackwardFailed, match="worker1") as caught:

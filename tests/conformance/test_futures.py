@@ -1,4 +1,4 @@
-"""Theme L: futures, what hangs on them, and waiting for many."""
+"""Futures, their callbacks, and waiting for many of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded, SerializationError
 from tests.conformance.forms import FORMS, call, plus
+from tests.support.waiting import until, until_not
 
 OPENED = threading.Event()  # what the blocked functions below wait for
 
@@ -36,9 +37,8 @@ def blocked() -> str:
 
 async def nothing_pending() -> None:
     """Cancelled calls are forgotten here, and soon at the callee too."""
-    async with asyncio.timeout(2.0):  # a cancel is promised to be seen within 0.5 s
-        while ag.debug_info()["pending_calls"]:
-            await asyncio.sleep(0)
+    # A cancel is promised to be seen within 0.5 s.
+    await until_not(lambda: ag.debug_info()["pending_calls"], 2.0)
 
 
 async def test_fut_wait_twice(workers):
@@ -70,8 +70,7 @@ async def test_fut_then(workers):
         for number in range(10):
             future.add_done_callback(lambda done, n=number: seen.append((n, done.result())))
         assert await future == 3
-        while len(seen) < 10:
-            await asyncio.sleep(0)
+        await until(lambda: len(seen) == 10)
         assert seen == [(number, 3) for number in range(10)]
         link: object = ag.rpc_async("worker1", plus, args=(1, 2))
         for _ in range(20):
@@ -93,8 +92,7 @@ async def test_fut_then_may_call_again(workers):
             lambda done: inner.append(ag.rpc_async("worker1", plus, args=(done.result(), 1)))
         )
         await outer
-        while not inner:
-            await asyncio.sleep(0)
+        await until(lambda: inner)
         assert await inner[0] == 4
 
 

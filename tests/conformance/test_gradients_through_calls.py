@@ -1,4 +1,4 @@
-"""Theme D: gradients through calls equal those of a local run."""
+"""Gradients through calls equal those of a local run."""
 
 from __future__ import annotations
 

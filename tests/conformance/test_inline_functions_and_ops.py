@@ -1,4 +1,4 @@
-"""Theme X: what is said elsewhere of compiled functions, said here of `@ag.inline` ones and ops."""
+"""`@ag.inline` functions and registered ops, where torch has TorchScript functions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import aiograd as ag
 from aiograd.errors import AiogradError, DeadlineExceeded, NotAllowed, NotOwner
 from aiograd.testing.fault_injection import Faults
 from tests.conformance.forms import FORMS, call
+from tests.support.waiting import until
 
 # ── references ──────────────────────────────────────────────────────────────────────────────────
 
@@ -242,8 +243,7 @@ async def test_jit_calls_with_callbacks(workers):
         future.add_done_callback(lambda done: order.append(("first", done.result().tolist())))
         future.add_done_callback(lambda done: order.append(("second", done.result().tolist())))
         await future
-        while len(order) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(order) == 2)
         assert order == [("first", [3.0, 3.0]), ("second", [3.0, 3.0])]
 
 
@@ -346,7 +346,7 @@ async def test_jit_fi_rref_whose_fetch_is_late(workers):
         assert await rref.to_here(timeout=100.0) == [0]
 
 
-# ── delayed calls (theme T) ─────────────────────────────────────────────────────────────────────
+# ── delayed calls ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("form", ["async", "sync"])

@@ -1,4 +1,4 @@
-"""S. Profiling, metrics, debug information; and F's row about the profile of a backward pass."""
+"""Profiles of calls and backward passes, metrics, debug information."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from aiograd.rpc.observe.profile import (
     start_profile,
     stop_profile,
 )
+from tests.support.waiting import until
 
 from .forms import FORMS, call, leaf, plus, total
 
@@ -72,8 +73,12 @@ async def test_dbg_gil(workers):
         await ag.rpc_async("worker1", measure_lag)
         found = await ag.rpc_async("worker1", metrics)
         assert found.keys() == {"loop_lag_mean", "loop_lag_max", "loop_lag_samples"}
-        while not (found := await ag.rpc_async("worker1", metrics))["loop_lag_samples"]:
-            await asyncio.sleep(0)
+
+        async def samples() -> int:
+            return (await ag.rpc_async("worker1", metrics))["loop_lag_samples"]
+
+        await until(samples)
+        found = await ag.rpc_async("worker1", metrics)
         assert 0 <= found["loop_lag_mean"] <= found["loop_lag_max"]
         assert metrics() == {}
         assert not found.keys() & ag.debug_info().keys()
@@ -105,8 +110,8 @@ async def test_prof_calls(workers, form, func, to):
     async with workers(2):
         with profile() as prof, span("a scope of the user's"):
             found = await call(form, to, func, x, y)
-            while not [each for each in prof.events if each.kind == kind]:
-                await asyncio.sleep(0)  # its value was there before the word that it is
+            # A reference's value may arrive before the acknowledgement of its creation.
+            await until(lambda: [each for each in prof.events if each.kind == kind])
         assert (found.numpy() == x.numpy() + y.numpy()).all()
         made = only(prof, key(kind, func.__name__, "driver", to))
         run = only(prof, f"{made.key}/{func.__name__}")

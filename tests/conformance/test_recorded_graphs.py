@@ -1,4 +1,4 @@
-"""Theme C: what a call leaves in the graphs of its two ends."""
+"""What a call adds to the graphs of caller and callee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theme V: a module that lives on another worker."""
+"""Modules that live on another worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theme F: several passes, hooks, whose memory a gradient is, load, and what can be observed."""
+"""Several passes over a context: accumulation, hooks, memory of gradients, load, counters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.testing.fault_injection import CONTROL, Faults
 from tests.conformance.forms import LAYOUTS, full, leaf, plus, total
+from tests.support.waiting import until_not
 
 # ── several passes ──────────────────────────────────────────────────────────────────────────────
 
@@ -293,9 +294,11 @@ async def test_obs_debug_info(workers):
                 assert counters["contexts"] == 1
             for worker in cluster:
                 assert (await worker.call(ag.debug_info))["backward_passes"] == 0
-        async with asyncio.timeout(8.0):
-            while (await cluster["worker1"].call(ag.debug_info))["contexts"]:
-                await asyncio.sleep(0)
+
+        async def contexts() -> int:
+            return (await cluster["worker1"].call(ag.debug_info))["contexts"]
+
+        await until_not(contexts, 8.0)
         assert ag.debug_info()["contexts"] == 0
 
 

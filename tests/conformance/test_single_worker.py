@@ -1,4 +1,4 @@
-"""Theme A: the engine by itself, and the whole loop on one worker that talks to itself."""
+"""Send nodes alone, and whole programs on one worker that calls itself."""
 
 from __future__ import annotations
 

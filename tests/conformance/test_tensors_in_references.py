@@ -1,6 +1,6 @@
-"""Themes H, I, N and R once more, with tensors of both layouts as arguments and values.
+"""Calls and references whose arguments and values are tensors of both layouts.
 
-What these rows say of calls and references as such is tested beside their modules.
+Calls and references as such are tested beside their modules (`tests/rpc`, `tests/rref`).
 """
 
 from __future__ import annotations

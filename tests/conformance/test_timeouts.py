@@ -1,4 +1,4 @@
-"""Theme K: how long a call may take."""
+"""Timeouts of calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded
 from tests.conformance.forms import plus
+from tests.support.waiting import until
 
 OPENED = threading.Event()
 SHORT = 0.5  # seconds; as a default, it also has to do for starting the cluster
@@ -30,8 +31,7 @@ async def never() -> None:
 
 
 async def until_opened() -> str:
-    while not OPENED.is_set():
-        await asyncio.sleep(0)
+    await until(OPENED.is_set)
     return "opened"
 
 

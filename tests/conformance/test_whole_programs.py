@@ -1,4 +1,4 @@
-"""Theme W: whole programs."""
+"""Whole programs: a batching parameter server, reinforcement learning."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def check_figures(story: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_a_story_runs_alone_and_keeps_its_promises(path: Path, tmp_path: Path) -> None:
+def test_an_example_runs_alone_and_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
     said = run(path, tmp_path)
     for promise in PROMISES[path.stem]:
         assert re.search(promise, said), f"{promise!r} is not in:\n{said}"
@@ -102,11 +102,11 @@ def test_a_story_runs_alone_and_keeps_its_promises(path: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_a_story_is_short(path: Path) -> None:
+def test_an_example_has_at_most_60_lines(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     assert len(lines) <= 60
 
 
-def test_the_demo_trains(tmp_path: Path) -> None:
+def test_the_demo_trains_a_model(tmp_path: Path) -> None:
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", run(EXAMPLES / "demo.py", tmp_path))]
     assert losses[-1] < losses[0] / 10

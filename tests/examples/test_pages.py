@@ -21,7 +21,7 @@ def blocks(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_first_minute_runs(name: str, tmp_path: Path) -> None:
+def test_the_program_in_the_readme_and_index_runs(name: str, tmp_path: Path) -> None:
     script = tmp_path / "first_minute.py"
     script.write_text(blocks(ROOT / name)[0])
     done = subprocess.run(
@@ -33,7 +33,7 @@ def test_the_first_minute_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
-def test_python_on_a_page_is_python(path: Path) -> None:
+def test_python_blocks_on_pages_compile(path: Path) -> None:
     assert len(blocks(path)) == path.read_text().count("```python")
     broken = [block for block in blocks(path) if not is_python(block)]
     assert broken == []
@@ -49,7 +49,7 @@ def is_python(block: str) -> bool:
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_on_pages_lead_to_files(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         place = path.parent / target
         made = {"notebooks": ROOT / "examples" / "notebooks"}  # copied when the pages are built
@@ -59,13 +59,13 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert found, f"{path.name} links to {target}"
 
 
-def test_every_example_is_told_of() -> None:
+def test_every_example_is_listed_in_the_docs() -> None:
     page = (ROOT / "docs" / "examples.md").read_text()
     for path in (ROOT / "examples").glob("[0-9]*.py"):
         assert f"`{path.name}`" in page
 
 
-def test_the_table_of_figures_is_the_one_that_is_kept() -> None:
+def test_the_figures_of_the_readme_match_the_stored_ones() -> None:
     done = runpy.run_path(str(ROOT / "benchmarks" / "figures.py"))
     kept = json.loads((ROOT / "benchmarks" / "figures.json").read_text())
     page = (ROOT / "README.md").read_text()

@@ -21,6 +21,7 @@ from tests.failures.work import (
     told,
     until,
 )
+from tests.support.waiting import until_not
 
 
 class Slow(ag.Function):
@@ -77,8 +78,8 @@ async def test_f8_a_worker_killed_in_a_pass_fails_it_everywhere(cluster, figure)
                 _ = ctx.gradients
             assert await ag.rpc_async("worker0", gradients_of, (ctx.id,)) in ("BackwardFailed", [])
         left = now()
-        while await contexts_left(["worker0", "worker2"]) or ag.debug_info()["contexts"]:
-            await asyncio.sleep(0.002)
+        await until_not(lambda: contexts_left(["worker0", "worker2"]))
+        await until_not(lambda: ag.debug_info()["contexts"])
         figure("F8", "… contexts of survivors freed after leaving", 2.0, now() - left)
 
 

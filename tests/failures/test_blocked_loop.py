@@ -1,4 +1,4 @@
-"""F6: a loop that is blocked is told of; others suspect its worker and do not bury it."""
+"""F6: a blocked loop is logged; its worker becomes suspect, and is not lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.failures.work import echo, hold_the_loop, until
 BLOCKED = max(2.0, 7.0 / PACE)  # seconds: longer than the watchdog and the others' patience
 
 
-async def test_f6_who_blocks_a_loop_is_logged_and_the_worker_lives(cluster, figure):
+async def test_f6_a_blocked_loop_is_logged_and_its_worker_is_not_lost(cluster, figure):
     async with cluster(2) as c:
         assert await ag.rpc_async("worker0", echo, (1,)) == 1
         call = ag.rpc_async("worker0", hold_the_loop, (BLOCKED,))

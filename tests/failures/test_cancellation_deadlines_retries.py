@@ -1,4 +1,4 @@
-"""F14: calls are cancelled. F15: time runs out at depth. F16: a call is made again."""
+"""F14: a call is cancelled. F15: a deadline passes in a nested call. F16: a call is retried."""
 
 from __future__ import annotations
 

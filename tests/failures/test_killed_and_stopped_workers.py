@@ -1,4 +1,4 @@
-"""F1: a worker is killed. F2: a worker is stopped, and wakes, or does not."""
+"""F1: a worker is killed. F2: a worker is stopped, and continues or not."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.failures.work import (
     linger,
     linger_through,
     outcome,
+    running_calls,
     stopped,
     until,
 )
@@ -33,8 +34,7 @@ async def test_f1_every_call_to_a_killed_worker_is_lost(cluster, figure, transpo
         await asyncio.gather(*(ag.rpc_async(worker, echo, (1,)) for worker in c))
         calls = [ag.rpc_async("worker1", linger) for _ in range(20)]
         nested = ag.rpc_async("worker0", linger_through, (["worker1"],))
-        while (await ag.rpc_async("worker1", ag.debug_info))["running_calls"] < 21:
-            await asyncio.sleep(0.002)  # the nested one, too
+        await running_calls("worker1", 21)  # the nested one, too
         killed = kill(c, "worker1")
         found = await asyncio.gather(*map(outcome, [*calls, nested]))
         for error, _ in found:
@@ -65,8 +65,7 @@ async def test_f1_a_killed_worker_is_lost_although_a_child_that_it_forked_lives(
         try:
             own = ag.rpc_async("worker1", linger, timeout=20.0)
             peers = ag.rpc_async("worker0", linger_through, (["worker1"],), timeout=20.0)
-            while (await ag.rpc_async("worker1", ag.debug_info))["running_calls"] < 2:
-                await asyncio.sleep(0.002)
+            await running_calls("worker1", 2)
             killed = kill(c, "worker1")
             found = await asyncio.gather(outcome(own), outcome(peers))
             assert alive(helper)
@@ -125,7 +124,7 @@ async def test_f2_a_stopped_worker_is_suspect_and_its_calls_end(cluster, figure,
             figure("F2", "… without a deadline: `WorkerUnresponsive`", promise, when - began)
 
 
-async def test_f2_a_worker_that_wakes_in_time_answers_as_if_nothing_had_been(cluster, figure):
+async def test_f2_a_stopped_worker_that_continues_in_time_answers_its_calls(cluster, figure):
     async with cluster(2) as c:
         agent = c.driver.agent
         assert await ag.rpc_async("worker1", echo, (1,)) == 1

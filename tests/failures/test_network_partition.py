@@ -1,4 +1,4 @@
-"""F3, F5: packets vanish without a word, for a moment or for good, while calls are under way.
+"""F3, F5: packets are dropped silently, for a moment or for good, while calls are under way.
 
 Both loops at once, because the waiting is real: two workers on each of two hosts, one cable.
 """

@@ -1,4 +1,4 @@
-"""F3: two members lose each other for longer than `Options.resume`, and find each other again.
+"""F3: two members lose each other for longer than `Options.resume`, and reconnect.
 
 The coordinator reaches both all the time, so both stay members.
 """

@@ -1,4 +1,4 @@
-"""F7: a large call that thousands of small ones overtake."""
+"""F7: a large call is overtaken by thousands of small ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = {"auto": 15 << 20, "tcp": 48 << 20}
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-async def test_f07_a_large_call_overtaken_by_thousands_runs_once(cluster, figure, transport):
+async def test_f7_a_large_call_overtaken_by_thousands_runs_once(cluster, figure, transport):
     async with cluster(1, transport=transport, max_inflight=16_384):
         assert await ag.rpc_async("worker0", echo, (0,)) == 0
         size = LARGE[transport]

@@ -1,4 +1,4 @@
-"""F18: no memory. F19: another version. F20: another loop, a forked child."""
+"""F18: no memory for a message. F19: another version. F20: another loop, a forked child."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_f19_another_version_is_named_in_the_handshake(cluster, figure, ve
         assert await ag.rpc_async("worker0", echo, (1,)) == 1
 
 
-async def test_f20_a_second_loop_and_a_forked_child_are_told_at_once(cluster, figure):
+async def test_f20_use_on_a_second_loop_or_in_a_forked_child_raises_at_once(cluster, figure):
     async with cluster(1):
         assert await ag.rpc_async("worker0", echo, (1,)) == 1
 

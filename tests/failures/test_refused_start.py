@@ -1,4 +1,4 @@
-"""F21: a start that cannot succeed. Every rank is told why, at once, whenever it comes."""
+"""F21: a start that cannot succeed is refused on every rank, with the reason."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ WRONG = {
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize(("kind", "late"), [("file", False), ("file", True), ("tcp", True)])
 @pytest.mark.parametrize("what", WRONG)
-async def test_f21_every_rank_hears_why_the_start_is_refused(figure, rendezvous, kind, what, late):
+async def test_f21_every_rank_gets_the_reason_of_a_refused_start(
+    figure, rendezvous, kind, what, late
+):
     given, words = WRONG[what]
     ranks = [Rank(name, rank, size, rendezvous) for rank, (name, size) in enumerate(given)]
     try:

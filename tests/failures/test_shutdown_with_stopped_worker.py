@@ -1,4 +1,4 @@
-"""F11: leaving while work is pending and others do not answer."""
+"""F11: shutdown while calls are pending and a peer does not answer."""
 
 from __future__ import annotations
 

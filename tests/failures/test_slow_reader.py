@@ -41,7 +41,7 @@ async def make_many(name: str, count: int) -> list[ag.Future]:
 
 
 @pytest.mark.deadline(60)
-async def test_f4_a_slow_worker_costs_others_nothing(cluster, figure):
+async def test_f4_a_worker_that_does_not_read_does_not_slow_calls_to_others(cluster, figure):
     async with cluster(2) as c:
         await latencies("worker0", 1)
         idle = await latencies("worker1", 300)

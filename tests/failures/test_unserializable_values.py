@@ -1,4 +1,4 @@
-"""F12: errors that cannot travel. F13: arguments and results that cannot."""
+"""F12: exceptions that cannot be sent. F13: arguments and results that cannot be sent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def duration(call, good: bool) -> float:
     return statistics.median(times)
 
 
-async def test_f12_f13_what_cannot_travel_is_told_and_the_connection_lives(cluster, figure):
+async def test_f12_f13_unserializable_values_raise_and_the_connection_stays(cluster, figure):
     async with cluster(1):
         connection = ag.current_worker().agent.link("worker0").connection
         error, _ = await outcome(ag.rpc_async("worker0", fail_stubbornly))

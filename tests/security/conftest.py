@@ -1,4 +1,4 @@
-"""Whole workers in one loop, some of them restricted, and an ear for what pickle looks up."""
+"""Whole workers in one loop, some of them restricted, and a log of what pickle looks up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every limit has an error with a name, and a counter: those that no other test here looks at."""
+"""Every limit has a named error and a counter: the limits that no other test here covers."""
 
 from __future__ import annotations
 

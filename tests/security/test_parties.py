@@ -238,7 +238,7 @@ async def test_a_stranger_hears_the_same_whoever_it_claims_to_be(tmp_path):
         assert one.agent.limits["handshake"] == 4
 
 
-async def test_nobody_meets_a_registry_that_is_none(tmp_path):
+async def test_joining_fails_where_the_registry_does_not_prove_its_name(tmp_path):
     """The lab listens where the registry should: the clinic does not take it for the registry."""
     place = f"unix:{tmp_path}/meet"
     false = ag.Worker(
@@ -329,7 +329,7 @@ async def test_nobody_answers_for_another_one_at_its_address():
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-async def test_nobody_comes_as_the_worker_itself(name):
+async def test_a_peer_cannot_claim_the_workers_own_name(name):
     runtime = Runtime()
     async with contextlib.AsyncExitStack() as stack:
         a, twin = (Agent(each, 0, secret=LAB, runtime=runtime) for each in ("a", name))
@@ -402,7 +402,7 @@ def test_modes_by_name_need_names_that_are_proven():
             ag.Options(mode=modes, tls=one_sided, secret=secret)
 
 
-async def test_a_world_that_lacks_a_party_says_so(tmp_path):
+async def test_an_incomplete_world_names_the_missing_party(tmp_path):
     place = f"unix:{tmp_path}/meet"
     registry = Plan(
         name="registry",

@@ -1,5 +1,7 @@
-"""T1: thousands of bad handshakes on a live worker. Nobody gets in, nothing is unpickled, and
-members are served meanwhile."""
+"""Thousands of bad handshakes on a live worker.
+
+No stranger gets in, nothing is unpickled, and members are served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
 from tests.support.agents import SECRET
 from tests.support.certificates import issue
+from tests.support.waiting import until, until_not
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
 PATIENCE = max(120, BAD * 0.06)  # seconds
@@ -209,8 +212,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
 
         first = iter(range(1, FIRST))  # what libraries load, and buffers that stay, are no growth
         await asyncio.gather(*[attackers(first) for _ in range(AT_ONCE)])
-        while worker._doors._strangers:
-            await asyncio.sleep(0.01)
+        await until_not(lambda: worker._doors._strangers)
         gc.collect()
         files, tasks, links = (
             len(os.listdir("/proc/self/fd")),
@@ -234,8 +236,8 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
         await asyncio.gather(*[attackers(numbers) for _ in range(AT_ONCE)])
         over.set()
         await client
-        while worker._doors._strangers or len(os.listdir("/proc/self/fd")) > files:
-            await asyncio.sleep(0.01)
+        await until_not(lambda: worker._doors._strangers)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
         assert accepted == []
         assert [each for each in lookups if "negate" not in each and "loads" not in each] == []

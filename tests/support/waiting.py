@@ -28,3 +28,12 @@ async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
 
 async def _outcome(found: Any) -> Any:
     return await found if inspect.isawaitable(found) else found
+
+
+async def until_not(condition: Callable[[], Any], within: float = 20.0) -> None:
+    """Wait until `condition()`, or what it returns when awaited, is false."""
+
+    async def over() -> bool:
+        return not await _outcome(condition())
+
+    await until(over, within)

@@ -61,7 +61,7 @@ def run(path: Path, folder: Path) -> str:
         timeout=90,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not list(folder.iterdir()), "a story leaves nothing behind"
+    assert not list(folder.iterdir()), "an example must leave no file behind"
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""What the README and the pages show is true: code runs, links lead somewhere."""
+"""README and documentation pages: their programs run, their links lead to files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAPERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)\)")
 
 
@@ -32,7 +32,7 @@ def test_the_program_in_the_readme_and_index_runs(name: str, tmp_path: Path) -> 
     assert not done.stderr
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_python_blocks_on_pages_compile(path: Path) -> None:
     assert len(blocks(path)) == path.read_text().count("```python")
     broken = [block for block in blocks(path) if not is_python(block)]
@@ -48,7 +48,7 @@ def is_python(block: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_on_pages_lead_to_files(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         place = path.parent / target

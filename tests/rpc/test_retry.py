@@ -26,7 +26,7 @@ from aiograd.rpc.extension import DROP, FAIL, SEND
 from aiograd.rpc.options import Options
 from aiograd.rpc.retry import Backoff, RetryBudget, RetryPolicy, is_worth_a_retry
 from aiograd.testing import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 FAILED = ("fail", "call")
 QUICK = Options(retry=RetryPolicy(first_pause=0.02))

@@ -1,6 +1,7 @@
 """Parties that share a secret with one of the others only: a registry, a clinic and a lab.
 
-Names are proven, so nobody can pass for somebody else, and those that share nothing cannot connect.
+Names are proven, so no party can impersonate another, and parties without a shared secret cannot
+connect.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ async def test_a_worker_that_is_given_its_rank_asks_for_it_by_its_name(tmp_path)
         ("registry", CLINIC),  # as the registry, at its own door
     ],
 )
-async def test_nobody_joins_by_another_name_or_with_another_secret(meeting, name, secret):
+async def test_joining_by_another_name_or_with_another_secret_is_refused(meeting, name, secret):
     place, settings = meeting
     registry = worker("registry", place, world_size=None, **settings["registry"])
     async with together(registry):
@@ -217,8 +218,8 @@ async def test_nobody_joins_by_another_name_or_with_another_secret(meeting, name
             assert await ag.rpc_async("clinic", offer.add, (1,)) == 2
 
 
-async def test_a_stranger_hears_the_same_whoever_it_claims_to_be(tmp_path):
-    """So nobody finds out who is known here."""
+async def test_a_stranger_gets_the_same_answers_for_known_and_unknown_names(tmp_path):
+    """So known names cannot be probed."""
     async with together(worker("registry", f"unix:{tmp_path}/meet", world_size=None)) as (one,):
         heard = []
         for name in ("clinic", "bank", "registry", "nobody"):
@@ -288,7 +289,7 @@ async def three_agents() -> AsyncIterator[list[Agent]]:
 
 
 @pytest.mark.parametrize("known_by", ["its link", "the roster", "both"])
-async def test_nobody_takes_over_a_connection_with_another_ones_incarnation(known_by):
+async def test_a_stolen_incarnation_does_not_take_over_a_connection(known_by):
     """Incarnations are in the roster: c proves to be c, and says that it is the start of b."""
     async with three_agents() as (a, b, c):
         if known_by != "the roster":
@@ -303,7 +304,7 @@ async def test_nobody_takes_over_a_connection_with_another_ones_incarnation(know
         assert await b.call("a", whoami) == "a"
 
 
-async def test_nobody_keeps_a_connection_with_another_ones_incarnation():
+async def test_a_stolen_incarnation_does_not_keep_a_connection():
     """The same, before a has heard of b: then it is c's connection that ends."""
     async with three_agents() as (a, b, c):
         a.directory.remove("b")
@@ -316,7 +317,7 @@ async def test_nobody_keeps_a_connection_with_another_ones_incarnation():
             await c.call("a", whoami)
 
 
-async def test_nobody_answers_for_another_one_at_its_address():
+async def test_another_member_at_a_peers_address_is_not_taken_for_it():
     """b is gone, and c listens where b did, with b's incarnation but by its own, proven name."""
     async with three_agents() as (a, b, c):
         info = b.info

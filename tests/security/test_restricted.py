@@ -271,7 +271,7 @@ async def test_methods_of_a_referenced_object_cannot_be_called(workers, modes):
 # ── references of others ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_reference_of_somebody_else_cannot_be_used(workers):
+async def test_a_reference_of_another_partner_cannot_be_used(workers):
     async with workers("restricted", "restricted", "restricted") as (a, b, c):
         rref = ag.remote("worker1", offer.make, ("private",))
         assert await rref == "private"

@@ -77,7 +77,7 @@ SERVICES = [
     "cluster.gather",
     "no.such.service",
 ]
-GREETING = [
+DEFINITIONS = [
     define(1, exposed("add")),
     define(2, exposed("echo")),
     define(3, exposed("count")),
@@ -170,7 +170,7 @@ async def ended(link: Link) -> None:
 
 
 @pytest.mark.deadline(PATIENCE)
-async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
+async def test_mutated_frames_do_not_affect_other_members(workers, lookups, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("restricted", "restricted") as (_, worker):
         agent = worker.agent
@@ -185,7 +185,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
                 rng = random.Random(session)
                 rogue = await Rogue.connect(hub, "memory:1", SECRET, rank=rng.choice([0, 1, 99]))
                 link = agent.links.table[rogue.incarnation]
-                rogue.send(*GREETING)
+                rogue.send(*DEFINITIONS)
                 for number in range(1, BATCH + 1):
                     for each in messages(rng, number):
                         rogue.send(spoil(rng, each) if rng.random() < 0.3 else each)
@@ -204,7 +204,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
 
 
 @pytest.mark.deadline(PATIENCE)
-async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog):
+async def test_mutated_headers_do_not_affect_other_members_in_trusted_mode(workers, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("trusted", "trusted") as (_, worker):
         agent = worker.agent
@@ -213,7 +213,7 @@ async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog)
             rng = random.Random(session)
             rogue = await Rogue.connect(hub, "memory:1", SECRET, restricted=False)
             link = agent.links.table[rogue.incarnation]
-            rogue.send(*GREETING)
+            rogue.send(*DEFINITIONS)
             for number in range(1, BATCH + 1):
                 kind = rng.choice([k for k in KINDS if k != CALL])
                 body = b"N." if kind in (REPLY, ITEM) else rng.randbytes(rng.randrange(30))
@@ -236,7 +236,7 @@ async def target(workers, caplog):
         w,
     ):
         rogue = await Rogue.connect(w.agent.runtime.network.memory, "memory:1", SECRET)
-        rogue.send(*GREETING)
+        rogue.send(*DEFINITIONS)
         yield w.agent, rogue
         await rogue.close()
 

@@ -64,8 +64,8 @@ async def together(*workers: ag.Worker) -> AsyncIterator[tuple[ag.Worker, ...]]:
 
 
 @pytest.fixture(params=["unix", "tcp", "tls", "file"])
-def meeting(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Any:
-    """Where they meet, and the settings of each."""
+def rendezvous(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Any:
+    """The rendezvous, and the options of each party."""
     kind = request.param
     places = {"unix": f"unix:{tmp_path}/meet", "file": f"file:{tmp_path}/sign"}
     place = places.get(kind, f"127.0.0.1:{free_port}")
@@ -92,8 +92,8 @@ def certificates(folder: Path) -> dict[str, TLS]:
 # ── together ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_parties_work_with_the_registry_and_not_with_each_other(meeting, lookups):
-    place, settings = meeting
+async def test_parties_work_with_the_registry_and_not_with_each_other(rendezvous, lookups):
+    place, settings = rendezvous
     three = [worker(name, place, **settings[name]) for name in NAMES]
     async with together(*three) as (_, clinic, lab):
         assert [each.name for each in ag.workers()] == list(NAMES)
@@ -119,8 +119,8 @@ async def test_parties_work_with_the_registry_and_not_with_each_other(meeting, l
         assert lookups == []
 
 
-async def test_one_that_would_speak_with_all_is_refused_by_those_who_would_not(tmp_path):
-    """The clinic has one secret for everybody: it finds out at the lab's door, at once, too."""
+async def test_a_party_with_one_secret_for_all_is_refused_where_it_shares_none(tmp_path):
+    """The clinic has one secret for all peers; the lab's listener refuses it, at once."""
     place = f"unix:{tmp_path}/meet"
     three = [worker("registry", place), worker("clinic", place, secret=CLINIC)]
     async with together(*three, worker("lab", place)) as everyone:
@@ -197,8 +197,8 @@ async def test_a_worker_that_is_given_its_rank_asks_for_it_by_its_name(tmp_path)
         ("registry", CLINIC),  # as the registry, at its own door
     ],
 )
-async def test_joining_by_another_name_or_with_another_secret_is_refused(meeting, name, secret):
-    place, settings = meeting
+async def test_joining_by_another_name_or_with_another_secret_is_refused(rendezvous, name, secret):
+    place, settings = rendezvous
     registry = worker("registry", place, world_size=None, **settings["registry"])
     async with together(registry):
         impostor = ag.Worker(

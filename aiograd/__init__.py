@@ -56,6 +56,7 @@ from aiograd.rpc.api import (
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
+from aiograd.rpc.retry import RetryPolicy
 from aiograd.rref import RRef, remote
 
 __version__ = "0.1.0"
@@ -93,6 +94,7 @@ __all__ = [
     "LocalCluster",
     "Options",
     "RRef",
+    "RetryPolicy",
     "Tensor",
     "Worker",
     "WorkerInfo",

@@ -1,4 +1,4 @@
-"""Both event loops, a deadline that really stops a hung test, a leak check around every test."""
+"""Run every async test on both event loops, with a deadline and a leak check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import uvloop
 
 DEADLINE = 30.0  # seconds; `@pytest.mark.deadline(n)` sets another one
 
-uvloop.new_event_loop().close()  # the first one opens a pipe that stays for the whole process
+# The first uvloop opens a pipe that stays for the whole process; later it would look like a leak.
+uvloop.new_event_loop().close()
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -28,8 +29,8 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    what = "run the tests in an order drawn from this seed"
-    parser.addoption("--shuffle", type=int, metavar="SEED", help=what)
+    text = "run the tests in an order drawn from this seed"
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,14 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Every test ends with a garbage collection; it need not look at pytest and all modules again.
+    # Every test ends with a garbage collection; it need not scan pytest and all modules each time.
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str, Any]]:
-    # Reports of tests in several processes travel as UTF-8, and some tests log what is none.
+    # xdist sends reports as UTF-8, and some tests log text with lone surrogates.
     return _sendable((yield))
 
 
@@ -77,15 +78,15 @@ def _limited(test: Callable[..., object], seconds: float) -> Callable[..., objec
 
 @contextlib.contextmanager
 def _asyncio_errors() -> Iterator[list[str]]:
-    """Collect what asyncio only logs: exceptions and tasks that nobody looked at."""
+    """Collect what asyncio only logs: unretrieved exceptions, destroyed pending tasks."""
     messages: list[str] = []
-    ear = logging.Handler(logging.ERROR)
-    ear.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("asyncio").addHandler(ear)
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("asyncio").addHandler(handler)
     try:
         yield messages
     finally:
-        logging.getLogger("asyncio").removeHandler(ear)
+        logging.getLogger("asyncio").removeHandler(handler)
 
 
 def _open_files() -> dict[str, str]:
@@ -119,8 +120,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         pure = not inspect.iscoroutinefunction(getattr(request.node, "obj", None))
         if pure and not errors and set(threading.enumerate()) <= threads:
-            return  # nothing to wait for
-        gc.collect()  # and hear what was in a cycle, and what nobody looked at
+            return  # nothing asynchronous ran, so there is nothing to collect and to wait for
+        # Inside the block: finalizers of tasks and futures in cycles log their errors now.
+        gc.collect()
+    # Threads and children may end a moment after their test, and there is no event to await for all
+    # of them, so look several times.
     end = time.monotonic() + 2.0
     while True:
         left = {
@@ -133,4 +137,5 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)
     assert not any(left.values()), f"left behind: {left}"
     assert not errors, errors
-    gc.freeze()  # what is left is pytest's; looking at thousands of reports again took 0.1 s a test
+    # What is left belongs to pytest. Scanning its thousands of reports again took 0.1 s per test.
+    gc.freeze()

@@ -1,12 +1,12 @@
-"""Do the tests of a module notice when it is wrong? `make mutants` changes one thing at a time.
+"""Mutation testing of the modules that must not be wrong: `make mutants`.
 
     python tests/mutants.py [MODULE …] [--sample 80]
 
 Each mutant is the module with one comparison, constant, condition or statement changed; its tests
-run in a fork that has loaded everything but the library. Those that no test notices are shown. Some
-of them are no mistakes, and need no test: a default below all numbers there are that becomes
-smaller still, a number that is only compared with itself and starts elsewhere, a set that is
-filtered once more by the same rule, a fraction that is not reduced.
+run in a fork that has loaded everything but the library. Mutants that survive are printed. Some are
+equivalent to the original and need no test: a sentinel below all numbers that becomes smaller
+still, a counter that starts elsewhere, a set that is filtered twice by the same rule, a fraction
+that is not reduced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pytest
 import uvloop  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-MODULES = {  # what must not be wrong, and the tests that should see to it
+MODULES = {  # module → the tests that should kill its mutants
     "wire/handshake.py": ["wire/test_handshake.py", "wire/test_secrets.py"],
     "wire/framing.py": ["wire/test_framing.py"],
     "wire/session.py": ["wire/test_session.py"],
@@ -43,7 +43,7 @@ MODULES = {  # what must not be wrong, and the tests that should see to it
     ],
     "dist/backward/state.py": ["dist/backward/test_state.py", "dist/test_late.py"],
 }
-PATIENCE = 60  # seconds; a mutant whose tests take longer is noticed, too
+TIMEOUT = 60  # seconds; a mutant whose tests take longer counts as killed
 OTHER: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In},
@@ -54,7 +54,7 @@ DROPPED = ast.Assign | ast.AugAssign | ast.Expr | ast.Raise | ast.Delete
 
 
 def changes(node: Any) -> Iterator[tuple[str, Any]]:
-    """What may become of one node: how, and the node instead."""
+    """Yield the mutations of one node: kind, replacement."""
 
     def changed(**fields: Any) -> Any:
         new = copy.deepcopy(node)
@@ -75,7 +75,10 @@ def changes(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mutants(source: str) -> list[tuple[int, str, str]]:
-    """Line, kind and source of each, inside functions only: constants above are the wire's."""
+    """Return line, kind and source of each mutant.
+
+    Only inside functions: module constants are part of the wire format, and both sides share them.
+    """
     found = []
     tree = ast.parse(source)
     inside = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -95,11 +98,11 @@ def mutants(source: str) -> list[tuple[int, str, str]]:
 
 
 def survives(path: Path, text: str, tests: list[str]) -> bool:
-    """Run the tests in a fork where the module is this text."""
+    """Run the tests in a fork in which the module has this source."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    signal.alarm(PATIENCE)
+    signal.alarm(TIMEOUT)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     loader = importlib.machinery.SourceFileLoader
@@ -110,12 +113,12 @@ def survives(path: Path, text: str, tests: list[str]) -> bool:
         return compile(text, str(path), "exec") if mine else original(self, fullname)
 
     loader.get_code = get_code  # type: ignore[method-assign]
-    loaded = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # before pytest could look at it
+    loaded = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis was imported before
     os._exit(int(pytest.main([*tests, "-x", *loaded, "-p", "no:cacheprovider", "-p", "no:xdist"])))
 
 
 def try_out(module: str, sample: int) -> None:
-    """Say which of some mutants of a module are not noticed, and how many are."""
+    """Print the surviving mutants of a sample, and the share that was killed."""
     path, tests = ROOT / "aiograd" / module, [f"tests/{each}" for each in MODULES[module]]
     source = path.read_text()
     assert survives(path, source, tests), f"the tests of {module} fail as it is"
@@ -125,7 +128,7 @@ def try_out(module: str, sample: int) -> None:
     lines = source.splitlines()
     said = [f"  {line}: {kind}: {lines[line - 1].strip()}" for line, kind, _ in left]
     share = 1 - len(left) / len(some)
-    said.append(f"{module}: {share:.0%} of {len(some)} noticed ({len(every)} in all)")
+    said.append(f"{module}: {share:.0%} of {len(some)} killed ({len(every)} in all)")
     sys.stdout.write("\n".join(said) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Every test can fail: it asserts something, itself or through a helper of the suite."""
+"""Every test asserts something, itself or through a helper of the suite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Suite:
                     self._helpers.setdefault(node.name, []).append((path, node))
         self._asserting: set[ast.AST] = set()
         grown = True
-        while grown:  # until no helper is found any more that calls one of those
+        while grown:  # a fixed point: helpers may assert through other helpers
             before = len(self._asserting)
             for helpers in self._helpers.values():
                 self._asserting |= {node for path, node in helpers if self.asserts(path, node)}

@@ -25,9 +25,7 @@ from aiograd.rpc import scope
 from aiograd.rpc.affinity import check_place, close_in_children, settle
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipper, Target
-from aiograd.rpc.caller.insist import insist
 from aiograd.rpc.caller.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
-from aiograd.rpc.caller.retry import persist
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.envelope import check_size, labelled, pack
 from aiograd.rpc.extension import (
@@ -48,6 +46,7 @@ from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.observe.profile import SCOPE, Profile
 from aiograd.rpc.observe.tracing import Trace, trace
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.retry import retry_call, retry_request
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
@@ -261,7 +260,7 @@ class Agent:
         shipment = ship(func, link.peer)
         if shipment.again and keep is None and not once:
             where = frame if frame is not None else sys._getframe(1)
-            return persist(self, to, func, args, kwargs, timeout, where, future)
+            return retry_call(self, to, func, args, kwargs, timeout, where, future)
         if timeout is None and DEADLINE.get() == math.inf:  # what `deadline` gives, nearly always
             seconds = self.options.timeout
             deadline = self.loop.time() + seconds
@@ -323,7 +322,7 @@ class Agent:
         future._seconds, future._code = seconds, None
         future._id = future._instruction = 0
         if retry:
-            insist(self, future, link, service, args, deadline, carry)
+            retry_request(self, future, link, service, args, deadline, carry)
             return future
         carried = None
         if carry:  # asked in a user's name

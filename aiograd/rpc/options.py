@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from aiograd.rpc.retry import RetryPolicy
 from aiograd.rpc.transport.tls import TLS
 from aiograd.wire.names import check_name
 from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
@@ -65,6 +66,9 @@ class Options:
     resume: float = 3.0
     """Seconds in which a broken connection may come back before the peer counts as lost: a network
     that is away for two is not noticed. 0: it is lost at once."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """How a call of an `@idempotent` function is tried again when its worker is lost or overloaded:
+    five attempts, spread over the 3 s that a restart takes. `RetryPolicy(attempts=1)` for none."""
     lease: float = 10.0
     """Seconds an owner keeps the references of a worker that is gone, in case it comes back."""
     handshake_timeout: float = 5.0
@@ -95,6 +99,8 @@ class Options:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
         self._check_mode()
+        if not isinstance(self.retry, RetryPolicy):
+            raise TypeError(f"retry is an aiograd.RetryPolicy, not {type(self.retry).__name__}")
         if self.tls is not None and not isinstance(self.tls, TLS):
             raise TypeError(f"tls is an aiograd.cluster.TLS, not {type(self.tls).__name__}")
         self._check_secrets()

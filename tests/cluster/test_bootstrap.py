@@ -16,7 +16,7 @@ from aiograd.errors import AuthError, ProtocolError, RpcError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.wire.handshake import VERSION
-from tests.waiting import until
+from tests.support.waiting import until
 
 QUICK = Options(grace=2.0, timeout=10.0)
 

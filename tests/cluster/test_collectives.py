@@ -13,7 +13,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.api import rpc_async, run_sync
 from aiograd.rref.rref import RRef
-from tests.waiting import until
+from tests.support.waiting import until
 
 WORK: list[str] = []  # who has done something; the workers of a test share this process
 

@@ -9,7 +9,7 @@ import pytest
 from aiograd.cluster.api import all_gather, current_worker
 from aiograd.errors import UnknownWorker, WorkerLost
 from aiograd.testing.fault_injection import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 async def test_a_member_that_missed_news_catches_up(meeting):

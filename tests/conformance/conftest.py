@@ -1,13 +1,16 @@
-"""Clusters under the catalogue's own terms: leaks are errors, and every counter ends at zero.
+"""Behaviour that users of `torch.distributed.rpc` rely on, tested against aiograd.
 
-Workers live in the test's loop unless a row is about processes. Leaving the block of a cluster
-asserts that no worker keeps a context, a pass or a call; the shutdown that follows raises for
-leaked references.
+The beginning of a test's name is the id of that behaviour in a catalogue of torch's own tests
+(`ctx_`, `bwd_`, `rref_` …), so that coverage of the catalogue can be counted; the end says what is
+tested here.
+
+Workers live in the test's loop unless a test is about processes. Leaks are errors, and every
+counter ends at zero: leaving the block of a cluster asserts that no worker keeps a context, a pass
+or a call; the shutdown that follows raises for leaked references.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
+from tests.support.waiting import until_not
 
 RELEASED = 2.0 * 4  # seconds; contexts are promised to be gone within 2, and we allow four times
 COUNTERS = (
@@ -41,14 +45,11 @@ async def counters(cluster: ag.LocalCluster) -> dict[str, dict[str, int]]:
 
 
 async def at_rest(cluster: ag.LocalCluster) -> None:
-    """Wait until nobody holds anything; fail if that does not come."""
-    busy: dict[str, dict[str, int]] = {}
+    """Wait until no worker holds anything; fail if that does not happen in time."""
     try:
-        async with asyncio.timeout(RELEASED):
-            while busy := await counters(cluster):
-                await asyncio.sleep(0)
-    except TimeoutError:
-        pytest.fail(f"not at rest: {busy}")
+        await until_not(lambda: counters(cluster), RELEASED)
+    except AssertionError:
+        pytest.fail(f"not at rest: {await counters(cluster)}")
 
 
 @asynccontextmanager

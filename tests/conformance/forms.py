@@ -89,3 +89,8 @@ def has_context(context_id: int) -> bool:
         return ag.get_context(context_id).id == context_id
     except ag.errors.UnknownContext:
         return False
+
+
+async def backward_passes(name: str) -> int:
+    """How many backward passes a worker takes part in at the moment."""
+    return (await ag.rpc_async(name, ag.debug_info))["backward_passes"]

@@ -10,7 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.rpc.scope import current_agent
 from aiograd.testing import simulate
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 async def multiply(path: list[str], x: ag.Tensor, kept: bool = False) -> ag.Tensor:

@@ -7,7 +7,7 @@ import contextlib
 
 import aiograd as ag
 from aiograd.testing import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 GRADIENTS = ("gradients", "gradients.flat")
 

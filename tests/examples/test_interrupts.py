@@ -148,7 +148,7 @@ async for n in ag.rpc_stream("worker1", count):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_cluster_works_after_a_cell_was_interrupted_that(cell: str, kernel: Kernel) -> None:
+def test_the_cluster_works_after_an_interrupt_of_a_cell_that(cell: str, kernel: Kernel) -> None:
     kernel.run(START)
     assert kernel.interrupt(CELLS[cell]) < NOTICED
     assert kernel.run(CHECK) == "[2, 2]\n[6.0]\n"
@@ -165,7 +165,7 @@ def test_a_start_that_was_interrupted_can_be_made_again(kernel: Kernel) -> None:
     assert kernel.run(END) == "None\n"
 
 
-def test_the_ten_minutes_go_on_after_an_interrupted_cell_and_run_again(kernel: Kernel) -> None:
+def test_the_autograd_notebook_runs_again_after_an_interrupted_cell(kernel: Kernel) -> None:
     cells = [cell.source for cell in jupytext.read(NOTEBOOK).cells if cell.cell_type == "code"]
     opened = next(i for i, code in enumerate(cells) if "LocalCluster" in code) + 1
     start = time.monotonic()

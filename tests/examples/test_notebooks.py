@@ -30,7 +30,7 @@ def _pictures(shown: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.deadline(120)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_ten_minutes_take_less_than_one_and_run_twice() -> None:
+def test_the_autograd_notebook_runs_within_a_minute_and_again() -> None:
     notebook = jupytext.read(FOLDER / "distributed_autograd.py")
     again = copy.deepcopy(notebook.cells)
     for cell in again:
@@ -68,7 +68,7 @@ OTHERS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_job_is_told_in_pictures(name: str) -> None:
+def test_a_notebook_runs_and_shows_pictures(name: str) -> None:
     notebook = jupytext.read(FOLDER / f"{name}.py")
     pictures, promises = OTHERS[name]
     assert len(_pictures(_execute(notebook))) == pictures
@@ -77,7 +77,7 @@ def test_a_job_is_told_in_pictures(name: str) -> None:
         assert promise in text
 
 
-def test_no_notebook_is_forgotten() -> None:
+def test_every_notebook_is_tested() -> None:
     told = {"distributed_autograd", *OTHERS}
     assert {path.stem for path in NOTEBOOKS} == told
     page = (FOLDER.parents[1] / "docs" / "index.md").read_text()

@@ -15,6 +15,7 @@ import time
 import aiograd as ag
 from aiograd.cluster.processes.worker_main import new_event_loop
 from tests.failures.work import echo, linger
+from tests.support.waiting import until
 
 
 def say(*words: object) -> None:
@@ -54,8 +55,7 @@ async def main(rank: int, place: str, secret: str) -> None:
         say("ready")
         await (await commands()).readline()
         before = went
-        while went <= before + 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: went > before + 1, 60.0)
         say("went", went, "failed", failed)
         try:
             await pending

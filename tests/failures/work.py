@@ -1,4 +1,4 @@
-"""What workers are asked to do while they fail."""
+"""Functions that run on workers while these fail, and helpers to make them fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import aiograd as ag
-from tests import waiting
+from tests.support import waiting
 
 SEEN: dict[str, float] = {}  # moments, by the clock that all processes of a host share
 WORD = threading.Event()  # for which a thread waits
@@ -102,10 +102,22 @@ async def fetch(size: int) -> int:
 
 
 async def told(name: str, what: str) -> float:
-    """Wait until something was seen on a worker; when."""
-    while what not in (moments := await ag.rpc_async(name, seen)):
-        await asyncio.sleep(0.002)
-    return moments[what]
+    """Wait until an event was seen on a worker; return when it was."""
+
+    async def has_seen() -> bool:
+        return what in await ag.rpc_async(name, seen)
+
+    await waiting.until(has_seen, 60.0)
+    return (await ag.rpc_async(name, seen))[what]
+
+
+async def running_calls(name: str, count: int) -> None:
+    """Wait until a worker runs `count` calls."""
+
+    async def enough() -> bool:
+        return (await ag.rpc_async(name, ag.debug_info))["running_calls"] >= count
+
+    await waiting.until(enough)
 
 
 async def until(condition: Callable[[], bool]) -> float:

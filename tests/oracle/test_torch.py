@@ -26,7 +26,7 @@ CALLS = [
 ]
 
 
-def test_the_table_speaks_of_our_operations_only():
+def test_the_table_of_counterparts_names_existing_operations():
     assert TORCH.keys() <= SAMPLES.keys() - DISCRETE
 
 

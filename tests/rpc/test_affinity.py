@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import warnings
 
 import pytest
 import uvloop
 
 import aiograd as ag
 from aiograd.errors import RpcError, WrongLoopError, WrongThread
+from tests.support.forks import in_forked_child
 
 LOOPS = pytest.mark.parametrize(
     "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
@@ -124,27 +123,6 @@ def test_blocking_in_the_thread_that_should_run_the_loop_is_refused(new_loop):
     assert loop.run_until_complete(later) == 3
     loop.run_until_complete(cluster.close())
     loop.close()
-
-
-def in_forked_child(use) -> str:
-    """What `use()` raises in a fork of this process: the name of the type, and its text."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of forks where threads are
-        child = os.fork()
-    if child == 0:
-        try:
-            use()
-            said = "nothing"
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
 
 
 async def test_a_forked_child_is_told_so_at_once_and_the_parent_goes_on(cluster):

@@ -17,9 +17,7 @@ from aiograd.rpc import affinity
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
-from tests.rpc.transport.test_tls import authority, papers  # noqa: F401 - fixtures
-
-SECRET = b"a secret for tests, 32 bytes lo."
+from tests.support.agents import SECRET
 
 
 def double(x):
@@ -57,7 +55,7 @@ def forked() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
-async def test_a_forked_child_keeps_no_descriptor_of_a_worker(kind, tmp_path, papers):  # noqa: F811
+async def test_a_forked_child_keeps_no_descriptor_of_a_worker(kind, tmp_path, papers):
     before = held("self")
     agents = [
         Agent(

@@ -33,7 +33,7 @@ from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.options import Options
 from aiograd.rpc.scope import current_agent
 from aiograd.wire.messages import CALL
-from tests.waiting import until
+from tests.support.waiting import until
 
 NOTES: dict[str, Any] = {}  # where functions of these tests, all in one process, leave things
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import trustme
 
-from aiograd.cluster import TLS
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.options import Options
 from aiograd.testing.chaos_proxy import Proxy
+from tests.support.agents import SECRET
+from tests.support.certificates import issue
 
-SECRET = b"a secret for tests, 32 bytes lo."
 CUTS = int(os.environ.get("AIOGRAD_CUTS", "50"))
 SEED = int(os.environ.get("AIOGRAD_SEED", "0"))
 RUNS: Counter[int] = Counter()
@@ -75,14 +75,6 @@ def offset(rng: random.Random) -> int:
     return rng.randint(1, 700) if rng.random() < 0.2 else int(10 ** rng.uniform(2.9, 6.2))
 
 
-def certificates(folder, name: str, authority: trustme.CA) -> TLS:
-    leaf = authority.issue_cert(name)
-    leaf.private_key_pem.write_to_path(folder / f"{name}.key")
-    leaf.cert_chain_pems[0].write_to_path(folder / f"{name}.cert")
-    authority.cert_pem.write_to_path(folder / "ca")
-    return TLS(folder / f"{name}.cert", folder / f"{name}.key", folder / "ca")
-
-
 @pytest.mark.deadline(60 + CUTS)
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
 async def test_calls_run_exactly_once_however_often_connections_are_cut(kind, tmp_path):
@@ -91,7 +83,7 @@ async def test_calls_run_exactly_once_however_often_connections_are_cut(kind, tm
     authority = trustme.CA() if kind == "tls" else None
     agents = []
     for i in range(2):
-        tls = certificates(tmp_path, f"worker{i}", authority) if authority else None
+        tls = issue(authority, tmp_path, f"worker{i}") if authority else None
         agents.append(Agent(f"worker{i}", i, secret=SECRET, options=Options(tls=tls)))
     a, b = agents
     lost: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 
 from aiograd.errors import Overloaded
 from aiograd.rpc.api import inline, rpc_async, rpc_stream
-from tests.waiting import until
+from tests.support.waiting import until
 
 MIB = 1 << 20
 BIG = 3 * MIB

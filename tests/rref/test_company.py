@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from aiograd.rref.company import Company
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from aiograd.rpc.api import rpc_async, rpc_sync, run_sync
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, remote
 from aiograd.rref.refcount.records import unpack_forks
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def add(a: Any, b: Any = 1, *, twice: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Whole workers in one loop, some of them restricted, and an ear for what pickle looks up."""
+"""Whole workers in one loop, some of them restricted, and a log of what pickle looks up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import aiograd as ag
 from aiograd.cluster.config import Plan
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.transport.network import Network
-
-SECRET = b"a secret for tests, 32 bytes lo."
+from tests.support.agents import SECRET
 
 
 class Lookups:

@@ -1,4 +1,4 @@
-"""T2 at size: the decoders under atheris, which looks for inputs that reach new code.
+"""Fuzz the decoders with atheris, which looks for inputs that reach new code.
 
     python tests/security/fuzz.py data|frames|hello|fault -runs=1250000
 

@@ -1,4 +1,4 @@
-"""Pickles that would do something if anything unpickled them: each would leave a file `marker`."""
+"""Pickles that would create a file `marker` if anything unpickled them."""
 
 from __future__ import annotations
 

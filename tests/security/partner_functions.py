@@ -1,4 +1,4 @@
-"""What workers of these tests offer to partners, and what they do not."""
+"""Functions, classes and values that workers of these tests expose, and some that they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member that has the secret and sends whatever it likes."""
+"""A member that has the secret and sends arbitrary frames."""
 
 from __future__ import annotations
 

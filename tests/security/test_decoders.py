@@ -1,5 +1,7 @@
-"""T2: whatever bytes come, the decoders raise ProtocolError and nothing else, quickly, and without
-taking more memory than what was sent can justify."""
+"""Decoders given arbitrary bytes raise ProtocolError and nothing else.
+
+They do so quickly, and without taking more memory than what was sent can justify.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_frames_raise_protocol_error_only():
     assert assault(count, attempt) > count // 10
 
 
-def test_array_meta_raises_protocol_error_only():
+def test_array_metadata_raises_protocol_error_only():
     dims = [0, 1, 2, 3, 1 << 20, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -1, -(1 << 63)]
 
     def attempt(rng: random.Random) -> int:
@@ -179,7 +181,7 @@ def test_hellos_raise_protocol_error_only():
     assert assault(INPUTS, attempt) > 0
 
 
-def test_faults_of_any_form_are_errors_or_refused():
+def test_faults_decode_to_errors_or_raise_protocol_error():
     def attempt(rng: random.Random) -> int:
         data = mutated(rng, SEEDS[-1])
         error = rebuild(CODEC.decode(data), "worker1")
@@ -203,7 +205,7 @@ def test_faults_of_any_form_are_errors_or_refused():
     ],
     ids=lambda data: repr(data[:8]),
 )
-def test_nothing_is_allocated_because_it_was_announced(data):
+def test_decoders_allocate_no_memory_for_sizes_that_are_only_announced(data):
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):

@@ -1,4 +1,4 @@
-"""T9: peers that do not read, or only send: what they make a worker keep is bounded."""
+"""Peers that do not read, or only send: the memory they can occupy is bounded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from aiograd.rref.refcount.records import pack_fork
 from aiograd.wire.framing import announce
 from aiograd.wire.messages import CALL, LARGE, REQUEST
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, service
-from tests.waiting import until
+from tests.support.agents import SECRET
+from tests.support.waiting import until, until_not
 
 MIB = 1 << 20
 
@@ -39,8 +39,7 @@ async def flooded(workers, caplog):
         yield worker.agent, rogue
         rogue.transport.resume_reading()
         await rogue.close()
-        while worker.agent.budget.used:
-            await asyncio.sleep(0)
+        await until_not(lambda: worker.agent.budget.used)
 
 
 async def flood(agent: Agent, rogue: Rogue, message: bytes, count: int) -> None:
@@ -55,7 +54,7 @@ async def flood(agent: Agent, rogue: Rogue, message: bytes, count: int) -> None:
             await until(lambda: not agent.pool.busy)  # and are answered, or held back
 
 
-async def test_answers_that_nobody_reads_are_bounded(flooded):
+async def test_replies_to_a_peer_that_does_not_read_are_bounded(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
     call = frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1)
@@ -76,7 +75,7 @@ async def test_held_calls_are_answered_when_the_peer_reads_again(flooded):
     assert len(seen) == 400
 
 
-async def test_who_sends_on_and_on_and_never_reads_is_cut_off(flooded):
+async def test_a_peer_that_floods_and_never_reads_is_disconnected(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
     await flood(agent, rogue, frame(CALL, PLAIN.encode(((60_000,), None), None).data, to=1), 300)
@@ -129,7 +128,7 @@ async def test_others_are_served_while_one_does_not_read(workers):
         stopped.resume_reading()
 
 
-async def test_who_sends_on_behind_a_large_message_and_reads_no_refusals_is_cut_off(flooded):
+async def test_a_peer_that_floods_behind_a_large_message_is_disconnected(flooded):
     agent, rogue = flooded
     rogue.transport.pause_reading()
     rogue.send(

@@ -1,4 +1,4 @@
-"""T4: public gadgets, in every place where bytes of a partner go: nothing looks anything up."""
+"""Public pickle gadgets, sent wherever a partner's bytes go: no decoder looks anything up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from aiograd.wire.messages import (
     TRAVELLED,
 )
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.gadgets import CALLS, pickled
 from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
+from tests.support.agents import SECRET
 
 PROTOCOLS = (0, 2, 4, 5)
 PAYLOADS = [pickled(*call, protocol) for call in CALLS for protocol in PROTOCOLS]
 
 
-def test_the_gadgets_are_real():
+def test_unpickling_a_gadget_runs_it():
     """Otherwise the tests below would prove nothing."""
     assert len(CALLS) >= 60
     for protocol in PROTOCOLS:
@@ -87,7 +87,7 @@ async def scene(workers, caplog, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_trusted_worker_would_look_them_up(workers, lookups):
+async def test_a_trusted_worker_looks_gadgets_up(workers, lookups):
     """The ear hears what it should: so its silence below means something."""
     async with workers("trusted", "trusted") as (_, worker):
         hub = worker.agent.runtime.network.memory
@@ -101,7 +101,7 @@ async def test_a_trusted_worker_would_look_them_up(workers, lookups):
 
 
 @pytest.mark.deadline(60)
-async def test_no_gadget_is_looked_up_anywhere(scene, lookups):
+async def test_no_decoder_looks_up_a_gadget(scene, lookups):
     _, connect = scene
     rogue: Any = await connect()
     for at, gadget in enumerate(PAYLOADS):
@@ -118,7 +118,7 @@ async def test_no_gadget_is_looked_up_anywhere(scene, lookups):
 
 
 @pytest.mark.deadline(60)
-async def test_gadgets_in_the_quick_form_end_the_session_unread(scene, lookups):
+async def test_gadgets_in_fast_path_messages_end_the_session(scene, lookups):
     agent, connect = scene
     sessions = 0
     for gadget in PAYLOADS[:: len(PROTOCOLS)]:

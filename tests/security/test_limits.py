@@ -1,4 +1,4 @@
-"""Every limit has an error with a name, and a counter: those that no other test here looks at."""
+"""Every limit has a named error and a counter: the limits that no other test here covers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aiograd.rpc.observe.metrics import NAMES, Limits
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, LARGE
 from tests.security import partner_functions as offer
-from tests.security.conftest import SECRET
 from tests.security.rogue import Rogue, announce, frame, header
+from tests.support.agents import SECRET
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ CLOSED = {"worker0": "trusted", "*": "restricted"}
 
 
 @pytest.mark.parametrize("mode", [BANK, CLOSED], ids=["bank", "closed"])
-async def test_one_worker_serves_both_kinds(workers, lookups, mode):
+async def test_one_worker_serves_trusted_members_and_partners(workers, lookups, mode):
     async with workers(OPEN, mode, OPEN) as (_, middle, partner):
         assert await ag.rpc_async("worker1", lambda x: {x, "any"}, (1,)) == {1, "any"}
         assert await ag.rpc_async("worker2", lambda x: {x, "any"}, (1,)) == {1, "any"}
@@ -62,7 +62,7 @@ async def test_references_of_trusted_members_stay_from_partners(workers):
         assert await rref == "private"
 
 
-async def test_who_is_told_other_terms_than_it_was_promised_hangs_up(workers):
+async def test_a_handshake_with_another_mode_than_the_rosters_is_refused(workers):
     async with workers(OPEN, BANK, OPEN) as (_, bank, partner):
         promise = replace(bank.agent.info, restricted=False, exceptions=())
         partner.agent.directory.add(promise)

@@ -31,6 +31,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
 from tests.security import partner_functions as offer
+from tests.support.certificates import issue
 
 CLINIC, LAB = b"what clinic and registry share..", b"what lab and registry share....."
 STRANGERS = b"what nobody here has ever heard of"  # the same in every run: a test is named after it
@@ -83,15 +84,8 @@ def free_port() -> int:
 
 
 def certificates(folder: Path) -> dict[str, TLS]:
-    authority, found = trustme.CA(), {}
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    for name in NAMES:
-        leaf = authority.issue_cert(name)
-        leaf.private_key_pem.write_to_path(folder / f"{name}.key")
-        for i, blob in enumerate(leaf.cert_chain_pems):
-            blob.write_to_path(folder / f"{name}.pem", append=i > 0)
-        found[name] = TLS(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
-    return found
+    authority = trustme.CA()
+    return {name: issue(authority, folder, name) for name in NAMES}
 
 
 # ── together ────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +238,7 @@ async def test_a_stranger_hears_the_same_whoever_it_claims_to_be(tmp_path):
         assert one.agent.limits["handshake"] == 4
 
 
-async def test_nobody_meets_a_registry_that_is_none(tmp_path):
+async def test_joining_fails_where_the_registry_does_not_prove_its_name(tmp_path):
     """The lab listens where the registry should: the clinic does not take it for the registry."""
     place = f"unix:{tmp_path}/meet"
     false = ag.Worker(
@@ -335,7 +329,7 @@ async def test_nobody_answers_for_another_one_at_its_address():
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-async def test_nobody_comes_as_the_worker_itself(name):
+async def test_a_peer_cannot_claim_the_workers_own_name(name):
     runtime = Runtime()
     async with contextlib.AsyncExitStack() as stack:
         a, twin = (Agent(each, 0, secret=LAB, runtime=runtime) for each in ("a", name))
@@ -408,7 +402,7 @@ def test_modes_by_name_need_names_that_are_proven():
             ag.Options(mode=modes, tls=one_sided, secret=secret)
 
 
-async def test_a_world_that_lacks_a_party_says_so(tmp_path):
+async def test_an_incomplete_world_names_the_missing_party(tmp_path):
     place = f"unix:{tmp_path}/meet"
     registry = Plan(
         name="registry",

@@ -57,7 +57,7 @@ async def test_exposed_methods_can_be_called(workers, modes, silent):
 
 
 @pytest.mark.parametrize("name", ["hidden", "_inner", "__len__", "__enter__", "balance", "rate"])
-async def test_other_attributes_lead_nowhere(workers, modes, name):
+async def test_attributes_that_are_not_exposed_methods_are_refused(workers, modes, name):
     async with workers(*modes):
         account = ag.remote("worker1", offer.Account, (5,))
         with pytest.raises(NotAllowed, match="not exposed") as caught:
@@ -76,7 +76,7 @@ async def test_an_override_without_a_mark_hides_an_exposed_method(workers, modes
         assert await savings.rpc_async().double(1) == 2
 
 
-def test_what_an_object_says_of_itself_does_not_count():
+def test_instance_attributes_cannot_expose_a_method():
     class Eager:
         def __getattr__(self, name):
             return ag.expose(lambda: "never")

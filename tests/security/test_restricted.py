@@ -1,4 +1,4 @@
-"""Between partners everything works as plain data, and nothing is ever unpickled."""
+"""Between partners everything works as plain data, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from aiograd.rref.refcount.records import pack_creation, pack_fork
 from aiograd.rref.registry import RRefs
 from aiograd.wire.messages import CALL, FAST
 from tests.security import partner_functions as offer
+from tests.support.waiting import until, until_not
 
 MODES = [("restricted", "restricted"), ("trusted", "restricted"), ("restricted", "trusted")]
 
@@ -107,8 +108,7 @@ async def test_a_context_left_is_gone_on_the_partners(workers):
         async with ag.context():
             await ag.rpc_async("worker1", offer.project, (x,))
             assert found[1].debug_info()["contexts"] == 1
-        while found[1].debug_info()["contexts"]:
-            await asyncio.sleep(0)
+        await until_not(lambda: found[1].debug_info()["contexts"])
 
 
 async def test_everybody_knows_everybody_whatever_their_modes(workers):
@@ -147,7 +147,7 @@ async def test_known_errors_arrive_as_themselves_and_others_as_text(workers, mod
     assert lookups == []
 
 
-async def test_what_is_not_plain_data_cannot_travel(workers, modes):
+async def test_values_that_are_not_plain_data_cannot_be_sent_to_partners(workers, modes):
     async with workers(*modes):
         for value in (object(), {1, 2}, {1: 2}, print, np.array([object()]), 1 << 9000):
             with pytest.raises(SerializationError, match=r"args\[0\]"):
@@ -237,7 +237,7 @@ def test_exposed_functions_are_found_by_their_own_name_only():
     assert find_exposed(f"{__name__}:offer.add") is None
 
 
-def test_a_mark_cannot_be_lent_by_a_getattr():
+def test_getattr_cannot_expose_a_function():
     class Eager:
         def __getattr__(self, name):
             return True
@@ -323,7 +323,7 @@ async def test_a_forged_argument_is_refused(workers):
 
 
 @pytest.mark.parametrize("fork", [b"", b"x" * 40, b"x" * 82, "text", None, [1]], ids=repr)
-async def test_a_fork_of_another_form_breaks_the_protocol(workers, fork):
+async def test_a_malformed_fork_is_a_protocol_error(workers, fork):
     async with workers("restricted", "restricted") as (a, _):
         for service, *rest in (("rref.fetch",), ("rref.has", "name"), ("rref.created",)):
             with pytest.raises(ProtocolError, match="another form"):
@@ -387,7 +387,7 @@ STARTED = ("worker0", 0, bytes(16), True, False, True)  # a good invitation
         (1, 0, 0, 1, None, None, None),
     ],
 )
-async def test_gradients_of_another_form_are_refused(workers, rest):
+async def test_malformed_gradients_are_refused(workers, rest):
     async with workers("restricted", "restricted") as (a, b):
         x = ag.tensor(np.ones((1, 3)), requires_grad=True)
         async with ag.context() as ctx:
@@ -409,15 +409,14 @@ async def test_ids_of_contexts_cannot_be_guessed(workers):
 # ── pickles on the wire ─────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_pickle_in_the_quick_form_ends_the_connection(workers, lookups, caplog):
+async def test_a_pickle_in_a_fast_path_message_ends_the_connection(workers, lookups, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("restricted", "restricted", "restricted") as (a, b, _):
         assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
         link = a.agent.link("worker1")
         number = link.number(a.agent.shipper.named(offer.add, b.agent.info))
         link.outbox.put(CALL, FAST, 1000, 5.0, number, b"\x80\x05N.")
-        while link.error is None:
-            await asyncio.sleep(0)
+        await until(lambda: link.error)
         with pytest.raises(WorkerLost):
             await ag.rpc_async("worker1", offer.add, (1,))
         assert await ag.rpc_async("worker2", offer.add, (1,)) == 2

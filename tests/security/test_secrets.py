@@ -40,7 +40,7 @@ def fail_deeply(note: str) -> None:
     raise RuntimeError(note)
 
 
-def test_a_secret_says_nothing_of_itself():
+def test_a_secret_is_not_shown_by_its_text_forms():
     secret = Secret(VALUE)
     assert secret == VALUE
     for text in (

@@ -1,5 +1,7 @@
-"""T1: thousands of bad handshakes on a live worker. Nobody gets in, nothing is unpickled, and
-members are served meanwhile."""
+"""Thousands of bad handshakes on a live worker.
+
+No stranger gets in, nothing is unpickled, and members are served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ import random
 import ssl
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +25,13 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+from tests.support.agents import SECRET
+from tests.support.certificates import issue
+from tests.support.waiting import until, until_not
 
 BAD = int(os.environ.get("AIOGRAD_HOSTILE", "2000"))
 PATIENCE = max(120, BAD * 0.06)  # seconds
 AT_ONCE = 12  # a host may have 16 unproven connections
-SECRET = b"a secret for tests, 32 bytes lo."
 FIRST = 100  # bad ones before anything is measured
 SLOW = 20  # of the bad ones drip or say nothing, which takes them the whole handshake_timeout
 
@@ -174,18 +177,6 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def papers(folder: Path, *names: str) -> list[TLS]:
-    """Certificates of one authority."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(folder / "ca")
-    found = []
-    for name in names:
-        leaf = authority.issue_cert(name)
-        leaf.private_key_and_cert_chain_pem.write_to_path(folder / name)
-        found.append(TLS(folder / name, folder / name, folder / "ca"))
-    return found
-
-
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.deadline(PATIENCE)
 async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
@@ -194,7 +185,8 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
     monkeypatch.chdir(tmp_path)
     certificates: list[TLS | None] = [None, None]
     if tls:
-        certificates[:] = papers(tmp_path_factory.mktemp("papers"), "worker0", "worker1")
+        authority, folder = trustme.CA(), tmp_path_factory.mktemp("certificates")
+        certificates = [issue(authority, folder, f"worker{i}") for i in range(2)]
     worker, member = (
         Agent(f"worker{i}", i, secret=SECRET, options=Options(handshake_timeout=1.0, tls=each))
         for i, each in enumerate(certificates)
@@ -220,8 +212,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
 
         first = iter(range(1, FIRST))  # what libraries load, and buffers that stay, are no growth
         await asyncio.gather(*[attackers(first) for _ in range(AT_ONCE)])
-        while worker._doors._strangers:
-            await asyncio.sleep(0.01)
+        await until_not(lambda: worker._doors._strangers)
         gc.collect()
         files, tasks, links = (
             len(os.listdir("/proc/self/fd")),
@@ -245,8 +236,8 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
         await asyncio.gather(*[attackers(numbers) for _ in range(AT_ONCE)])
         over.set()
         await client
-        while worker._doors._strangers or len(os.listdir("/proc/self/fd")) > files:
-            await asyncio.sleep(0.01)
+        await until_not(lambda: worker._doors._strangers)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
         assert accepted == []
         assert [each for each in lookups if "negate" not in each and "loads" not in each] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.namespaces import possible, two_hosts
+from tests.support.namespaces import possible, two_hosts
 
 ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("netns_member.py")

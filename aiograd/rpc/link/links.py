@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,7 @@ from aiograd.errors import WorkerClosed, WorkerLost
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.link.dialer import come_back
 from aiograd.rpc.link.link import Link
+from aiograd.rpc.retry import RetryPolicy
 from aiograd.wire.messages import CALL
 from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
 
@@ -38,10 +40,9 @@ _log = logging.getLogger("aiograd")
 # Seconds in which something of what waits in a socket is read, if anything does; and how often.
 _READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
-# Seconds between two dials of a lost peer, doubled each time. Calls shall work again within 10 s of
-# the network's return: the longest pause and the time of a handshake fit into that.
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 2.0
+# Dials of a lost peer: 0.1 to 0.2 s after the first one that failed, at last 1 to 2 s. Calls shall
+# work again within 10 s of the network's return: the longest pause and a handshake fit into that.
+_REDIAL: Final = RetryPolicy(attempts=math.inf, first_pause=0.15, longest_pause=1.5, jitter=1 / 3)
 
 
 @dataclass(slots=True)
@@ -322,8 +323,7 @@ class Links:
             loss.final, loss.met = final or before.final, met or before.met
         if not met:  # a dial that failed
             loss.attempts = 1 if before is None else before.attempts + 1
-            pause = min(_FIRST_PAUSE * 2.0 ** min(loss.attempts, 16), _LONGEST_PAUSE)
-            pause *= self._agent.runtime.random.uniform(0.5, 1.0)
+            pause = _REDIAL.delay(loss.attempts - 1, self._agent.runtime.random)
             loss.retry_at = self._agent.loop.time() + pause
         self.losses[peer.name, peer.incarnation] = loss
         if len(self.losses) > LOST_PEERS:  # its session could not go on here in any case

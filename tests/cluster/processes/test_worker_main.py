@@ -27,7 +27,7 @@ from aiograd.rpc.api import rpc_async, rpc_sync
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import Options
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def pid() -> int:

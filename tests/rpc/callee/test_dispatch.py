@@ -10,7 +10,7 @@ import pytest
 
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
-from tests.waiting import until
+from tests.support.waiting import until
 
 RAN: list[Any] = []
 

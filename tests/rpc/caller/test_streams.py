@@ -14,7 +14,7 @@ from aiograd.errors import DeadlineExceeded, RpcError, SerializationError
 from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rpc.caller.streams import WINDOW
 from aiograd.rpc.options import Options
-from tests.waiting import until
+from tests.support.waiting import until
 
 NOTES: dict[str, Any] = {}  # where generators of these tests, all in one process, leave things
 

@@ -22,7 +22,8 @@ from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.framing import HEADER_SIZE
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
 from aiograd.wire.session import NUDGE, RESUME, Offer
-from tests.waiting import until
+from tests.support.agents import SECRET, crash
+from tests.support.waiting import until
 
 RUNS: Counter[int] = Counter()
 GATES: dict[int, asyncio.Event] = {}
@@ -292,7 +293,7 @@ async def test_a_worker_that_ended_is_lost_at_once(agents, address, who):
             call, left, ended = b.call("worker0", forever), b, a
         await until(lambda: ended.links.counters()["running_calls"])
         start = time.monotonic()
-        agents.die(ended)
+        crash(ended)
         with pytest.raises(WorkerLost) as caught:
             await call
         assert time.monotonic() - start < 0.5
@@ -354,7 +355,7 @@ async def test_nothing_comes_back_where_that_is_switched_off(agents, address):
 
 async def test_somebody_else_at_the_same_address_is_not_the_one_who_was_there(agents, tmp_path):
     async with behind_a_proxy(agents, tmp_path) as (_, b, proxy):
-        other = Agent("worker1", 1, secret=agents.secret, runtime=b.runtime)
+        other = Agent("worker1", 1, secret=SECRET, runtime=b.runtime)
         await other.start(f"unix:{tmp_path}/other")
         call = rpc_async("worker1", forever)
         await until(lambda: b.links.counters()["running_calls"])

@@ -21,7 +21,8 @@ from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import Options
 from aiograd.wire.framing import HEADER_SIZE, header
 from aiograd.wire.messages import CHUNK
-from tests.waiting import until
+from tests.support.agents import SECRET, crash
+from tests.support.waiting import until
 
 
 def add(x, y=0):
@@ -63,7 +64,7 @@ async def test_exc_dead_peer(agents, address):
         future = rpc_async("worker1", forever)
         await until(lambda: b.links.counters()["running_calls"])
         start = time.monotonic()
-        agents.die(b)
+        crash(b)
         with pytest.raises(WorkerLost) as caught:
             await future
         assert time.monotonic() - start < 0.5
@@ -107,12 +108,12 @@ async def test_a_long_life_keeps_little_of_those_who_died_in_it(agents, monkeypa
     async with agents(1, options=QUICK) as (a,):
         links = []
         for _ in range(10):
-            b = Agent("worker1", 1, secret=agents.secret, options=QUICK, runtime=a.runtime)
+            b = Agent("worker1", 1, secret=SECRET, options=QUICK, runtime=a.runtime)
             await b.start("memory:1")
             a.directory.add(b.info)
             assert await rpc_async("worker1", add, (1, 2)) == 3
             links.append(weakref.ref(a.link("worker1")))
-            agents.die(b)
+            crash(b)
             await buried(a, b)
             await b.close()
         assert a.links.table == {}
@@ -149,9 +150,9 @@ async def test_who_came_under_the_incarnation_of_another_does_not_lock_it_out(ag
 async def test_a_restarted_worker_is_not_taken_for_the_one_that_is_lost(agents):
     async with agents(2, options=QUICK) as (a, old):
         assert await rpc_async("worker1", add, (1, 2)) == 3
-        agents.die(old)
+        crash(old)
         await buried(a, old)
-        new = Agent("worker1", 1, secret=agents.secret, runtime=a.runtime)
+        new = Agent("worker1", 1, secret=SECRET, runtime=a.runtime)
         await new.start("memory:2")
         a.directory.add(new.info)
         assert await rpc_async("worker1", add, (1, 2)) == 3
@@ -166,7 +167,7 @@ async def test_threads_of_a_lost_caller_are_counted_until_they_end(agents):
         WAITING[0] = gate
         rpc_async("worker1", wait_in_a_thread).add_done_callback(lambda f: f.exception())
         await until(lambda: b.links.counters()["running_calls"])
-        agents.die(a)
+        crash(a)
         await until(lambda: b.links.counters()["abandoned_calls"])
         await beats(b, 5)
         assert b.links.counters()["abandoned_calls"] == 1
@@ -187,7 +188,7 @@ async def test_work_for_a_lost_caller_is_cancelled(agents):
     async with agents(2) as (a, b):
         rpc_async("worker1", forever).add_done_callback(lambda f: f.exception())
         await until(lambda: b.links.counters()["running_calls"])
-        agents.die(a)
+        crash(a)
         await until(lambda: not b.links.counters()["running_calls"])
         assert not any(b.links.counters().values())
         assert is_lost(b, a)
@@ -201,7 +202,7 @@ async def test_a_call_never_handed_to_the_socket_did_not_run(agents):
         held = rpc_async("worker1", add, (1, 2))
         large = rpc_async("worker1", add, (np.zeros(1 << 20), 2))
         await asyncio.sleep(0)
-        agents.die(b)
+        crash(b)
         for future in (held, large):
             with pytest.raises(WorkerLost) as caught:
                 await future
@@ -406,21 +407,6 @@ async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agen
         assert await asyncio.gather(*numbers) == list(range(5000))
         assert await late == 3 << 20
         await until(lambda: got == [1])
-
-
-async def test_requests_can_insist(agents):
-    async with agents(2) as (a, b):
-        b.services["echo"] = lambda sender, x: x
-        a.fault_injector = Plan(echo=[DROP, FAIL, SEND, SEND, SEND])
-        assert await a.request("worker1", "echo", 5, retry=True) == 5
-        a.fault_injector = Plan(echo=DROP)
-        with pytest.raises(DeadlineExceeded):
-            await a.request("worker1", "echo", 5, retry=True, timeout=0.3)
-        a.fault_injector = None
-        await b.close()
-        with pytest.raises(WorkerLost):
-            await a.request("worker1", "echo", 5, retry=True)
-        assert not any(a.links.counters().values())
 
 
 async def test_what_a_traveller_did_is_undone_when_the_message_never_leaves(agents):

@@ -14,7 +14,8 @@ from aiograd.errors import AuthError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.testing.chaos_proxy import Proxy
-from tests.waiting import until
+from tests.support.agents import crash
+from tests.support.waiting import until
 
 QUICK = Options(resume=0.2, handshake_timeout=0.3)
 EVENTS: list[str] = []
@@ -255,7 +256,7 @@ async def test_a_worker_that_is_no_member_any_more_is_not_dialled(agents):
 async def test_many_calls_to_somebody_unreachable_make_few_dials(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await a.call("worker1", add, (1, 2)) == 3
-        agents.die(b)
+        crash(b)
         await until(lambda: is_lost(a, b))
         dials, start, calls = count_dials(a), time.monotonic(), 0
         while time.monotonic() - start < 1.0:

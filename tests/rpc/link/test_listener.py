@@ -20,6 +20,7 @@ from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split, split_tcp
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.handshake import HELLO_SIZE, VERSION, Handshake, Identity
+from tests.support.agents import SECRET
 
 
 def add(x, y=0):
@@ -52,9 +53,9 @@ async def test_another_secret_does_not_get_in(agents, address, caplog):
         assert a.links.table == {}
 
 
-async def test_a_rendezvous_is_dialled_by_address_alone(agents, address, secret):
+async def test_a_rendezvous_is_dialled_by_address_alone(agents, address):
     async with agents(1, address=address) as (a,):
-        newcomer = Agent("late", 7, secret=secret, runtime=a.runtime)
+        newcomer = Agent("late", 7, secret=SECRET, runtime=a.runtime)
         await newcomer.start()
         a.services["hello"] = lambda sender: (sender.name, sender.rank)
         peer = await newcomer.connect(a.info.addresses[0])
@@ -64,11 +65,6 @@ async def test_a_rendezvous_is_dialled_by_address_alone(agents, address, secret)
         a.directory.add(PeerInfo("late", 7, newcomer.incarnation))
         assert await a.request("late", "back") == "worker0"  # over the connection that is there
         await newcomer.close()
-
-
-@pytest.fixture
-def secret(agents):
-    return agents.secret
 
 
 async def test_another_incarnation_at_the_address_is_not_the_one_meant(agents):
@@ -98,10 +94,10 @@ async def test_two_that_dial_at_once_keep_one_connection(agents, address):
 
 
 @pytest.mark.parametrize("version", [1, VERSION + 1])
-async def test_versions_that_differ_are_told_apart(agents, tmp_path, secret, version):
+async def test_versions_that_differ_are_told_apart(agents, tmp_path, version):
     async with agents(1, address=f"unix:{tmp_path}/{{}}".format) as (a,):
         us = Identity("old", 1, b"o" * 16, version=version)
-        hand = Handshake(us, secret, b"n" * 32, client=True)
+        hand = Handshake(us, SECRET, b"n" * 32, client=True)
         reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/0")
         writer.write(hand.start())
         hand.receive(await reader.readexactly(HELLO_SIZE))
@@ -113,11 +109,11 @@ async def test_versions_that_differ_are_told_apart(agents, tmp_path, secret, ver
 
 
 @pytest.mark.parametrize("version", [1, VERSION + 1])
-async def test_our_dial_to_another_version_is_a_protocol_error(agents, tmp_path, secret, version):
+async def test_our_dial_to_another_version_is_a_protocol_error(agents, tmp_path, version):
     them = Identity("other", 1, b"o" * 16, version=version)
 
     async def answer(reader, writer):
-        hand = Handshake(them, secret, b"n" * 32, client=False)
+        hand = Handshake(them, SECRET, b"n" * 32, client=False)
         writer.write(hand.receive(await reader.readexactly(HELLO_SIZE)))
         await writer.drain()
         writer.close()
@@ -206,13 +202,13 @@ async def test_too_many_strangers_are_turned_away_at_once(agents, tmp_path):
                 await writer.wait_closed()
 
 
-async def test_other_hosts_need_tls_or_a_word(agents, secret):
+async def test_other_hosts_need_tls_or_a_word(agents):
     runtime = Runtime()
-    agent = Agent("a", 0, secret=secret, runtime=runtime)
+    agent = Agent("a", 0, secret=SECRET, runtime=runtime)
     with pytest.raises(InsecureTransport):
         await agent.start("tcp:0.0.0.0:0")
     assert agent.closed
-    open_one = Agent("a", 0, secret=secret, runtime=runtime, options=Options(allow_plaintext=True))
+    open_one = Agent("a", 0, secret=SECRET, runtime=runtime, options=Options(allow_plaintext=True))
     await open_one.start("tcp:0.0.0.0:0")
     await open_one.close()
 

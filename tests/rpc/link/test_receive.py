@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiograd.rpc.api import inline, rpc_async
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def add(x, y=0):

@@ -7,7 +7,7 @@ import time
 
 from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.observe.metrics import EVERY, measure_lag, metrics
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @inline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiograd.rpc.api import rpc_async
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def add(x, y):

@@ -9,7 +9,7 @@ import pytest
 
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.runtime.threads import Pool
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

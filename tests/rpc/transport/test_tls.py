@@ -10,7 +10,6 @@ import os
 import pickle
 import ssl
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,34 +22,11 @@ from aiograd.errors import AuthError, InsecureTransport, SecurityError, WorkerLo
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split_tcp
-
-SECRET = b"a secret for tests, 32 bytes lo."
+from tests.support.agents import SECRET, introduce
 
 
 def triple(x):
     return x * 3
-
-
-@pytest.fixture(scope="session")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def papers(authority: trustme.CA, tmp_path: Path) -> Any:
-    """Certificates by the worker's name."""
-
-    def issue(name: str, ca: trustme.CA = authority, mutual: bool = True, trust: Any = None) -> TLS:
-        folder = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        leaf = ca.issue_cert(name)
-        leaf.private_key_pem.write_to_path(folder / "key")
-        for i, blob in enumerate(leaf.cert_chain_pems):
-            blob.write_to_path(folder / "cert", append=i > 0)
-        (trust or ca).cert_pem.write_to_path(folder / "ca")
-        return TLS(folder / "cert", folder / "key", folder / "ca", mutual)
-
-    return issue
 
 
 @contextlib.asynccontextmanager
@@ -63,9 +39,7 @@ async def pair(first: TLS | None, second: TLS | None, **settings: Any):
     try:
         for agent in agents:
             await agent.start("tcp:127.0.0.1:0")
-        for agent in agents:
-            for other in agents:
-                agent.directory.add(other.info)
+        introduce(agents)
         yield agents
     finally:
         for agent in agents:

@@ -1,7 +1,7 @@
 """What the two halves of a link, caller and callee, know of the world around them.
 
-    Channel   the link: messages to one peer. How it is connected, resumed or lost is `link`'s
-    Host      the worker: its loop, limits and codecs, and what other layers plugged in
+Channel   the link: messages to one peer. How it is connected, resumed or lost is `link`'s
+Host      the worker: its loop, limits and codecs, and what other layers plugged in
 """
 
 from __future__ import annotations

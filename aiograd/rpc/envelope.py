@@ -97,6 +97,18 @@ def pack_value(
         raise
 
 
+def pack_service(
+    worker: Packer, args: tuple[Any, ...], departure: Departure, most: int
+) -> tuple[int, Payload]:
+    """Encode the arguments of a service; flags and body. See `pack_call`."""
+    if not worker.codec_for(departure.to).plain:
+        data = encode_call(args, None)
+        if data is not None and len(data) <= SMALL:
+            what = f"{departure.kind} arguments"
+            return _enclose(worker, FAST, Payload(data), departure, what, most, None, None)
+    return pack_value(worker, args, departure, f"{departure.kind} arguments", most)
+
+
 def _encode_call(
     worker: Packer, value: tuple[Any, ...], departure: Departure
 ) -> tuple[int, Payload]:
@@ -188,7 +200,8 @@ def check_size(payload: Payload, what: str, most: int) -> None:
 
 def open_head(flags: int, body: Any, codec: Codec | DataCodec) -> Head:
     """Read what comes before a payload."""
-    data, *buffers = body.segments if isinstance(body, Transfer) else (body,)
+    segments: Sequence[Any] = body.segments if isinstance(body, Transfer) else (body,)
+    data, *buffers = segments
     token = label = None
     metadata: dict[str, Any] = {}
     if flags & KEEP:

@@ -1,4 +1,4 @@
-"""`Future`, the answer to a call that is under way, and `CallInfo`, what is known about that call."""
+"""`Future`, the answer to a call that is under way, and `CallInfo`: what is known of the call."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Owner(Protocol):
     """What has a call under way, and has to know when nobody waits for it any more."""
 
     def cancelled(self, future: Future[Any]) -> None: ...
+
+    def piggyback(self, future: Future[Any]) -> bool: ...
+
+    def replace(self, future: Future[Any], other: Future[Any]) -> None: ...
 
     def expired(self, future: Future[Any]) -> None: ...
 

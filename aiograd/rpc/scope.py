@@ -85,7 +85,7 @@ def record(recording: Any) -> None:
 
 
 def users_frame() -> FrameType:
-    """Return the innermost frame that is not ours: the line to name when something was forgotten."""
+    """Return the innermost frame that is not ours: the line to name when something is wrong."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aiograd."):
         frame = frame.f_back

@@ -25,13 +25,13 @@ from aiograd.errors import (
     UnknownWorker,
     WorkerClosed,
 )
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import Group, inline, rpc_async, rpc_sync, run_sync
 from aiograd.rpc.callee.functions import Target
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.options import Options
-from aiograd.rpc.scope import current_agent
 from aiograd.wire.messages import CALL
 from tests.support.waiting import until
 
@@ -364,9 +364,9 @@ def budget_of_nested(to, timeout=None):
 
 
 async def budget():
-    from aiograd.rpc.scope import DEADLINE
+    from aiograd.rpc.scope import inherited_deadline
 
-    return DEADLINE.get() - asyncio.get_running_loop().time()
+    return inherited_deadline() - asyncio.get_running_loop().time()
 
 
 async def test_a_spent_budget_cancels_the_coroutine_recursively(agents, events):

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import trustme
+from aiograd.rpc.caller.outgoing import open_stream
 
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.options import Options
 from aiograd.testing.chaos_proxy import Proxy
 from tests.support.agents import SECRET

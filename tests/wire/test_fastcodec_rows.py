@@ -11,15 +11,15 @@ from aiograd.errors import ProtocolError
 from aiograd.wire.fastcodec import (
     NOT_BATCHABLE,
     call_alone,
-    encode_call_entry,
-    decode_call_entry,
     decode_batch,
     decode_call,
+    decode_call_entry,
     decode_value,
-    encode_batch,
-    value_alone,
-    encode_value_entry,
     decode_value_entry,
+    encode_batch,
+    encode_call_entry,
+    encode_value_entry,
+    value_alone,
 )
 
 
@@ -146,7 +146,9 @@ def test_an_entry_can_be_sent_on_alone():
     assert (text, kwargs) == ("a", None)
     assert decode_call(call_alone((1, 2)), BOXES) == ((1, 2), None)
     assert (decode_value(value_alone(encode_value_entry(np.ones(2), BOXES)), BOXES) == 1).all()
-    assert decode_value(value_alone(encode_value_entry(Boxed(np.ones(2), 3), BOXES)), BOXES).note == 3
+    assert (
+        decode_value(value_alone(encode_value_entry(Boxed(np.ones(2), 3), BOXES)), BOXES).note == 3
+    )
 
 
 def test_the_largest_entries_fit_into_a_frame():

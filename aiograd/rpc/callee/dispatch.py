@@ -2,8 +2,8 @@
 
     `receive` ─▶ accept ─▶ [held back] ─▶ admit ─▶ decode ─▶ `execution` ─▶ `responses`
 
-A call runs at most once, and never after its budget is spent. Back-pressure: while the peer does not
-read its answers, its calls are held back, within the memory for what comes in.
+A call runs at most once, and never after its budget is spent. Back-pressure: while the peer does
+not read its answers, its calls are held back, within the memory for what comes in.
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ class Callee:
         else:
             waits = self._decode_envelope(invocation)
         if flags & STREAM:
-            invocation.stream = StreamSource(
-                self._channel, self._host, self.execution, invocation
-            )
+            invocation.stream = StreamSource(self._channel, self._host, self.execution, invocation)
         return waits
 
     def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:

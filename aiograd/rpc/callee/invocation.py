@@ -1,4 +1,4 @@
-"""`Invocation`: one call, request or post that a peer has made here, from its frame to its answer."""
+"""`Invocation`: one call, request or post of a peer, from its frame to its answer."""
 
 from __future__ import annotations
 

@@ -92,9 +92,7 @@ class Responses:
         self._outbox.put_batched(_REPLY, invocation.id, entry)
         return True
 
-    def _succeed(
-        self, invocation: Invocation, value: Any, spans: dict[str, Any] | None
-    ) -> None:
+    def _succeed(self, invocation: Invocation, value: Any, spans: dict[str, Any] | None) -> None:
         if value is None and invocation.carried is None and spans is None:
             self._send(REPLY, EMPTY, invocation, _NOTHING)
             return

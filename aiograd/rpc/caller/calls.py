@@ -258,7 +258,7 @@ class Caller:
             call_soon(fail, future, error)
 
     def silent(self, seconds: float) -> None:
-        """End calls without a deadline if the peer, which is connected, has been silent for long."""
+        """End calls without a deadline if the peer is connected and has been silent for long."""
         if seconds < UNRESPONSIVE:
             return
         for future in list(self.pending.values()):

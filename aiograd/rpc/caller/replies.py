@@ -31,7 +31,7 @@ _FAST_PATH: Final = FAST | BAGGAGE | METADATA | EMPTY
 class RefusedPosts(Protocol):
     """Who wants to know that a peer could not take a post."""
 
-    def post_refused(self, peer: PeerInfo, service: str, error: Exception) -> None: ...
+    def report_refused_post(self, peer: PeerInfo, service: str, error: Exception) -> None: ...
 
 
 class Replies:
@@ -108,9 +108,7 @@ class Replies:
         if not future.done():
             future.set_result(value)
 
-    def _settle_later(
-        self, future: Future[Any], value: Any, arrival: Arrival, bucket: Any
-    ) -> None:
+    def _settle_later(self, future: Future[Any], value: Any, arrival: Arrival, bucket: Any) -> None:
         """Settle a call when everything that its result brought may be used."""
         task = self._host.spawn(_settle(future, value, arrival.waits))
         if bucket is not None:
@@ -198,7 +196,7 @@ class Replies:
             error = remote_exceptions.rebuild(host.codec_for(peer), fault, peer.name)
         except Exception as trouble:
             error = self._unreadable(trouble)
-        self._refused_posts.post_refused(peer, service, error)
+        self._refused_posts.report_refused_post(peer, service, error)
 
     def refuse(self, kind: int, id: int, error: Exception) -> None:
         """Fail a call whose answer found no memory here."""

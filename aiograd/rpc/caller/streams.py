@@ -1,11 +1,11 @@
 """Streams, the reader's end: values of a remote generator, one after the other.
 
-    caller                              callee (`callee.execution`)
-    CALL (stream)          ──▶          starts the generator with `WINDOW` credits
-                           ◀── ITEM     one credit less; at none left it waits
-    CREDIT n               ──▶          the reader has taken n
-                           ◀── REPLY    the end (or FAULT)
-    CANCEL                 ──▶          the reader left: the generator is closed
+caller                              callee (`callee.execution`)
+CALL (stream)          ──▶          starts the generator with `WINDOW` credits
+                       ◀── ITEM     one credit less; at none left it waits
+CREDIT n               ──▶          the reader has taken n
+                       ◀── REPLY    the end (or FAULT)
+CANCEL                 ──▶          the reader left: the generator is closed
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Receiver:
         """Unpack a batch of calls."""
         entries = decode_batch(frame.body)
         self._once.take_batch(frame.id, len(entries))
-        kind, flags, first, budget, target, body = frame
+        kind, flags, first, budget, target, _ = frame
         found = self._targets.get(target)
         if found is None:
             raise self._error(f"the number {target} of a function before defining it")

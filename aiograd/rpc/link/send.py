@@ -411,10 +411,8 @@ class Outbox:
             self._close_batch()
         found = {(parcel.kind, parcel.id) for parcel in self._parcels}
         # Read back from the queue, because a link ends once and messages are queued all the time.
-        reader = FrameReader(reserve=lambda size: False, shared=lambda kind, _: Transfer(kind, 0, []))
+        reader = FrameReader(reserve=lambda _: False, shared=lambda kind, _: Transfer(kind, 0, []))
         for frame in reader.feed(b"".join(self._queue)):
             count = len(decode_batch(frame.body)) if frame.flags & BATCH else 1
             found.update((frame.kind, frame.id + index) for index in range(count))
         return found
-
-

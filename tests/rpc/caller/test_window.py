@@ -8,9 +8,9 @@ import math
 import pytest
 
 from aiograd.errors import Overloaded
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.rpc.options import Options
-from aiograd.rpc.scope import current_agent
 
 ONE = Options(max_inflight=1, timeout=20.0)
 

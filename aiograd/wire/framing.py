@@ -58,7 +58,7 @@ class Frame(NamedTuple):
 _make_frame = tuple.__new__
 
 
-def pack_header(kind: int, flags: int, id: int, budget: float, target: int, length: int) -> bytes:
+def pack_header(kind: int, flags: int, length: int, id: int, budget: float, target: int) -> bytes:
     """Pack the header of a frame whose body has `length` bytes."""
     return HEADER.pack(MAGIC, kind, flags, length, id, budget, target)
 

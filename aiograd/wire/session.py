@@ -102,7 +102,7 @@ class Session:
         """The frame that tells how much has come."""
         self.told = received = self.received
         self.due, self.overdue = received + LITTLE, received + MUCH
-        return pack_header(PING, 0, received, 0.0, 0, 0)
+        return pack_header(PING, 0, 0, received, 0.0, 0)
 
     def acknowledged(self, position: int) -> None:
         """The peer has everything before this position."""

@@ -10,16 +10,12 @@ import pytest
 from aiograd.errors import ProtocolError
 from aiograd.wire.fastcodec import (
     NOT_BATCHABLE,
-    call_alone,
     decode_batch,
-    decode_call,
     decode_call_entry,
-    decode_value,
     decode_value_entry,
     encode_batch,
     encode_call_entry,
     encode_value_entry,
-    value_alone,
 )
 
 
@@ -63,7 +59,6 @@ def test_a_small_value_comes_as_it_is(value):
     assert type(arrived) is type(value)
     entry = encode_value_entry(value, BOXES)
     assert decode_value_entry(entry, BOXES) == value
-    assert decode_value(value_alone(entry), BOXES) == value
 
 
 def test_arguments_of_each_call_are_its_own():
@@ -137,18 +132,6 @@ def test_a_class_that_pretends_to_be_a_number_is_none():
         __class__ = int
 
     assert encode_call_entry((Pretender(),), BOXES) is NOT_BATCHABLE
-
-
-def test_an_entry_can_be_sent_on_alone():
-    entry = encode_call_entry((np.ones(2), "a"), BOXES)
-    (array, text), kwargs = decode_call(call_alone(entry), BOXES)
-    assert (array == 1).all()
-    assert (text, kwargs) == ("a", None)
-    assert decode_call(call_alone((1, 2)), BOXES) == ((1, 2), None)
-    assert (decode_value(value_alone(encode_value_entry(np.ones(2), BOXES)), BOXES) == 1).all()
-    assert (
-        decode_value(value_alone(encode_value_entry(Boxed(np.ones(2), 3), BOXES)), BOXES).note == 3
-    )
 
 
 def test_the_largest_entries_fit_into_a_frame():

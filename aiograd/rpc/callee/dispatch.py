@@ -209,14 +209,14 @@ class Callee:
 
     def _announce(self, invocation: Invocation, token: bytes) -> None:
         """Tell the result store of a result that will stay here, before anything waits or runs."""
-        invocation.token = token
         # An op with plain arguments runs right here, so nothing can ask for its value before it is
         # there: the store takes both in one step (`ResultStore.made`).
         if invocation.target.kind != "op" or not invocation.flags & FAST:
             store = self._host.result_store
             assert store is not None
-            store.expect(self._channel.peer, token)
+            store.expect(self._channel.peer, token)  # raises if the peer may not keep it here
             invocation.announced = True
+        invocation.token = token
 
 
 def _context_for(host: CalleeHost, guest: PeerInfo | None) -> contextvars.Context:

@@ -188,7 +188,10 @@ class Receiver:
         accept = self._callee.accept
         if frame.flags & BATCH:
             for invocation in self._invocations(frame):
-                accept(invocation)
+                try:
+                    accept(invocation)
+                except MemoryError as error:
+                    self._refuse_call(invocation, error)
         elif self._once.fresh(frame.id):
             accept(self._invocation(frame))
 
@@ -350,7 +353,9 @@ class Receiver:
     def _refuse_call(self, call: Invocation, error: Exception) -> None:
         if isinstance(error, MemoryError):
             self._budget.unavailable()
-        self._callee.refuse(call, error)
+        # Another object: this one may count as answered, if memory was missing for its answer.
+        again = Invocation(call.kind, call.flags, call.id, call.budget, call.target, None)
+        self._callee.refuse(again, error)
 
 
 def _ignore(frame: Frame) -> None:

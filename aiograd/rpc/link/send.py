@@ -122,7 +122,7 @@ class Outbox:
             self._close_batch()
         kind, flags, id, budget, target, body = frame
         queue = self._queue
-        queue.append(pack_header(kind, flags, id, budget, target, len(body)))
+        queue.append(pack_header(kind, flags, len(body), id, budget, target))
         queue.append(body)
         if lane == LAZY:
             self._lazy += 2
@@ -208,7 +208,7 @@ class Outbox:
             self._put_batch(head, first + half, entries[half:])
             return
         kind, flags, budget, target = head
-        header = pack_header(kind, flags | BATCH, first, budget, target, len(body))
+        header = pack_header(kind, flags | BATCH, len(body), first, budget, target)
         self._queue += (header, body)
 
     def _seal(self, calls: list[OpenCall]) -> None:
@@ -220,12 +220,13 @@ class Outbox:
             call.sealed = True
             kind, _, budget, target = call.head
             own = (kind, call.flags, budget, target)
-            if run and (own != head or call.id != following or len(run) >= _BATCH):
+            alone = isinstance(call.body, bytes)
+            if run and (alone or own != head or call.id != following or len(run) >= _BATCH):
                 self._put_batch(head, following - len(run), run)
                 run = []
-            if isinstance(call.body, bytes):
+            if alone:
                 body = call.body
-                header = pack_header(kind, call.flags, call.id, budget, target, len(body))
+                header = pack_header(kind, call.flags, len(body), call.id, budget, target)
                 self._queue += (header, body)
             else:
                 head, following = own, call.id + 1
@@ -346,7 +347,7 @@ class Outbox:
         if self.place is not None:  # what comes next may have a place
             size = min(size, len(parcel.segments[0]) - parcel.at)
         write, keep = self._transport.write, self._session.keep
-        header = pack_header(CHUNK, 0, 0, 0.0, parcel.number, size)
+        header = pack_header(CHUNK, 0, size, 0, 0.0, parcel.number)
         keep(header)
         write(header)
         parcel.left -= size
@@ -363,7 +364,7 @@ class Outbox:
         """Say where the next piece lies in memory that the peer can see."""
         if not place:
             return False
-        data = pack_header(CHUNK, SHARED, 0, 0.0, parcel.number, len(place)) + place
+        data = pack_header(CHUNK, SHARED, len(place), 0, 0.0, parcel.number) + place
         self._session.keep(data)
         self._transport.write(data)
         size = min(CHUNK_SIZE, len(parcel.segments[0]) - parcel.at)

@@ -139,8 +139,8 @@ async def test_nothing_is_left_of_calls_that_waited(agents):
             await asyncio.sleep(0.001)
         for agent in (a, b):
             for link in agent.links.table.values():
-                assert not link.caller.waiting
-                assert not link.caller.waiting.families
+                assert not link.caller.window
+                assert not link.caller.window.families
 
 
 async def test_calls_that_wait_are_lost_with_the_peer(agents):

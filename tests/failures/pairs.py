@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import aiograd as ag
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from tests.failures.work import echo, linger
 
 HELD: dict[str, ag.RRef] = {}  # references to values of the other one

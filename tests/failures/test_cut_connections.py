@@ -17,7 +17,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import OwnerLost, RRefExpired
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from aiograd.rref.registry import RRefs
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.testing.fault_injection import Faults

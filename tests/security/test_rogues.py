@@ -19,7 +19,7 @@ import aiograd as ag
 from aiograd.rpc.link.link import Link
 from aiograd.rref.refcount.records import pack_creation, pack_fork
 from aiograd.rref.registry import RRefs
-from aiograd.wire.framing import HEADER, HEADER_SIZE, header
+from aiograd.wire.framing import HEADER, HEADER_SIZE, pack_header
 from aiograd.wire.messages import (
     CALL,
     CANCEL,
@@ -30,8 +30,8 @@ from aiograd.wire.messages import (
     FORGET,
     GOODBYE,
     ITEM,
+    KEEP,
     KINDS,
-    METADATA,
     NESTED,
     OP,
     PING,
@@ -152,7 +152,7 @@ def messages(rng: random.Random, number: int) -> list[bytes]:
 
 
 def spoil(rng: random.Random, data: bytes) -> bytes:
-    """Change a field of the header, or a byte of the body."""
+    """Change a field of the pack_header, or a byte of the body."""
     whole = bytearray(data)
     if rng.random() < 0.5 or len(whole) == HEADER_SIZE:
         fields = list(HEADER.unpack_from(whole))
@@ -283,7 +283,7 @@ async def test_a_large_message_without_memory_is_refused_and_thrown_away(target)
     body = encoded(((bytes(9 << 20),), None))
     pieces = [body[i : i + (1 << 20)] for i in range(0, len(body), 1 << 20)]
     first, *_ = large(CALL, 1, [body], id=1, to=2)
-    rogue.send(first, *[header(CHUNK, 0, len(p), 0, 0.0, 1) + p for p in pieces])
+    rogue.send(first, *[pack_header(CHUNK, 0, len(p), 0, 0.0, 1) + p for p in pieces])
     kind, _, id, fault = await rogue.answers.get()
     assert (kind, id) == (FAULT, 1)
     assert b"Overloaded" in fault
@@ -356,10 +356,9 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):
-        token = {"keep": pack_creation((99, stamp, i), b"")}
-        first = encoded(token)
-        body = len(first).to_bytes(4, "little") + first + encoded(((1,), None))
-        rogue.send(frame(CALL, body, flags=METADATA, id=i, to=1))
+        token = pack_creation((99, stamp, i), b"")
+        body = len(token).to_bytes(2, "little") + token + encoded(((1,), None))
+        rogue.send(frame(CALL, body, flags=KEEP, id=i, to=1))
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
     assert agent.limits["values"] == 3

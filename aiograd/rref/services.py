@@ -426,7 +426,15 @@ class Serving:
 
     def _on_fetch(self, sender: PeerInfo, fork: bytes) -> Any:
         owned = self.found(sender, fork)
-        return owned.result() if owned.ready else self.later(owned)
+        # A value that is itself a future or a coroutine must not be awaited for its caller: inside
+        # the future of `later` it is a result, which cannot travel, and the caller is told so.
+        if (
+            owned.ready
+            and not asyncio.isfuture(owned.value)
+            and not asyncio.iscoroutine(owned.value)
+        ):
+            return owned.result()
+        return self.later(owned)
 
     def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
         if self._agent.restricts(sender):  # types are code

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd import coo_functions as coo_functions  # fills Coo's tables
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.tensor import Tensor

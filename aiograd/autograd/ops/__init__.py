@@ -30,8 +30,7 @@ from aiograd.autograd.ops import (  # noqa: F401
 )
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
-from aiograd.autograd.ops.operators import as_method
-from aiograd.autograd.ops.table import ALIASES, NUMPY
+from aiograd.autograd.ops.table import ALIASES, NUMPY, as_method
 from aiograd.autograd.tensor import Tensor
 
 

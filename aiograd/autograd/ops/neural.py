@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.op import op
-from aiograd.autograd.ops.error_function import erf_array
+from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op
 from aiograd.autograd.tensor import Tensor
 
@@ -41,11 +41,6 @@ def _sigmoid_forward(a: Any) -> Any:
     small = np.exp(-np.abs(a))  # never overflows, and keeps its digits far below zero
     upper = 1 / (1 + small)
     return np.where(np.asarray(a) >= 0, upper, small * upper)
-
-
-def _erf_forward(a: Any) -> Any:
-    _refuse_complex("erf", a)
-    return erf_array(a)
 
 
 def _gelu_forward(a: Any, approximate: str = "none") -> Any:
@@ -88,7 +83,6 @@ def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
 relu       = new_op("relu",       _relu_forward,                         lambda g, y, a: g * (y > 0))
 sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * conj(y * (1 - y)))
 silu       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
-erf        = new_op("erf",        _erf_forward,                          lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
 gelu       = new_op("gelu",       _gelu_forward,                         _gelu)
 softplus   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
 leaky_relu = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)

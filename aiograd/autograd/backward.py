@@ -146,14 +146,28 @@ def input_node(tensor: Any) -> Node:
     return node
 
 
+# ── roots ───────────────────────────────────────────────────────────────────────────────────────
+
+
 def entries(
-    tensors: Tensor | Sequence[Tensor], gradients: Any = None, create_graph: bool = False
+    tensors: Tensor | Sequence[Tensor],
+    gradients: Any = None,
+    create_graph: bool = False,
+    *,
+    allow_leaf: bool = True,
 ) -> list[tuple[Node, Any]]:
-    """The nodes a pass from `tensors` starts at, each with its checked gradient."""
+    """Check the roots of a pass; return the node behind each one with the gradient it starts with.
+
+    Local and distributed passes refuse the same roots, in the same words, with one difference,
+    which is torch's. A local pass may start at a leaf, which then gets the gradient itself. The
+    pass of a context may not (`allow_leaf=False`): a result that was received outside of the
+    context is such a leaf, and a pass that quietly ends there would lose the gradients of the
+    worker it came from.
+    """
     if isinstance(tensors, Tensor):
         if isinstance(gradients, list | tuple) and len(gradients) == 1:
             (gradients,) = gradients
-        return [(root_node(tensors), _root_gradient(tensors, gradients, create_graph))]
+        return [_entry(tensors, gradients, create_graph, allow_leaf)]
     roots = list(tensors)
     if not roots:
         raise GradError("backward needs at least one tensor to start from", "no_roots")
@@ -164,11 +178,10 @@ def entries(
     if len(gradients) != len(roots):
         raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
     pairs = zip(roots, gradients, strict=True)
-    return [(root_node(root), _root_gradient(root, value, create_graph)) for root, value in pairs]
+    return [_entry(root, value, create_graph, allow_leaf) for root, value in pairs]
 
 
-def root_node(root: Any) -> Node:
-    """The node a pass starts from."""
+def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tuple[Node, Any]:
     if not isinstance(root, Tensor):
         raise TypeError(f"backward starts from Tensors, not from {type(root).__name__}")
     node = parent_of(root)
@@ -178,19 +191,26 @@ def root_node(root: Any) -> Node:
             "was it made under no_grad(), or from tensors without requires_grad=True?",
             "no_requires_grad",
         )
-    return node
+    value = _root_gradient(root, gradient, create_graph)
+    if root.is_leaf and not allow_leaf:
+        raise GradError(
+            "a root is a leaf without a gradient function: nothing to play backwards", "no_grad_fn"
+        )
+    return node, value
 
 
 def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
+    data = root.data
     if value is None:
-        if root.data.size != 1:
+        if data.size != 1:
             raise GradError(
                 f"backward needs a scalar, or a gradient for this tensor of shape {root.shape}; "
                 "reduce it first, e.g. with .sum()",
                 "not_scalar",
             )
-        one = root.data.dtype.type(1)
-        value = np.full(root.data.shape, one) if root.data.ndim else one
+        # An array even where one number would do: it fits the node as it is, so that `Sweep.feed`
+        # has nothing to convert, and a received root is answered with an array.
+        value = np.array(1, data.dtype) if data.shape == () else np.ones(data.shape, data.dtype)
     elif not isinstance(value, Tensor):
         value = np.asarray(value)
     if tuple(value.shape) != root.shape:

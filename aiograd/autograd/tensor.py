@@ -1,8 +1,12 @@
 """Tensor: a numpy array that remembers how it was made.
 
-What a Tensor *is* lives here: its data, its place in the graph, its flags and hooks, in-place
+What a Tensor *is* lives here: its data, its node in the graph, its flags and hooks, in-place
 writes and their versions. What can be *done* with it (operators, methods, numpy functions) is
 attached by the tables in `ops/`.
+
+Every write to the memory of a tensor raises a version. It is kept in a cell, a list of one number,
+that all tensors over the same memory share (views, `detach()`); a node remembers the versions of
+what it saved and refuses to play back what has changed since.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _NO_NUMBERS = {"O": "objects", "U": "text", "S": "bytes", "M": "dates", "m": "ti
 
 
 def check_numbers(dtype: Any, name: str) -> None:
-    """TypeError if arrays of this dtype hold anything but numbers."""
+    """Raise TypeError if arrays of this dtype hold anything but numbers."""
     what = "records" if dtype.names is not None else _NO_NUMBERS.get(dtype.kind)
     if what is not None:
         raise TypeError(f"a Tensor needs numbers; got {name} of {what}")
@@ -34,9 +38,11 @@ def check_numbers(dtype: Any, name: str) -> None:
 class Tensor:
     """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
 
-    `==` is elementwise and the hash is identity, so tensors can be dictionary keys by who they are.
+    `==` is elementwise and the hash is identity, so tensors are dictionary keys by identity.
     """
 
+    # One Tensor is made per operation: without a `__dict__`, and mostly by `wrap`, not by
+    # `__init__`.
     __slots__ = (
         "__weakref__", "_accumulate", "_after_hooks", "_cell", "_grad", "_hooks", "_leaf", "_node",
         "data",
@@ -68,6 +74,7 @@ class Tensor:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are computed for it: a leaf with the flag, or made from one."""
         return self._leaf or self._node is not None
 
     @requires_grad.setter
@@ -92,12 +99,14 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
+        """Whether no operation made this tensor."""
         return self._node is None
 
     @property
     def grad_fn(self) -> Node | None:
         """The node that made this tensor; None for a leaf."""
         node = self._node
+        # Users see the operation, not our node for one of its outputs.
         return node.joint if isinstance(node, Part) else node
 
     @property
@@ -119,27 +128,33 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.data.shape)
 
     @property
     def size(self) -> int:
+        """The number of elements, zeros of a sparse tensor included."""
         return int(self.data.size)
 
     @property
     def dtype(self) -> Any:
+        """The numpy dtype of the elements."""
         return self.data.dtype
 
     @property
     def is_sparse(self) -> bool:
+        """Whether the data is a sparse array (`ag.sparse`)."""
         return self.data.__class__ is not _ndarray and is_sparse_array(self.data)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the elements; of a sparse tensor, of what is stored."""
         return int(self.data.nbytes)
 
     # ── the value, without recording ────────────────────────────────────────────────────────────
@@ -180,6 +195,8 @@ class Tensor:
         return len(self.data)
 
     def __contains__(self, value: Any) -> bool:
+        # Python's own `in` would iterate and compare with each row, which is neither true nor
+        # false.
         return (value.numpy() if isinstance(value, Tensor) else value) in self.numpy()
 
     def __format__(self, spec: str) -> str:
@@ -199,6 +216,7 @@ class Tensor:
         return f"tensor({text})"
 
     def _repr_html_(self) -> str:
+        # Imported when a notebook asks: a worker never does.
         from aiograd.autograd.display import as_html
 
         return as_html(self)
@@ -209,6 +227,7 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a tensor over the same memory and version, without the graph."""
+        # The cell must exist before it can be shared.
         if self._cell is None:
             self._cell = [0]
         result = wrap(self.data)
@@ -216,9 +235,12 @@ class Tensor:
         return result
 
     def __reduce__(self) -> Any:
+        # Value and flag without the graph; where a graph shall cross (a call in a context), `dist`
+        # sends the tensor in its own way.
         return rebuild, (type(self), self.data, self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        # As in torch: a copy of a result would silently lose its graph.
         if self._node is not None:
             raise GradError(
                 "only leaf tensors can be deep-copied; use detach() for a copy of the value",
@@ -233,7 +255,11 @@ class Tensor:
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
     def _before_write(self, value: Any = None) -> None:
-        """Refuse a write that the graph could not follow; note every other one."""
+        """Raise if the graph could not follow this write.
+
+        The tape has no nodes for writes: a recorded write would change values that earlier nodes
+        saved.
+        """
         if recording.get():
             if self._leaf:
                 raise GradError(
@@ -249,6 +275,7 @@ class Tensor:
                 )
 
     def _written(self) -> None:
+        """Count a write, so that graphs that saved this memory refuse to play it back."""
         cell = self._cell
         if cell is None:
             self._cell = [1]
@@ -293,9 +320,15 @@ class Tensor:
         return HookHandle.on_dict(self._hooks, hook)
 
     def renew(self) -> None:
-        """Give the leaf an array of its own if anybody else, say a graph, holds the present one."""
+        """Give the leaf an array of its own if something else, say a graph, holds the present one.
+
+        An owner's optimiser calls this before it steps: graphs and messages of other trainers keep
+        the values they saw.
+        """
+        # Two references are this attribute and the argument of the call.
         if sys.getrefcount(self.data) > 2:
             self.data = self.data.copy()
+            # The versions belong to the old memory.
             self._cell = None
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
@@ -307,7 +340,9 @@ class Tensor:
         return HookHandle.on_dict(self._after_hooks, hook)
 
     def accumulator(self) -> Accumulate:
-        """The node where gradients of this leaf arrive; the same one while anybody uses it."""
+        """Return the node where gradients of this leaf arrive; the same while a graph holds it."""
+        # Held weakly: the node refers to the leaf, and leaf and node would be a cycle. One node for
+        # all uses in a graph, so that their gradients meet in one sum.
         node = self._accumulate() if self._accumulate is not None else None
         if node is None:
             node = Accumulate(self)
@@ -335,7 +370,10 @@ class Tensor:
 
 
 def wrap(data: Any, node: Node | None = None) -> Tensor:
-    """A Tensor around an array as it is, made by `node`."""
+    """Return a Tensor around an array as it is, made by `node`.
+
+    No copy, no check and no `__init__`: every result of every operation comes through here.
+    """
     if data.__class__ is not _ndarray and not is_sparse_array(data):
         data = np.asarray(data)
     tensor = _new(Tensor)
@@ -347,6 +385,7 @@ def wrap(data: Any, node: Node | None = None) -> Tensor:
 
 
 def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
+    """Make a Tensor, or one of a subclass such as Parameter, without calling its constructor."""
     tensor = wrap(data)
     if cls is not Tensor:
         tensor = _new(cls)
@@ -358,7 +397,10 @@ def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
 
 
 def is_sparse_array(data: Any) -> bool:
-    """Tell whether this raw array is one of our sparse ones (they all say so themselves)."""
+    """Return whether a raw array is one of our sparse ones.
+
+    They say so themselves, so that this module need not know their class.
+    """
     return getattr(data, "is_sparse_array", False) is True
 
 

@@ -2,6 +2,11 @@
 
 Slopes at kinks and ties are those of PyTorch, and so is the convention for complex numbers: the
 gradient of a function f with derivative f' is `g * conj(f')`.
+
+Rules use the result `y` where they can (`exp`, `sqrt`, `tanh`): it is computed already, and the
+argument need not be saved. Where a formula would divide by zero at a point whose slope is defined,
+the divisor is replaced first: `np.where` computes both of its choices, and in a second derivative 0
+* inf would be nan.
 """
 
 from __future__ import annotations
@@ -27,16 +32,19 @@ LOG2, LOG10 = float(np.log(2.0)), float(np.log(10.0))
 
 
 def _power_base(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """Slope by the base; zero for the exponent zero, also at the base zero."""
     if isinstance(b, int | float):  # the usual case: a ** 2
         return zeros_for(g) if b == 0 else g * conj(a * 2 if b == 2 else b * a ** (b - 1))
     return g * conj(np.where(b == 0, 0, b * a ** np.where(b == 0, 1, b - 1)))
 
 
 def _power_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """Slope by the exponent; zero at the base zero, where the logarithm is infinite."""
     return g * conj(y * np.log(np.where(a == 0, 1, a)))
 
 
 def _absolute(g: Any, y: Any, a: Any) -> Any:
+    """The sign, or the direction of a complex number; zero at zero."""
     if a.dtype.kind != "c":
         return g * np.sign(a)
     size = np.absolute(a)
@@ -44,6 +52,7 @@ def _absolute(g: Any, y: Any, a: Any) -> Any:
 
 
 def _sign(g: Any, y: Any, a: Any) -> Any:
+    """Zero, but a complex sign turns with its argument."""
     if g.dtype.kind != "c":
         return zeros_for(g)
     size = np.absolute(a)
@@ -51,6 +60,7 @@ def _sign(g: Any, y: Any, a: Any) -> Any:
 
 
 def _angle(g: Any, y: Any, a: Any) -> Any:
+    """Slope of the angle: at right angles to the number, and zero at zero."""
     if a.dtype.kind != "c":
         return zeros_for(g)
     square = np.real(a * conj(a))
@@ -58,23 +68,25 @@ def _angle(g: Any, y: Any, a: Any) -> Any:
 
 
 def _sinc(g: Any, y: Any, a: Any) -> Any:
+    """Slope of sin(πa)/(πa); zero at its top."""
     nonzero = np.where(a == 0, 1, a)
     slope = (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero
     return g * np.where(a == 0, 0, conj(slope))
 
 
 def _square(a: Any, b: Any) -> Any:
-    """The squared length, to divide by; not zero, since the slopes of an angle at zero are."""
+    """Return the squared length to divide by, never zero: an angle at zero has slope zero."""
     square = a * a + b * b
     return np.where(square == 0, 1, square)
 
 
 def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    """The rule of steps: zero wherever there is a slope at all."""
     return zeros_for(g)
 
 
 def _larger(g: Any, a: Any, b: Any) -> Any:
-    """What the larger one of two gets: all of it, half of it at a tie."""
+    """Return what the larger of two gets: the whole gradient, half of it at a tie."""
     return np.where(a > b, g, np.where(a == b, g / 2, 0))
 
 
@@ -94,6 +106,8 @@ logaddexp    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  
 logaddexp2   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))
 maximum      = numpy_op(np.maximum,      lambda g, y, a, b: _larger(g, a, b),   lambda g, y, a, b: _larger(g, b, a))
 minimum      = numpy_op(np.minimum,      lambda g, y, a, b: _larger(g, b, a),   lambda g, y, a, b: _larger(g, a, b))
+# These two ignore a nan where they can, so a nan loses against any number. A tie goes to the first
+# one.
 fmax         = numpy_op(np.fmax,         lambda g, y, a, b: np.where((a >= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a >= b) | np.isnan(b), 0, g))
 fmin         = numpy_op(np.fmin,         lambda g, y, a, b: np.where((a <= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a <= b) | np.isnan(b), 0, g))
 copysign     = numpy_op(np.copysign,     lambda g, y, a, b: g * np.where(a == 0, 0, np.copysign(1.0, a) * np.copysign(1.0, b)), _no_slope)
@@ -123,6 +137,7 @@ sinh         = numpy_op(np.sinh,         lambda g, y, a: g * conj(np.cosh(a)))
 cosh         = numpy_op(np.cosh,         lambda g, y, a: g * conj(np.sinh(a)))
 tanh         = numpy_op(np.tanh,         lambda g, y, a: g * conj(1 - y * y))
 arcsinh      = numpy_op(np.arcsinh,      lambda g, y, a: g / conj(np.sqrt(a * a + 1)))
+# Two roots instead of that of a*a - 1: the product has the branch cut of arccosh itself.
 arccosh      = numpy_op(np.arccosh,      lambda g, y, a: g / conj(np.sqrt(a - 1) * np.sqrt(a + 1)))
 arctanh      = numpy_op(np.arctanh,      lambda g, y, a: g / conj(1 - a * a))
 sinc         = numpy_op(np.sinc,         _sinc)
@@ -154,6 +169,7 @@ imag = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zero
 
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
 
+# The condition is an argument, so that it may be a Tensor, but has no gradient: None, not zeros.
 _chosen = op(
     "where",
     lambda condition, a, b: np.where(condition, a, b),
@@ -183,9 +199,11 @@ def _clip_arguments(
     max: Any = None,
     out: Any = None,
 ) -> Any:
+    """Take bounds under numpy's old and new names, as arrays only if one is a Tensor."""
     low = a_min if min is None else min
     high = a_max if max is None else max
     out = {} if out is None else {"out": out}
+    # Plain bounds are parameters: no broadcasting to undo, and nothing to save but the array.
     if not isinstance(low, Tensor) and not isinstance(high, Tensor):
         return (a,), {"low": low, "high": high, **out}
     low = -np.inf if low is None else low
@@ -193,6 +211,7 @@ def _clip_arguments(
 
 
 def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
+    """The gradient passes between the bounds, and on them."""
     if low is not None:
         g = np.where(a >= low, g, 0)
     return g if high is None else np.where(a <= high, g, 0)
@@ -201,12 +220,15 @@ def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
 clip = numpy_op(
     np.clip,
     _inside,
+    # Below the lower bound its gradient is that of the result, unless the bounds are crossed: then
+    # the result is the upper one.
     lambda g, y, a, low=None, high=None: np.where((a < low) & (low < high), g, 0),
     lambda g, y, a, low=None, high=None: np.where((a > high) | (low > high), g, 0),
     forward=lambda a, low=None, high=None: np.clip(a, low, high),
     arrange=_clip_arguments,
 )
 
+# The rule need not convert: the sweep brings every gradient to the dtype of its argument.
 astype = new_op(
     "astype",
     lambda a, dtype, copy=True: np.asarray(a).astype(dtype, copy=copy)[...],
@@ -274,7 +296,8 @@ def erf_array(a: Any) -> Any:
     dtype = a.dtype if a.dtype.kind == "f" else np.dtype(np.float64)
     flat = np.atleast_1d(a).astype(np.float64)
     size = np.abs(flat)
-    result = np.ones_like(flat)  # beyond 6 it is 1 to the last bit
+    # Beyond 6 it is 1 to the last bit.
+    result = np.ones_like(flat)
     result[np.isnan(flat)] = np.nan
     for low, high, formula in _INTERVALS:
         here = (size >= low) & (size < high)
@@ -285,6 +308,7 @@ def erf_array(a: Any) -> Any:
 
 def _small(x: Any) -> Any:
     z = x * x
+    # As a correction to x, which keeps all digits near zero.
     return x + x * (polyval(z, _SMALL_P) / polyval(z, _SMALL_Q))
 
 
@@ -294,6 +318,8 @@ def _middle(x: Any) -> Any:
 
 
 def _tail(x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
+    # Sun's library splits x so that the exponential keeps its last digits, for the sake of 1 - erf.
+    # Subtracted from 1 they do not show.
     s = 1 / (x * x)
     return 1 - np.exp(-x * x - 0.5625 + polyval(s, p) / polyval(s, q)) / x
 
@@ -308,6 +334,7 @@ _INTERVALS: tuple[tuple[float, float, Any], ...] = (
 erf = new_op("erf", erf_array, lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
 
 
+# Names that torch users know.
 for _name, _op in {"mul": multiply, "sub": subtract, "div": divide, "neg": negative}.items():
     alias(_name, _op)
 alias("clone", copy)

@@ -15,10 +15,12 @@ from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 
 
 def _list(arrays: Any) -> list[Any]:
-    return list(arrays)  # a Tensor gives its rows
+    """Return the arrays to join; a Tensor gives its rows."""
+    return list(arrays)
 
 
 def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
+    """The slice of the gradient that belongs to array number `i`."""
     if axis is None:
         start = sum([a.size for a in arrays[:i]])
         return g[start : start + arrays[i].size].reshape(arrays[i].shape)
@@ -27,6 +29,7 @@ def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
     return g[(slice(None),) * axis + (slice(start, start + arrays[i].shape[axis]),)]
 
 
+# The rules ask for shapes alone (`shapes_only`), so no array is saved, however many are joined.
 concatenate = numpy_op(
     np.concatenate,
     forward=lambda *arrays, axis=0: np.concatenate(arrays, axis=axis),
@@ -101,10 +104,12 @@ def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
 def _join_parts(
     gs: Sequence[Any], ys: Any, a: Any, indices_or_sections: Any = 1, axis: int = 0
 ) -> Any:
+    """The adjoint of a split; parts that nobody used come as zeros."""
     return [np.concatenate(gs, axis=axis)]
 
 
 def _splitter(function: Any) -> Op:
+    """Declare one of numpy's two ways to split: it has several outputs and one rule for all."""
     return numpy_op(
         function,
         forward=lambda ary, indices_or_sections, axis=0: tuple(

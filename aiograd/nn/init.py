@@ -15,32 +15,38 @@ from aiograd.autograd.tensor import Tensor
 
 
 def generator_or_new(generator: np.random.Generator | None) -> np.random.Generator:
+    """Return the generator itself, or a new one from fresh entropy."""
     return np.random.default_rng() if generator is None else generator
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
+    """Overwrite a tensor, which may be a leaf that requires grad."""
     with no_grad():
         tensor[...] = value
     return tensor
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
-    """How many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
+    """Return how many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
     if tensor.ndim < 2:
         raise ValueError(f"a tensor of shape {tensor.shape} has no fan in and fan out")
+    # A kernel connects each output to all of its elements in every input channel.
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
 def zeros(tensor: Tensor) -> Tensor:
+    """Fill with 0."""
     return _fill(tensor, 0)
 
 
 def ones(tensor: Tensor) -> Tensor:
+    """Fill with 1."""
     return _fill(tensor, 1)
 
 
 def constant(tensor: Tensor, value: float) -> Tensor:
+    """Fill with one value."""
     return _fill(tensor, value)
 
 

@@ -1,4 +1,4 @@
-"""Losses as modules."""
+"""Losses as modules: the functions of `functional.py` with their settings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class MSELoss(_Loss):
     """The squared difference."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare element by element; both of one shape."""
         result: Tensor = functional.mse_loss(input, target, self.reduction)
         return result
 
@@ -31,6 +32,7 @@ class L1Loss(_Loss):
     """The absolute difference."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare element by element; both of one shape."""
         result: Tensor = functional.l1_loss(input, target, self.reduction)
         return result
 
@@ -46,12 +48,14 @@ class CrossEntropyLoss(_Loss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(reduction)
+        # A buffer, so that it is saved and converted with the model, and not trained.
         self.register_buffer("weight", None if weight is None else Tensor(weight))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     weight: Tensor | None
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare logits (batch, classes, …) with classes or with their probabilities."""
         result: Tensor = functional.cross_entropy(
             input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
         )
@@ -62,6 +66,7 @@ class NLLLoss(_Loss):
     """Log probabilities against classes."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare log probabilities (batch, classes, …) with classes."""
         result: Tensor = functional.nll_loss(input, target, reduction=self.reduction)
         return result
 
@@ -76,6 +81,7 @@ class BCEWithLogitsLoss(_Loss):
     pos_weight: Tensor | None
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare logits with probabilities of the same shape."""
         result: Tensor = functional.binary_cross_entropy_with_logits(
             input, target, reduction=self.reduction, pos_weight=self.pos_weight
         )

@@ -45,12 +45,16 @@ class AiogradError(Exception):
 class GradError(AiogradError, RuntimeError):
     """A gradient was asked for that does not exist, or would be wrong.
 
-    `reason` names the case in one word: "no_roots", "no_requires_grad", "not_scalar",
-    "no_grad_fn", "freed", "shape", "modified", "unused", "dtype", "received", "context", "inplace",
-    "stale".
+    `reason` names the case in one word, for programs to branch on; messages may change:
+
+    - roots and inputs: "no_roots", "not_tensor", "no_requires_grad", "not_scalar", "no_grad_fn",
+      "unused", "shape", "dtype", "not_leaf"
+    - the graph: "freed", "modified", "inplace", "once", "count"
+    - other workers: "received", "context", "stale"
     """
 
     def __init__(self, message: str, reason: str = "other") -> None:
+        # All facts are in `args`: exceptions are pickled as class and `args`.
         super().__init__(message, reason)
         self.reason = reason
 
@@ -62,6 +66,8 @@ class StaleGradients(GradError):
     """Others have stepped too often since this context saw the parameters; no parameter changed."""
 
     def __init__(self, worker: str, behind: int, allowed: int) -> None:
+        # Past GradError, whose arguments are a message and a reason: `args` must be those of this
+        # class, or it could not be unpickled.
         AiogradError.__init__(self, worker, behind, allowed)
         self.worker, self.behind, self.allowed = worker, behind, allowed
         self.reason = "stale"
@@ -230,6 +236,8 @@ class SerializationError(RpcError, TypeError):
 # ── security and protocol ───────────────────────────────────────────────────────────────────────
 
 
+# A mixin that comes first among the bases: its `__str__` must win over that of OSError, which takes
+# two `args` for an errno and its text.
 class _NamesWorker(Exception):
     """A message and, where known, the worker it is about."""
 
@@ -356,6 +364,8 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 
     def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
+        # Two bases with constructors of different arguments; neither is called, and both sets of
+        # attributes are set here.
         Exception.__init__(self, worker, op, why, seconds)
         self.worker, self.op, self.why = worker, op, why
         self.function, self.seconds = "backward", seconds

@@ -59,6 +59,7 @@ class Graph:
     def __init__(
         self, nodes: Iterable[GraphNode], edges: Iterable[GraphEdge], title: str = ""
     ) -> None:
+        # Frozen, and yet checked: an edge without ends would only fail in the drawing.
         object.__setattr__(self, "nodes", tuple(nodes))
         object.__setattr__(self, "edges", tuple(edges))
         object.__setattr__(self, "title", title)
@@ -86,6 +87,7 @@ class Graph:
     def dot(self) -> str:
         """The picture in Graphviz' language."""
         shapes = {"leaf": "ellipse", "root": "box", "send": "cds", "recv": "cds"}
+        # Ids may hold any character; numbers need no quoting.
         names = {node.id: f"n{i}" for i, node in enumerate(self.nodes)}
         lines = ["digraph {", "  node [shape=box, style=rounded, fontname=Helvetica];"]
         for number, (worker, nodes) in enumerate(self._by_worker()):
@@ -142,6 +144,7 @@ class Graph:
 
 
 def _two_lines(node: GraphNode) -> str:
+    """Return label and detail of a box."""
     return f"{node.label}\n{node.detail}" if node.detail else node.label
 
 
@@ -179,6 +182,7 @@ def graph(
     root = tensor.grad_fn or start
     nodes: dict[Node, GraphNode] = {}
     edges: list[GraphEdge] = []
+    # Breadth first, so that what is left out is what lies farthest from the tensor.
     waiting = [root]
     found = {root}
     cut = False
@@ -204,12 +208,14 @@ def graph(
 
 
 def _key(node: Node) -> str:
+    """Return an id for a node that is unique while the graph lives."""
     return f"{id(node):x}"
 
 
 def _tape_node(
     node: Node, called: Mapping[int, str], worker: str | None, root: Node | None, tensor: Tensor
 ) -> GraphNode:
+    """Return the box of a node of the tape."""
     if isinstance(node, Accumulate):
         leaf = node.variable
         label = called.get(id(leaf), "leaf")
@@ -233,7 +239,7 @@ def _detail(shape: tuple[int, ...], dtype: Any) -> str:
 
 
 def _draw(picture: Graph) -> str:
-    """The whole picture."""
+    """Return the whole picture as SVG."""
     workers = picture.workers
     lane = {worker: i for i, worker in enumerate(workers)}
     lane_of: dict[Key, int] = {node.id: lane.get(node.worker or "", 0) for node in picture.nodes}
@@ -259,7 +265,7 @@ def _draw(picture: Graph) -> str:
 
 
 def _merged(edges: Sequence[GraphEdge]) -> list[GraphEdge]:
-    """One arrow between two boxes, with all the labels, however often they are connected."""
+    """Return one arrow between two boxes, with all the labels, however often they are connected."""
     labels: dict[GraphEdge, list[str]] = {}
     for edge in edges:
         labels.setdefault(replace(edge, label=""), []).append(edge.label)
@@ -267,10 +273,12 @@ def _merged(edges: Sequence[GraphEdge]) -> list[GraphEdge]:
 
 
 def _width(node: GraphNode) -> float:
+    """Estimate the width of a box from the letters in it; SVG cannot measure text."""
     return max(62.0, 7.4 * len(node.label) + 26, 5.9 * len(node.detail) + 26)
 
 
 def _lanes(workers: Sequence[str], layout: Layout, top: float, height: float) -> list[str]:
+    """Draw a ground with the name of each worker."""
     parts = []
     for number, worker in enumerate(workers):
         left, right = layout.lanes[number]
@@ -287,6 +295,7 @@ def _lanes(workers: Sequence[str], layout: Layout, top: float, height: float) ->
 
 
 def _edge(edge: GraphEdge, points: Sequence[tuple[float, float]]) -> str:
+    """Draw an arrow and its label."""
     colour, head = (CROSSING, "cross") if edge.crossing else (LINE, "head")
     dashed = " stroke-dasharray='6 4'" if edge.crossing else ""
     drawn = (
@@ -304,13 +313,15 @@ def _edge(edge: GraphEdge, points: Sequence[tuple[float, float]]) -> str:
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """From the lower edge of the first box to the upper edge of the last, straight up and down."""
+    """Return a path from the lower edge of the first box to the upper edge of the last."""
     (x0, y0), *rest = points
     y0 += HEIGHT / 2
     path = f"M{x0:.1f},{y0:.1f}"
     for number, (x, y) in enumerate(rest):
         if number == len(rest) - 1:
+            # An edge of a circle goes up, and ends at the lower edge.
             y -= HEIGHT / 2 + (0 if y >= points[0][1] else -HEIGHT)
+        # Control points straight below and above the ends: arrows leave and arrive upright.
         middle = (y0 + y) / 2
         path += f" C{x0:.1f},{middle:.1f} {x:.1f},{middle:.1f} {x:.1f},{y:.1f}"
         x0, y0 = x, y
@@ -318,6 +329,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _box(node: GraphNode, x: float, y: float, width: float, colours: tuple[str, str]) -> str:
+    """Draw a box; its kind shows in its shape and colours."""
     fill, border = colours
     stroke, radius, weight = 1.2, 7.0, 500
     extra: Mapping[str, str] = {}

@@ -4,6 +4,8 @@
 2. An edge over several rows is bent around boxes through invisible points, one per row in between.
 3. The order within a row follows the average place of the neighbours, swept down and up.
 4. Places are moved as near to the neighbours as the order and the widths allow.
+
+This is the layered drawing of Sugiyama, Tagawa and Toda, with lanes as a further constraint.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ def arrange(
     for number, (source, target) in enumerate(edges):
         path: list[Key] = [source]
         for row in range(layout.row[source] + 1, layout.row[target]):
+            # The bends of one edge stay in the lane it comes from, and take part in ordering and
+            # placing like boxes.
             bend = ("bend", number, row)
             layout.row[bend], size[bend], lane[bend] = row, THIN, lane[source]
             path.append(bend)
@@ -60,6 +64,7 @@ def rows(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> dict[Key, int
     for source, target in edges:
         waiting[target] += 1
         after[source].append(target)
+    # Nodes in a circle never become ready; they stay in the first row, and the picture is drawn.
     ready = [key for key in keys if not waiting[key]]
     order: list[Key] = []
     while ready:
@@ -79,6 +84,7 @@ def rows(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> dict[Key, int
 def _ordered(
     row: Mapping[Key, int], links: Sequence[tuple[Key, Key]], lane: Mapping[Key, int]
 ) -> list[list[Key]]:
+    """Return the rows, each in an order with few crossings."""
     grid: list[list[Key]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
     for key, number in row.items():
         grid[number].append(key)
@@ -88,9 +94,12 @@ def _ordered(
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
         place = {key: i for line in grid for i, key in enumerate(line)}
+        # Down by the neighbours above, then up by those below, until the crossings settle.
         for line in grid if down else reversed(grid):
             near = above if down else below
             mean = {key: _mean([place[n] for n in near.get(key, ())], place[key]) for key in line}
+            # The lane comes first: boxes of two workers never mix. The sort is stable, so ties keep
+            # their order.
             line.sort(key=lambda key: (lane[key], mean[key]))
             place.update({key: i for i, key in enumerate(line)})
     return grid
@@ -99,6 +108,7 @@ def _ordered(
 def _neighbours(
     links: Sequence[tuple[Key, Key]],
 ) -> tuple[dict[Key, list[Key]], dict[Key, list[Key]]]:
+    """Return for each key those linked to it from above, and from below."""
     above: dict[Key, list[Key]] = {}
     below: dict[Key, list[Key]] = {}
     for source, target in links:
@@ -123,6 +133,7 @@ def _place(
     left = 0.0
     for number in range(lanes):
         own = [[key for key in line if lane[key] == number] for line in grid]
+        # Lanes are placed one by one, so edges between two of them have no say.
         inner = [(a, b) for a, b in links if lane[a] == lane[b] == number]
         x = _settle(own, inner, size)
         low = min((x[key] - size[key] / 2 for key in x), default=0.0)
@@ -136,6 +147,7 @@ def _place(
 def _settle(
     grid: list[list[Key]], links: Sequence[tuple[Key, Key]], size: Mapping[Key, float]
 ) -> dict[Key, float]:
+    """Return the x of every key of a lane: near its neighbours, order and distances kept."""
     above, below = _neighbours(links)
     x: dict[Key, float] = {}
     for line in grid:

@@ -27,7 +27,7 @@ FONT = "font-family='-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
 def page(width: float, height: float, parts: Sequence[str]) -> str:
-    """A whole picture; on a narrow page it shrinks, within limits."""
+    """Return a whole picture; on a narrow page it shrinks, within limits."""
     style = f"max-width:max(100%,{SHRINK * width:.0f}px);height:auto"
     return "\n".join(
         [
@@ -49,6 +49,7 @@ def text(
     anchor: str = "middle",
     weight: int = 400,
 ) -> str:
+    """Return a line of text; it is escaped."""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size:g}' fill='{colour}' "
         f"text-anchor='{anchor}' font-weight='{weight}'>{escape(words)}</text>"

@@ -35,6 +35,8 @@ class Timeline:
         lanes: dict[str, list[list[Span]]] = {}
         for span in self.spans:
             lines = lanes.setdefault(span.worker, [])
+            # The first row with room: spans are sorted by their start, so that this takes the
+            # fewest rows possible.
             for line in lines:
                 if line[-1].end <= span.start:
                     line.append(span)
@@ -48,6 +50,7 @@ class Timeline:
         """The picture as SVG, legible on light and dark backgrounds."""
         begin = min((span.start for span in self.spans), default=0.0)
         finish = max((span.end for span in self.spans), default=begin)
+        # A single moment has no length.
         scale = WIDTH / ((finish - begin) or 1.0)
         y, parts = 10.0, []
         for number, (worker, lines) in enumerate(self.rows().items()):
@@ -78,12 +81,14 @@ def timeline(spans: Iterable[Span]) -> Timeline:
 
 
 def _bar(span: Span, begin: float, scale: float, top: float, fill: str, border: str) -> str:
+    """Draw one span; its name shows in full when the pointer rests on it."""
     left, width = LABEL + (span.start - begin) * scale, max(1.5, (span.end - span.start) * scale)
     drawn = (
         f"<g><title>{escape(f'{span.name}: {_duration(span.end - span.start)}')}</title>"
         f"<rect x='{left:.1f}' y='{top:.1f}' width='{width:.1f}' height='{BAR:g}' rx='4' "
         f"fill='{fill}' stroke='{border}'/>"
     )
+    # About six units per letter; a name that is cut to one letter says nothing.
     room = int((width - 8) / 6)
     if room >= 2:
         name = span.name if len(span.name) <= room else span.name[: room - 1] + "…"
@@ -92,6 +97,7 @@ def _bar(span: Span, begin: float, scale: float, top: float, fill: str, border: 
 
 
 def _axis(length: float, y: float) -> list[str]:
+    """Draw the axis, from the first start to the last end."""
     parts = [f"<line x1='{LABEL:g}' y1='{y:g}' x2='{LABEL + WIDTH:g}' y2='{y:g}' stroke='{LINE}'/>"]
     for tick in range(5):
         x = LABEL + WIDTH * tick / 4
@@ -100,6 +106,7 @@ def _axis(length: float, y: float) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
+    """Return a duration in a unit that fits."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return (

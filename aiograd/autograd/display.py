@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aiograd._html import BLUE, card, code, quiet
-
-if TYPE_CHECKING:
-    from aiograd.autograd.tensor import Tensor
+from aiograd.autograd.tensor import Tensor
 
 SHOWN = 8  # rows and columns; the middle of longer ones is left out
 _CELL = "text-align:right;padding:1px 8px;font-family:monospace;font-size:inherit;border:none"
@@ -67,3 +65,6 @@ def _cell(value: Any, largest: float) -> str:
         ground = f"rgba({colour},{0.45 * abs(float(value)) / largest:.2f})"
     text = f"{value:.4g}" if value.dtype.kind in "fc" else str(value)
     return f'<td style="{_CELL};background:{ground}">{text.replace("-", "−")}</td>'
+
+
+setattr(Tensor, "_repr_html_", as_html)  # noqa: B010  attached, like all that can be done with one

@@ -10,17 +10,14 @@ needs it (several trainers, one parameter: each gets the gradients of the values
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.rules import Meta, Plan, Rules
+from aiograd.autograd.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
-
-if TYPE_CHECKING:
-    from aiograd.autograd.op import Op
 
 _ndarray = np.ndarray
 _new = object.__new__
@@ -34,12 +31,29 @@ _ONE = (True,)
 _NEVER: Cell = [0]
 
 
+class Operation(Protocol):
+    """What recording and its nodes need of an operation (`op.Op`)."""
+
+    name: str
+    rules: tuple[Rule | None, ...]
+    each: Rule | None  # one rule for every argument, or
+    joint: Rule | None  # one for all arguments of an operation with several outputs
+    plans: dict[tuple[bool, ...], Plan]  # what to save, by which arguments want a gradient
+
+    def know(self, kwargs: dict[str, Any]) -> None:
+        """Raise TypeError for parameters that a rule does not know."""
+
+    def plan(self, wanted: tuple[bool, ...]) -> Plan:
+        """Make and cache the plan for these arguments."""
+        ...
+
+
 class OpNode(Node):
     """A recorded operation with one output."""
 
     __slots__ = ("cells", "kwargs", "op", "plan", "saved", "version")  # filled by `record`
 
-    op: Op
+    op: Operation
     plan: Plan
     kwargs: dict[str, Any]
     saved: list[Any] | None  # [result, *arguments] as far as the rules need them; None once freed
@@ -120,7 +134,7 @@ class LightNode(Node):
 
     __slots__ = ("op",)
 
-    op: Op
+    op: Operation
 
     @property
     def name(self) -> str:
@@ -144,7 +158,7 @@ class JointOpNode(Joint):
 
     def __init__(
         self,
-        op: Op,
+        op: Operation,
         plan: Plan,
         parents: tuple[Node | None, ...],
         saved: Saved,
@@ -205,7 +219,11 @@ class JointOpNode(Joint):
 
 
 def record(
-    op: Op, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
+    op: Operation,
+    args: Sequence[Any],
+    y: Any,
+    kwargs: dict[str, Any],
+    parents: tuple[Node | None, ...],
 ) -> Tensor:
     """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
     if y.__class__ is not _ndarray and not is_sparse_array(y):
@@ -245,7 +263,7 @@ def record(
 
 
 def record_all(
-    op: Op,
+    op: Operation,
     args: Sequence[Any],
     results: Sequence[Tensor],
     kwargs: dict[str, Any],
@@ -270,7 +288,7 @@ def record_all(
             tensor._node = Part(node, index, *metas[index])
 
 
-def _plan(op: Op, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> Plan:
+def _plan(op: Operation, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> Plan:
     """Return what to save, given which arguments want a gradient."""
     # The key of the cache, built by hand for one and two arguments. An operation with one rule for
     # all its arguments has one plan for each number of them.

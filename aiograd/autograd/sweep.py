@@ -26,6 +26,7 @@ import numpy as np
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.autograd.op import OPS
+from aiograd.autograd.sparse import mask
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
@@ -338,8 +339,6 @@ def own(grad: Tensor) -> Tensor:
 def _in_layout_of(leaf: Any, grad: Any) -> Any:
     """A sparse leaf gets a sparse gradient, at the leaf's positions if it came as a dense one."""
     if isinstance(grad, Tensor) and not grad.is_sparse:
-        from aiograd.autograd.sparse import mask  # made of operations, which are made of this
-
         return mask(grad, leaf)
     return leaf.mask(grad) if grad.__class__ is _ndarray else grad
 

@@ -215,12 +215,6 @@ class Tensor:
             text += ", requires_grad=True"
         return f"tensor({text})"
 
-    def _repr_html_(self) -> str:
-        # Imported when a notebook asks: a worker never does.
-        from aiograd.autograd.display import as_html
-
-        return as_html(self)
-
     __hash__ = object.__hash__
 
     # ── copies ──────────────────────────────────────────────────────────────────────────────────

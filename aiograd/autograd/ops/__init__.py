@@ -1,8 +1,24 @@
 """Every operation of the library, collected by name from the tables beside this file.
 
-`NAMES` is what a user finds as `ag.<name>`: numpy's names with all their aliases (`abs`, `absolute`),
-and torch's. `linalg` and `fft` are namespaces like numpy's. Importing this package is what gives
-Tensor its operators and methods.
+    zero_stride          products of arrays with strides of zero
+    table                declares operations and enters them: by name, in numpy, on Tensor
+    elementwise          arithmetic and functions, element by element
+    shape                axes moved, merged, added
+    index                picking elements out, sorting, repeating
+    reduce               sums, extremes, products along axes
+    join                 several arrays into one, and one into several
+    products             matmul, einsum and other products
+    statistics           means, quantiles, covariances, made of the above
+    linalg               inverses, decompositions, norms
+    fft                  Fourier transforms
+    neural               activations, normalisation, losses
+    convolution          convolution and pooling
+    embedding            rows of a table by number
+    nondifferentiable    comparisons, positions, truth values
+
+Tables import `table` and those above them. Importing this package is what gives Tensor its operators
+and methods. `NAMES` is what a user finds as `ag.<name>`: numpy's names with all their aliases (`abs`,
+`absolute`), and torch's. `linalg` and `fft` are namespaces like numpy's.
 """
 
 from __future__ import annotations

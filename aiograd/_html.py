@@ -25,6 +25,7 @@ def card(colour: str, title: str, body: str = "") -> str:
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Return rows of cells (HTML); without a head, the first cell of each row is its name."""
     lines = [_cells("th", head)] if head else []
+    # A row is either below a head or has its name in front.
     named = 0 if head else 1
     lines += [_cells("th", row[:named]) + _cells("td", row[named:]) for row in rows]
     made = [f'<tr style="background:none">{line}</tr>' for line in lines]

@@ -82,6 +82,8 @@ class StaleGradients(GradError):
 # ── calls ───────────────────────────────────────────────────────────────────────────────────────
 
 
+# Each error below is also the builtin that code without aiograd would raise here, so that `except
+# TimeoutError` and `except ConnectionError` around a call do what they say.
 class RpcError(AiogradError):
     """A call could not be made or answered."""
 
@@ -170,6 +172,7 @@ class UnknownWorker(RpcError, LookupError):
 
     def __init__(self, worker: str, known: tuple[str, ...] = ()) -> None:
         super().__init__(worker, known)
+        # A cluster may have thousands of workers; the message shows some of them.
         self.worker, self.known = worker, tuple(known)
 
     def __str__(self) -> str:
@@ -177,6 +180,7 @@ class UnknownWorker(RpcError, LookupError):
         return f"there is no worker {self.worker!r} here" + (f"; known: {shown}" if shown else "")
 
 
+# A lookup that cannot succeed, and a bad argument: both are caught.
 class MalformedName(UnknownWorker, ValueError):
     """No worker can have this name."""
 
@@ -206,6 +210,7 @@ class Overloaded(RpcError):
         return f"{self.worker} refused the call: {self.what or 'too much work in flight'}"
 
 
+# The last resort, where the exception's own class cannot be sent or rebuilt here.
 class RemoteError(RpcError):
     """A remote exception that cannot travel as itself."""
 
@@ -261,6 +266,7 @@ class NotAllowed(SecurityError):
     """The peer may not call this function, or may not touch this value."""
 
 
+# An error and no warning: a secret and all data would cross the network in the clear.
 class InsecureTransport(SecurityError):
     """Listening beyond this host without TLS; pass allow_plaintext=True if that is meant."""
 
@@ -360,6 +366,7 @@ class PassUndecided(ContextError):
         )
 
 
+# Both: code that handles failed passes and code that handles timeouts finds it.
 class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 
@@ -373,6 +380,7 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
     __str__ = BackwardFailed.__str__
 
 
+# Also a GradError, with its reason, as the same mistake in a local pass would be.
 class PassRefused(BackwardFailed, GradError):
     """A backward pass that cannot be played: freed, modified, or crossing contexts."""
 

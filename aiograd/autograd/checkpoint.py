@@ -197,6 +197,7 @@ def _first_run(
     for border in borders:
         # The function may have stored a tensor elsewhere, whose graph must not end at the border.
         border.open()
+    # By id, so that a tensor that occurs twice in the result is one tensor afterwards.
     cut = {id(t): t.detach() for t in outputs}
     pairs = [(cut[id(t)], t.requires_grad) for t in outputs]
     return _replace(result, cut), pairs, leaves, others

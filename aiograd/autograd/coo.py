@@ -144,6 +144,7 @@ class Coo:
         # `+=` on an index that occurs twice adds only once; coalesced, every position is unique,
         # and this is far faster than `np.add.at`.
         whole = self.coalesce()
+        # An index per sparse dimension; the dense ones follow by themselves.
         dense[tuple(whole.indices)] += whole.values
 
     def keys(self) -> Any:
@@ -200,6 +201,7 @@ class Coo:
         if -1 in shape:
             known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
             shape = tuple(self.size // known if n == -1 else n for n in shape)
+        # Never changed, so it may be shared.
         if shape == self.shape:
             return self
         if not shape:

@@ -100,6 +100,7 @@ def linspace(
 
 
 def _generator(generator: Generator | int | None) -> Generator:
+    # A seed gives the same numbers in every call, a Generator goes on.
     return generator if isinstance(generator, Generator) else np.random.default_rng(generator)
 
 
@@ -147,6 +148,7 @@ def randint(
 
 
 def _like(other: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
+    # Only shape and dtype are read, so a sparse tensor stays as it is.
     array = other if isinstance(other, Tensor) else np.asarray(other)
     return tuple(array.shape), dtype or array.dtype
 

@@ -42,7 +42,8 @@ class FunctionContext:
 
     def __init__(self, name: str, needs_input_grad: tuple[bool, ...]) -> None:
         self.name = name
-        self.needs_input_grad = needs_input_grad  # one flag per argument of forward
+        # One flag per argument of forward.
+        self.needs_input_grad = needs_input_grad
         self._to_save: tuple[Tensor | None, ...] = ()
         self._saved: tuple[_Saved | None, ...] | None = ()  # None once freed
         self._constant: tuple[Tensor, ...] = ()
@@ -53,6 +54,7 @@ class FunctionContext:
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep inputs, outputs or values in between; a later write to one of them is noticed."""
+        # Anything else would have no version, and a write to it would go unnoticed.
         for tensor in tensors:
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -163,6 +165,7 @@ class FunctionNode(Joint):
         except Exception as error:
             error.add_note(f"raised by the backward of {self.name}")
             raise
+        # Other attributes of the context are the user's; they live as long as the graph.
         if not retain and context._saved:
             context._saved = None
         return self._check(given if isinstance(given, tuple | list) else (given,))
@@ -217,7 +220,10 @@ class Function:
         results = [_own(out, args) for out in outputs]
         if any(context.needs_input_grad):
             constant = frozenset(
-                i for i, out in enumerate(outputs) if any(out is c for c in context._constant)
+                # Compared by identity with what forward returned; `results` may be copies.
+                i
+                for i, out in enumerate(outputs)
+                if any(out is c for c in context._constant)
             )
             cls._record(context, parents, results, constant)
         return tuple(results) if several else results[0]
@@ -231,9 +237,11 @@ class Function:
         constant: frozenset[int],
     ) -> None:
         node = FunctionNode(cls, context, parents, results, constant)
+        # After the results exist: a saved output is known by its number among them.
         context._saved = tuple(
             [None if tensor is None else _Saved(tensor, results) for tensor in context._to_save]
         )
+        # The tensors themselves would keep the graph of a dropped result alive.
         context._to_save = context._constant = ()
         for index in node.differentiable:
             result = results[index]

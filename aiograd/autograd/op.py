@@ -58,13 +58,16 @@ class Op:
         arrange: Arrange | None = None,
     ) -> None:
         self.name = name
+        # An instance looks like a function, to `functools`, to tracebacks of calls and to help().
         self.__name__ = self.__qualname__ = name
         self.__doc__ = forward.__doc__
         self.forward = forward
         self.rules = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
         self.joint = joint  # one rule for all arguments of an op with several outputs
-        self.shapes_only = shapes_only  # `each` only asks for the shapes of its arguments
+        # `each` only asks for the shapes of its arguments. It cannot be found from the bytecode:
+        # the rule picks one of `*args` by its number, which looks like any other use.
+        self.shapes_only = shapes_only
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
         # With exactly this many arguments there is nothing to arrange, unless parameters are given
         # and `strict` says that they need a look. The common call so skips a function call.

@@ -79,9 +79,11 @@ def _checked(places: Any, values: Any, shape: Sequence[int] | None) -> Any:
         )
     elif tuple(shape[len(places) :]) != values.shape[1:]:
         raise ValueError(f"values of shape {values.shape} do not fit the shape {tuple(shape)}")
+    # Without a shape it is computed from the largest index, which fits by itself.
     limits = np.inf if shape is None else np.array(shape[: len(places)]).reshape(-1, 1)
     if places.size and ((places < 0).any() or (places >= limits).any()):
         raise ValueError(f"an index lies outside of the shape {shape}")
+    # One layout for all: messages send the memory as it is.
     return np.ascontiguousarray(places, dtype=np.int64)
 
 

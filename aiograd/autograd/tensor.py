@@ -62,6 +62,8 @@ class Tensor:
             data = data.data
         if data is None:
             raise TypeError("a Tensor needs data; got None")
+        # A copy: a new tensor shares memory with nothing. `from_numpy` and `detach` are for
+        # sharing.
         self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
         check_numbers(self.data.dtype, type(data).__name__)
         self._node = self._grad = self._cell = self._accumulate = None
@@ -85,6 +87,7 @@ class Tensor:
                     "requires_grad can only be cleared on a leaf; use detach() instead", "not_leaf"
                 )
             return
+        # A step from one whole number to the next has no slope.
         if value and self.data.dtype.kind not in "fc":
             raise GradError(
                 f"only floating point and complex tensors can require grad, not {self.dtype}",
@@ -200,6 +203,7 @@ class Tensor:
         return (value.numpy() if isinstance(value, Tensor) else value) in self.numpy()
 
     def __format__(self, spec: str) -> str:
+        # So that f"{loss:.3f}" works.
         return format(self.data.item(), spec) if spec and self.size == 1 else repr(self)
 
     def __repr__(self) -> str:
@@ -215,6 +219,7 @@ class Tensor:
             text += ", requires_grad=True"
         return f"tensor({text})"
 
+    # By identity, whatever `==` says: contexts, optimisers and `names=` use tensors as keys.
     __hash__ = object.__hash__
 
     # ── copies ──────────────────────────────────────────────────────────────────────────────────
@@ -278,6 +283,7 @@ class Tensor:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._before_write(value)
+        # The write itself is numpy's; a failed one is not counted.
         self.data[_plain_index(index)] = value.data if isinstance(value, Tensor) else value
         self._written()
 
@@ -307,6 +313,8 @@ class Tensor:
         """
         if not self.requires_grad:
             raise GradError("a hook needs a tensor that requires grad", "no_requires_grad")
+        # Hooks of a result sit on its node, which lives as long as the result. The node of a leaf
+        # comes and goes with the graphs that use it, so a leaf keeps its own.
         if self._node is not None:
             return HookHandle.on_list(self._node, hook)
         if self._hooks is None:
@@ -327,6 +335,7 @@ class Tensor:
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
         """Call `hook(tensor)` after each local backward pass that added to this leaf's `.grad`."""
+        # Only leaves have a `.grad` that passes add to.
         if not self._leaf:
             raise GradError("such a hook needs a leaf that requires grad", "not_leaf")
         if self._after_hooks is None:

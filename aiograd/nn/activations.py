@@ -105,6 +105,7 @@ class Softmax(Module):
         return f"axis={self.axis}"
 
 
+# Has the same setting; not the logarithm of its result, which would be -inf for small shares.
 class LogSoftmax(Softmax):
     """The logarithm of the softmax."""
 
@@ -187,6 +188,7 @@ class Flatten(Module):
     def forward(self, input: Any) -> Tensor:
         """Return the same numbers with some axes merged."""
         tensor = as_tensor(input)
+        # Negative axes count from the end of each input, so they are resolved here.
         start, end = self.start_axis % tensor.ndim, self.end_axis % tensor.ndim
         result: Tensor = tensor.reshape(*tensor.shape[:start], -1, *tensor.shape[end + 1 :])
         return result

@@ -21,6 +21,7 @@ def generator_or_new(generator: np.random.Generator | None) -> np.random.Generat
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite a tensor, which may be a leaf that requires grad."""
+    # A recorded write into a leaf is refused.
     with no_grad():
         tensor[...] = value
     return tensor
@@ -28,6 +29,7 @@ def _fill(tensor: Tensor, value: Any) -> Tensor:
 
 def fans(tensor: Tensor) -> tuple[int, int]:
     """Return how many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
+    # A bias connects nothing; torch refuses it too.
     if tensor.ndim < 2:
         raise ValueError(f"a tensor of shape {tensor.shape} has no fan in and fan out")
     # A kernel connects each output to all of its elements in every input channel.

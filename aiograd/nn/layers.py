@@ -81,6 +81,8 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        # A sparse gradient has the rows that were used; optimisers and messages then handle these
+        # alone.
         self.padding_idx, self.sparse = padding_idx, sparse
         self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
@@ -113,6 +115,7 @@ class EmbeddingBag(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        # Refused where the layer is made, not where it is used, perhaps on another worker.
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -158,6 +161,7 @@ class Conv2d(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        # Else the shapes would only fail in `forward`, with a text about kernels.
         if in_channels % groups or out_channels % groups:
             raise ValueError("the numbers of channels must be multiples of groups")
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
@@ -197,6 +201,7 @@ class LayerNorm(Module):
         self.normalized_shape = (normalized_shape,) if one else tuple(normalized_shape)  # type: ignore[arg-type]
         self.eps = eps
         self.weight = (
+            # Begins as the identity: scale one, shift zero.
             init.ones(_empty(*self.normalized_shape, dtype=dtype)) if elementwise_affine else None
         )
         self.bias = _empty(*self.normalized_shape, dtype=dtype) if elementwise_affine else None
@@ -219,6 +224,7 @@ class _BatchNorm(Module):
     Outside of training the running mean and variance stand in for those of the batch.
     """
 
+    # The only difference between the two classes.
     dims: tuple[int, ...]  # numbers of axes of an input
 
     def __init__(
@@ -243,6 +249,7 @@ class _BatchNorm(Module):
         self.register_buffer(
             "running_var", Tensor(np.ones(num_features, dtype)) if running else None
         )
+        # Only counted; torch saves it, and state dicts shall fit.
         self.register_buffer("num_batches_tracked", Tensor(np.array(0)) if running else None)
 
     running_mean: Tensor | None

@@ -14,6 +14,7 @@ class _Loss(Module):
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
+        # In the constructor: a misspelt word would else show in the first step of a long job.
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
         self.reduction = reduction

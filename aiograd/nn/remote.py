@@ -57,12 +57,14 @@ class RemoteModule:
         """Make another handle for a module that exists already; `to` must be its owner."""
         made = cls.__new__(cls)
         made.module_rref, made.on = module_rref, module_rref.owner_name()
+        # A WorkerInfo, or a name; a rank is not checked.
         name = getattr(to, "name", to)
         if isinstance(name, str) and name != made.on:
             raise ValueError(f"the module lives on {made.on}, not on {name}")
         return made
 
     def __await__(self) -> Generator[Any, None, RemoteModule]:
+        # `await m` waits until the module exists, and raises what its constructor raised.
         yield from self.module_rref.future().__await__()
         return self
 
@@ -116,6 +118,7 @@ class RemoteModule:
     def __repr__(self) -> str:
         return f"<RemoteModule on {self.on}>"
 
+    # Only called for what is missing: the error says which methods exist on the owner alone.
     def __getattr__(self, name: str) -> NoReturn:
         if name in _LOCAL_ONLY:
             hint = "; use `await m.remote_parameters()`" if name == "parameters" else ""

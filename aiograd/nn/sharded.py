@@ -102,6 +102,8 @@ class ShardedEmbeddingBag:
 
     def _files(self, folder: str | os.PathLike[str]) -> list[str]:
         count = len(self.shards)
+        # The number of shards is in the name: rows are dealt out by it, so other files would not
+        # fit.
         return [os.path.join(folder, f"shard{k}of{count}.npz") for k in range(count)]
 
     def __repr__(self) -> str:

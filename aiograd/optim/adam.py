@@ -44,6 +44,7 @@ class Adam(Optimizer):
 
     def _move(self, param: Any, grad: Any, state: State, group: Group) -> None:
         """Update the averages and move the parameter against them."""
+        # Made at the first step, so that a parameter without gradients costs no memory.
         if not state:
             state.update(step=0, exp_avg=np.zeros_like(param), exp_avg_sq=np.zeros_like(param))
             if group["amsgrad"]:
@@ -87,6 +88,7 @@ class AdamW(Adam):
     def update(self, param: Any, grad: Any, state: State, group: Group) -> None:
         """Shrink the parameter itself, then step as Adam without decay."""
         if group["weight_decay"]:
+            # Before the step, as in torch and in the paper: decay is not scaled by the averages.
             param *= 1 - float(group["lr"]) * float(group["weight_decay"])
         self._move(param, grad, state, group)
 

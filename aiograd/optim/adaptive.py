@@ -40,6 +40,7 @@ class Adagrad(Optimizer):
         if not state:
             state.update(step=0, sum=np.full_like(param, group["initial_accumulator_value"]))
         state["step"] += 1
+        # Counted per parameter, as the sum is.
         rate: float = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
         return float(rate)
 
@@ -101,6 +102,7 @@ class RMSprop(Optimizer):
         np.divide(grad, scale, out=scale)
         if group["momentum"]:
             velocity = state.setdefault("momentum_buffer", np.zeros_like(param))
+            # In place: the buffer is the state.
             velocity *= float(group["momentum"])
             velocity += scale
             scale = velocity
@@ -159,6 +161,7 @@ class Rprop(Optimizer):
         sizes = state["step_size"]
         turn = grad * state["prev"]
         sizes *= np.where(turn > 0, grow, np.where(turn < 0, shrink, 1.0)).astype(sizes.dtype)
+        # Steps that grow by a factor need a bound.
         np.clip(sizes, *map(float, group["step_sizes"]), out=sizes)
         # Where the sign has turned the last step went too far: stand still once, and do not count
         # the turn again.

@@ -27,6 +27,7 @@ def clip_grad_norm(
     total = gradient_norm(found, norm_type)
     # torch's constant, against a norm of zero.
     scale = max_norm / (total + 1e-6)
+    # Gradients within the limit are left untouched, to the last bit.
     if scale < 1:
         scale_gradients(found, scale)
     return total
@@ -81,4 +82,5 @@ def _replace(grad: Tensor, entries: Any) -> None:
         grad.data = grad.data.coalesce().with_values(entries)
     else:
         grad.data[...] = entries
+    # A graph made with create_graph may have saved it.
     grad._written()

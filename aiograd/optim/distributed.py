@@ -83,6 +83,7 @@ class DistributedOptimizer:
             made = await _all(self._making)
             if self._locals is None:  # another task may have been faster
                 self._locals = {owner: rref for owner, (rref, _) in made.items()}
+                # The same for all owners: they were given the same arguments.
                 self._first = next(iter(made.values()))[1]
                 self._groups = [dict(group) for group in self._first]
                 self._changed = [set() for _ in self._first]
@@ -163,6 +164,7 @@ class DistributedOptimizer:
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, settings included."""
         found = await self._made()
+        # States are by owner, and name parameters by number: they only fit the same distribution.
         if set(state) != set(found):
             raise ValueError(f"the state is of owners {sorted(state)}, here are {sorted(found)}")
         await _all(

@@ -53,6 +53,8 @@ class Optimizer:
         for param in params:
             if not isinstance(param, Tensor):
                 raise TypeError(f"an optimizer takes Tensors, not {type(param).__name__}")
+            # A step would write to the array of a result, which the next forward pass computes
+            # anew.
             if not param.is_leaf:
                 raise ValueError("only leaf tensors can be optimised; use detach() or no_grad()")
             if id(param) in known:
@@ -166,6 +168,7 @@ class Optimizer:
             params[number]: copy.deepcopy(state) for number, state in state_dict["state"].items()
         }
         for mine, saved in zip(self.param_groups, groups, strict=True):
+            # Settings are overwritten, parameters stay: the saved ones are only numbers.
             mine.update({**copy.deepcopy(saved), "params": mine["params"]})
 
     def _params(self) -> list[Tensor]:

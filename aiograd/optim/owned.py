@@ -46,6 +46,7 @@ class History:
             known = self._steps.get(id(param))
             if known is None:
                 known = self._steps[id(param)] = deque()
+                # An id may be used again by another tensor; its history must not be found then.
                 weakref.finalize(param, self._steps.pop, id(param), None).atexit = False
             while known and known[0][0] <= oldest:
                 known.popleft()
@@ -75,6 +76,7 @@ class Steps:
 
 def _steps() -> Steps:
     """Return the one `Steps` of this worker."""
+    # Per worker, not per process: several may share one.
     found: Steps = current_agent().parts.setdefault(Steps, Steps())
     return found
 
@@ -159,6 +161,7 @@ def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
             # Graphs and messages of other trainers keep the array they saw.
             param.renew()
         local.step_with(context.gradients)
+        # Numbered while the lock is held, so that numbers rise in the order of the steps.
         number, oldest = context.home.count_step()
         steps.history.add(changing, number, context_id, oldest)
 

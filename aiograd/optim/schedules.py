@@ -151,6 +151,7 @@ class LambdaLR(Scheduler):
         lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
     ) -> None:
         count = len(optimizer.param_groups)
+        # Private, and so not part of the state: functions cannot be saved.
         self._functions = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self._functions) != count:
             raise ValueError(f"{len(self._functions)} functions for {count} parameter groups")
@@ -162,6 +163,7 @@ class LambdaLR(Scheduler):
         return [initial * function(self.last_epoch) for initial, function in pairs]
 
 
+# No Scheduler: it depends on measurements, not on the epoch.
 class ReduceLROnPlateau:
     """Lower the rate when a measured value has not improved for `patience` epochs."""
 
@@ -217,6 +219,7 @@ class ReduceLROnPlateau:
         for group in self.optimizer.param_groups:
             old = float(group["lr"])
             new = max(old * self.factor, self.min_lr)
+            # torch's guard: below this a lower rate changes nothing.
             if old - new > self.eps:
                 group["lr"] = new
 

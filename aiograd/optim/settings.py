@@ -34,6 +34,7 @@ def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = {name: value for name, value in arguments.items() if name not in _OTHERS}
     for name, value in settings.items():
+        # nan fails every comparison, so it is refused as well.
         if name in _SENSIBLE and not _SENSIBLE[name](value):
             raise ValueError(f"invalid {name}: {value}")
     return settings

@@ -103,6 +103,7 @@ def _ticks(values: Iterable[float]) -> list[float]:
     """Round numbers, at equal distances, that enclose all values."""
     found = list(values) or [0.0, 1.0]
     low, high = min(found), max(found)
+    # A constant gets an axis around it.
     if low == high:
         low, high = low - 0.5, high + 0.5
     rough = (high - low) / TICKS

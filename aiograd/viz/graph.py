@@ -20,7 +20,9 @@ from aiograd.viz.svg import LINE, PALETTE, page, text
 
 HEIGHT, DISTANCE = 38.0, 74.0  # of a box, and from row to row
 MARGIN, HEADER = 14.0, 30.0
+# The one colour that is no worker's: edges between workers are what a picture is looked at for.
 CROSSING = "#e07b39"
+# Arrow heads are defined once per picture and referred to by each edge.
 _HEADS = (
     "<marker id='{0}' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
     "orient='auto'><path d='M0,0.8 L7.5,4 L0,7.2 z' fill='{1}'/></marker>"
@@ -99,6 +101,7 @@ class Graph:
             if worker is None:
                 lines += [f"  {line}" for line in inner]
             else:
+                # Graphviz draws a frame only around subgraphs whose name begins with "cluster".
                 lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(worker)};"]
                 lines += [f"    {line}" for line in inner] + ["  }"]
         for edge in self.edges:
@@ -174,7 +177,9 @@ def graph(
     `names` gives leaves their names, e.g. `dict(model.named_parameters())`. Beyond `max_nodes` the
     rest of the tape is left out and marked with "…".
     """
+    # By identity, as `==` of tensors is elementwise.
     called = {id(leaf): name for name, leaf in (names or {}).items()}
+    # None if nothing was recorded: a single box then says so.
     start = parent_of(tensor)
     if start is None:
         only = GraphNode("tensor", "constant", _detail(tensor.shape, tensor.dtype), "root", worker)
@@ -204,6 +209,7 @@ def graph(
     boxes = list(nodes.values())
     if cut:
         boxes.append(GraphNode("more", "…", "left out", "more", worker))
+    # An operation may use one tensor twice; equal edges are drawn once.
     return Graph(boxes, dict.fromkeys(edges))
 
 
@@ -232,6 +238,7 @@ def _tape_node(
 
 def _detail(shape: tuple[int, ...], dtype: Any) -> str:
     size = " × ".join(map(str, shape)) if shape else "scalar"
+    # The default type is not worth its room.
     return size if str(dtype) == "float64" else f"{size} · {dtype}"
 
 
@@ -244,6 +251,7 @@ def _draw(picture: Graph) -> str:
     lane = {worker: i for i, worker in enumerate(workers)}
     lane_of: dict[Key, int] = {node.id: lane.get(node.worker or "", 0) for node in picture.nodes}
     widths: dict[Key, float] = {node.id: _width(node) for node in picture.nodes}
+    # `x * x` has two edges; two arrows would lie on each other.
     arrows = _merged(picture.edges)
     layout = arrange(widths, [(e.source, e.target) for e in arrows], lane_of, max(1, len(workers)))
     top = MARGIN + (HEADER if workers else 0) + (HEADER if picture.title else 0)
@@ -302,6 +310,7 @@ def _edge(edge: GraphEdge, points: Sequence[tuple[float, float]]) -> str:
         f"<path d='{_curve(points)}' fill='none' stroke='{colour}' stroke-width='1.5'{dashed} "
         f"marker-end='url(#{head})'/>"
     )
+    # On the last stretch, which leads to the box that the label is about.
     if edge.label:
         (x0, y0), (x1, y1) = points[-2:]
         x, y = (x0 + x1) / 2, (y0 + y1) / 2
@@ -341,6 +350,7 @@ def _box(node: GraphNode, x: float, y: float, width: float, colours: tuple[str, 
         fill, border = "#fff3e8", CROSSING
     elif node.kind == "more":
         extra = {"stroke-dasharray": "3 3"}
+    # Text is dark on light boxes and light on the root, on any page.
     ink, faint = ("#ffffff", "#f2f4f8") if node.kind == "root" else ("#1d2430", "#4d5666")
     attributes = "".join(f" {key}='{value}'" for key, value in extra.items())
     drawn = (

@@ -75,8 +75,9 @@ def rows(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> dict[Key, int
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
-    for key in reversed(order):  # side branches join from right above, not from the very top
+    for key in reversed(order):
         if after[key]:
+            # Side branches join from right above, not from the very top.
             row[key] = max(row[key], min(row[other] for other in after[key]) - 1)
     return row
 
@@ -154,6 +155,7 @@ def _settle(
         offsets = _offsets(line, size)
         middle = (offsets[-1] if offsets else 0.0) / 2
         x.update({key: offset - middle for key, offset in zip(line, offsets, strict=True)})
+    # Positions move by averages and need more rounds to come to rest than the order does.
     for sweep in range(3 * SWEEPS):
         down = sweep % 2 == 0
         for line in grid if down else reversed(grid):

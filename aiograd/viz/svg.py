@@ -28,6 +28,7 @@ FONT = "font-family='-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 def page(width: float, height: float, parts: Sequence[str]) -> str:
     """Return a whole picture; on a narrow page it shrinks, within limits."""
+    # Below this share letters are too small; the page then scrolls.
     style = f"max-width:max(100%,{SHRINK * width:.0f}px);height:auto"
     return "\n".join(
         [

@@ -46,6 +46,7 @@ def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     # The image axes last: the product over windows has to copy this view, and rows of the image are
     # then copied as whole runs.
     steps = (sn, sc, sh * dilation[0], sw * dilation[1], sh * stride[0], sw * stride[1])
+    # Read-only: windows overlap, and a write to one would change others.
     return as_strided(a, (n, c, kh, kw, oh, ow), steps, writeable=False)
 
 
@@ -149,6 +150,7 @@ def conv2d(
     if a.ndim == 3:
         lone = conv2d(a[None], w, bias, stride, padding, dilation, groups)
         return lone[0]
+    # Checked before anything is padded: as_strided reads whatever memory it is told to.
     if a.ndim != 4 or w.ndim != 4 or a.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ValueError(f"kernels {w.shape} in {groups} groups do not fit images {a.shape}")
     dilation, stride = pair(dilation, "dilation"), pair(stride, "stride")

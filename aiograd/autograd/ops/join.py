@@ -24,6 +24,7 @@ def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
     if axis is None:
         start = sum([a.size for a in arrays[:i]])
         return g[start : start + arrays[i].size].reshape(arrays[i].shape)
+    # Counted from the front, since slices are built up to it.
     axis %= arrays[i].ndim
     start = sum([a.shape[axis] for a in arrays[:i]])
     return g[(slice(None),) * axis + (slice(start, start + arrays[i].shape[axis]),)]
@@ -88,6 +89,7 @@ def append(arr: Any, values: Any, axis: int | None = None) -> Any:
 def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
     """Make coordinate matrices from coordinate vectors."""
     vectors = [ravel(x) for x in xi]
+    # numpy's default lays the first vector along the second axis, as x goes to the right.
     order = [1, 0, *range(2, len(vectors))] if indexing == "xy" and len(vectors) > 1 else None
     shape = tuple(v.size for v in vectors)
     grids = []
@@ -141,6 +143,7 @@ def dsplit(ary: Any, indices_or_sections: Any) -> Any:
     return split(ary, indices_or_sections, axis=2)
 
 
+# New in numpy 2.1; on older ones the operation exists without its counterpart.
 @composite(getattr(np, "unstack", None))
 def unstack(x: Any, /, *, axis: int = 0) -> Any:
     """Split into the slices along an axis, which disappears."""

@@ -83,6 +83,7 @@ def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
     return [total]
 
 
+# numpy's results have names too, and other classes on every version.
 class Slogdet(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant."""
 
@@ -133,6 +134,7 @@ def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  nump
     w, v = ys
     inner = np.matmul(turned(v), gv) * _gaps(w)
     total = np.matmul(np.matmul(v, inner), turned(v)) + np.matmul(v * _columns(gw), turned(v))
+    # Only the Hermitian part of a change keeps the matrix Hermitian; numpy reads one triangle.
     return [(total + turned(total)) / 2]
 
 
@@ -205,7 +207,9 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """
     a = as_tensor(a)
     if not compute_uv:
+        # The same decomposition: the gradient of the values needs the vectors.
         return _svd_op(a)[1]
+    # The vectors beyond the reduced ones are arbitrary; without a gradient numpy may choose.
     if full_matrices and a.shape[-1] != a.shape[-2]:
         if a.requires_grad and recording.get():
             raise TypeError("svd() has a gradient rule for full_matrices=False only")
@@ -250,6 +254,7 @@ _qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
 @composite(la.qr)
 def qr(a: Any, mode: str = "reduced") -> Qr:
     """Give the reduced QR decomposition."""
+    # The complete Q has arbitrary columns, which have no gradient.
     if mode != "reduced":
         raise TypeError("qr() has a gradient rule for mode='reduced' only")
     return Qr(*_qr_op(a))
@@ -260,6 +265,7 @@ def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) ->
     rows, columns = a.shape[-2:]
     yh, gh = turned(y), turned(g)
     total = -np.matmul(np.matmul(yh, g), yh)
+    # Projections onto what is outside of column and row space.
     left = np.eye(rows, dtype=a.dtype) - np.matmul(a, y)
     right = np.eye(columns, dtype=a.dtype) - np.matmul(y, a)
     total = total + np.matmul(np.matmul(left, gh), np.matmul(y, yh))
@@ -305,6 +311,7 @@ def multi_dot(arrays: Any) -> Any:
 def _cheapest(sizes: list[int]) -> dict[tuple[int, int], int]:
     """Return where to cut every part of a chain, by the number of multiplications."""
     n = len(sizes) - 1
+    # The matrix-chain recurrence: every part from its cheapest cut.
     cost = {(i, i): 0 for i in range(n)}
     cut: dict[tuple[int, int], int] = {}
     for length in range(1, n):
@@ -344,6 +351,7 @@ def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
 _two_norm_op = op("norm", _two_norm_forward, _two_norm)
 
 
+# Only newer versions of numpy have it.
 @composite(getattr(la, "vector_norm", None))
 def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
     """Give the length of vectors, of any order."""
@@ -379,6 +387,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in (1, -1, np.inf, -np.inf):
+        # Of columns for 1, of rows for infinity.
         sums = np.abs(x).sum(axis=-2 if abs(ord) == 1 else -1)
         result = (np.max if ord > 0 else np.min)(sums, axis=-1)
     elif ord in (2, -2, "nuc"):
@@ -393,6 +402,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Give the norm of vectors or matrices."""
     x = as_tensor(x)
+    # numpy's default is the 2-norm of all elements, for any number of axes.
     if ord is None:
         return vector_norm(x, axis=axis, keepdims=keepdims)
     if axis is None:

@@ -51,6 +51,7 @@ def _sigmoid_forward(a: Any) -> Any:
 def _gelu_forward(a: Any, approximate: str = "none") -> Any:
     _refuse_complex("gelu", a)
     if approximate == "tanh":
+        # The approximation of Hendrycks and Gimpel, who introduced the function.
         return 0.5 * a * (1 + np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3)))
     if approximate != "none":
         raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
@@ -103,6 +104,7 @@ def _softmax_forward(a: Any, axis: int = -1) -> Any:
     _refuse_complex("softmax", a)
     # Shifted by the largest: no exponential overflows. The steps below work in this new array.
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
+    # In place: the forward pass allocates one array, not three.
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=axis, keepdims=True)
     return shifted
@@ -141,6 +143,7 @@ def dropout(
     if not training or p == 0:
         return a
     if p == 1:
+        # Not zeros: the result still requires grad, with a gradient of zero.
         return a * 0
     generator = np.random.default_rng() if generator is None else generator
     # Scaled up here, so that nothing needs scaling when the model is used.
@@ -178,6 +181,7 @@ def layer_norm(
     """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
     a = as_tensor(a)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    # `standardize` would take any axes.
     if a.shape[a.ndim - len(shape) :] != shape:
         raise ValueError(f"the last axes of {a.shape} are not the normalized shape {shape}")
     y = standardize(a, axis=tuple(range(-len(shape), 0)), eps=eps)
@@ -283,6 +287,7 @@ def nll_loss(
         share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
     loss = -np.squeeze(picked, axis=axis) * share
     if reduction == "mean":
+        # The mean by class weights, not by rows, as in torch.
         return _shared(loss.sum(), share.sum())
     return _reduced(loss, reduction)
 
@@ -347,6 +352,7 @@ def cross_entropy(
         return hard * (1 - label_smoothing) + smooth * (label_smoothing / size)
     target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
     loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
+    # Probabilities have no single class, so torch divides by the number of rows, weights or not.
     return loss.sum() / max(loss.size, 1) if reduction == "mean" else _reduced(loss, reduction)
 
 
@@ -388,6 +394,7 @@ def binary_cross_entropy_with_logits(
 ) -> Any:
     """Compare logits with probabilities between 0 and 1, safely for large logits."""
     input, target = as_tensor(input), as_tensor(target)
+    # Broadcasting would quietly compare each with each.
     if input.shape != target.shape:
         raise ValueError(f"input {input.shape} and target {target.shape} differ in shape")
     if pos_weight is None:

@@ -110,6 +110,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     columns = [i for i in range(b.ndim) if i not in theirs]
     shape = [a.shape[i] for i in rows] + [b.shape[i] for i in columns]
     length = int(np.prod([a.shape[i] for i in ours], dtype=np.int64))
+    # One matrix product, with the summed axes last on the left and first on the right.
     left = a.transpose(rows + ours).reshape(_size(a, rows), length)
     right = b.transpose(theirs + columns).reshape(length, _size(b, columns))
     return matmul(left, right).reshape(tuple(shape))
@@ -147,6 +148,7 @@ def cross(
     return np.stack(parts, axis=axisc)
 
 
+# Only newer versions of numpy have it.
 @composite(getattr(np, "vecdot", None))
 def vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
     """Sum products along one axis, the first factor conjugated."""

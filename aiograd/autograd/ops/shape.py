@@ -75,6 +75,7 @@ def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
     """Declare one of numpy's functions that add axes."""
 
     def atleast(*arys: Any) -> Any:
+        # The shape is asked of numpy, the reshape is recorded.
         grown = [
             a if a.ndim >= ndim else reshape(a, function(a.data).shape)
             for a in (as_tensor(ary) for ary in arys)
@@ -121,6 +122,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 @composite(np.matrix_transpose)
 def matrix_transpose(x: Any) -> Any:
     """Exchange the last two axes."""
+    # `swapaxes` on a vector would say something about axes that nobody wrote.
     if as_tensor(x).ndim < 2:
         raise ValueError("a matrix has at least two axes")
     return swapaxes(x, -1, -2)
@@ -212,6 +214,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     a = as_tensor(array)
     if mode == "constant":
         return _bordered(a, pad_width=np.broadcast_to(pad_width, (a.ndim, 2)).tolist(), **kwargs)
+    # The other modes compute new values (means, ramps), or call a function of the user's.
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
         raise TypeError(f"pad() with mode {mode!r} has no gradient rule")
     # numpy pads the positions instead of the values: every element of the result is a copy of a

@@ -28,6 +28,7 @@ def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def nanmean(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     """Average what is not nan."""
     a = as_tensor(a)
+    # How many there are has no gradient.
     known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
     return nansum(a, axis=axis, keepdims=keepdims) / known.astype(a.dtype)
 
@@ -139,6 +140,7 @@ def cov(m: Any, *, rowvar: bool = True, bias: bool = False, ddof: float | None =
     """Give the covariance matrix of variables, one per row (or column, without `rowvar`)."""
     m = np.atleast_2d(as_tensor(m))
     m = m if rowvar or m.shape[0] == 1 else m.T
+    # `ddof` wins over `bias`, as in numpy.
     freedom = count(m.shape, 1) - ((0 if bias else 1) if ddof is None else ddof)
     away = m - mean(m, axis=1, keepdims=True)
     return np.squeeze(away @ np.conj(away).T / freedom)

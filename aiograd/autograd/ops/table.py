@@ -61,6 +61,7 @@ def numpy_op(
             names = tuple(inspect.signature(signature or function).parameters)
             options["arrange"] = _by_names(function.__name__, names, arrays or len(rules) or 1)
     made = op(function.__name__, forward or function, *rules, **options)
+    # help(ag.tanh) is numpy's text.
     made.__doc__ = function.__doc__
     if not own:
         made.arity = function.nin if isinstance(function, np.ufunc) else arrays or len(rules)
@@ -87,6 +88,7 @@ def composite(function: Any = None) -> Callable[[F], F]:
 
     def register(made: F) -> F:
         """Register the function, and return it unchanged."""
+        # The name under which workers send it, as that of an Op.
         made.op_name = made.__name__  # type: ignore[attr-defined]
         _register(made, function)
         return made
@@ -311,6 +313,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
     return operator
 
 
+# numpy's divmod has two results and no rule; both parts have one.
 setattr(Tensor, "__divmod__", lambda a, b: (a // b, a % b))  # noqa: B010  attached, like the others
 setattr(Tensor, "__rdivmod__", lambda b, a: (a // b, a % b))  # noqa: B010
 

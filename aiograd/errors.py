@@ -348,7 +348,7 @@ class BackwardFailed(ContextError):
 class PassUndecided(ContextError):
     """The outcome of a backward pass is not known on this worker yet, so no number is shown.
 
-    The originator of a pass decides how it ended. A participant that has not heard of the outcome
+    The originator of a pass decides how it ended. A participant that has not received the outcome
     raises this instead of a gradient that may belong to a failed pass. Calls that the originator
     makes in the context bring the outcome with them.
     """

@@ -31,7 +31,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.op import parent_of, result_of, told_apart
+from aiograd.autograd.op import parent_of, result_of, unaliased
 from aiograd.autograd.op_nodes import wrong_count
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
@@ -251,7 +251,7 @@ class Function:
 def _own(output: Any, args: Sequence[Any]) -> Any:
     """Return an output as a tensor of its own, so that giving it a node changes nothing else."""
     if isinstance(output, np.ndarray | np.generic) or is_sparse_array(output):
-        return result_of(told_apart(output, args), args)
+        return result_of(unaliased(output, args), args)
     if not isinstance(output, Tensor):
         return output
     # Forward returned an argument, or a tensor from elsewhere: that one must keep its own node.

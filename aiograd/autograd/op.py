@@ -131,9 +131,9 @@ class Op:
         if len(args) == 1 and isinstance(args[0], Tensor):
             arg = args[0]
             y = self.forward(arg.data, **kwargs) if kwargs else self.forward(arg.data)
-            # See `told_apart`; the test here spares the call.
+            # See `unaliased`; the test here spares the call.
             if y is arg.data:
-                y = told_apart(y, args)
+                y = unaliased(y, args)
             node = arg._node
             if node is None and arg._leaf:
                 node = arg.accumulator()
@@ -152,7 +152,7 @@ class Op:
         data = one.data, other.data
         y = self.forward(*data, **kwargs) if kwargs else self.forward(*data)
         if y is one.data or y is other.data:
-            y = told_apart(y, args)
+            y = unaliased(y, args)
         first, second = one._node, other._node
         if first is None and one._leaf:
             first = one.accumulator()
@@ -180,14 +180,14 @@ class Op:
             # A list may hold Tensors: stacked by a recorded operation, so that gradients reach
             # them.
             elif arg.__class__ is list or arg.__class__ is tuple:
-                return self.apply([gathered(arg) for arg in args], kwargs)
+                return self.apply([stacked(arg) for arg in args], kwargs)
             # numpy would make an array of objects of it and fail far from here.
             elif arg is None:
                 raise TypeError(f"{self.name}() got None where an array belongs")
             else:
                 raw.append(arg)
                 parents.append(None)
-        y = told_apart(self.forward(*raw, **kwargs), args)
+        y = unaliased(self.forward(*raw, **kwargs), args)
         if tracked and y.__class__ is not tuple and recording.get():
             return record(self, args, y, kwargs, tuple(parents))
         return self._results(args, y, kwargs, tuple(parents))
@@ -198,7 +198,7 @@ class Op:
         """Wrap one result that is not recorded, or several that may be."""
         if y.__class__ is not tuple:
             return result_of(y, args)
-        results = tuple([result_of(told_apart(each, args), args) for each in y])
+        results = tuple([result_of(unaliased(each, args), args) for each in y])
         if any(parents) and recording.get():
             record_all(self, args, results, kwargs, parents)
         return results
@@ -237,7 +237,7 @@ class Op:
 
     # ── what recording asks ─────────────────────────────────────────────────────────────────────
 
-    def know(self, kwargs: dict[str, Any]) -> None:
+    def check_parameters(self, kwargs: dict[str, Any]) -> None:
         """Raise TypeError for parameters that a rule does not know."""
         if self._keywords is not None and not self._keywords.issuperset(kwargs):
             listed = ", ".join(f"{name}=" for name in sorted(set(kwargs) - self._keywords))
@@ -276,7 +276,7 @@ def _no_gradient(*_: Any, **__: Any) -> None:
     """The rule of an argument that has none on purpose."""
 
 
-def told_apart(y: Any, args: Sequence[Any]) -> Any:
+def unaliased(y: Any, args: Sequence[Any]) -> Any:
     """Return a result; as a view, if it is the very array of an argument.
 
     `np.real` and `astype(copy=False)` may return what they were given. Two Tensors over one array
@@ -298,13 +298,13 @@ def result_of(y: Any, args: Sequence[Any]) -> Tensor:
     return tensor
 
 
-def gathered(arg: Any) -> Any:
+def stacked(arg: Any) -> Any:
     """Return a list of numbers as an array, one with Tensors in it as their recorded stack."""
     if not isinstance(arg, list | tuple):
         return arg
     if not _holds_tensor(arg):
         return np.asarray(arg)
-    return OPS["stack"]([gathered(item) for item in arg])
+    return OPS["stack"]([stacked(item) for item in arg])
 
 
 def _holds_tensor(arg: Any) -> bool:

@@ -26,7 +26,7 @@ Cell = list[int]  # [version]
 Saved = tuple[list[Any], list[Cell], int]
 
 _ONE = (True,)
-# The cell of a saved ndarray or number. Nobody counts the writes of a user to a plain array, so
+# The cell of a saved ndarray or number. Writes of a user to a plain array are not counted, so
 # they go unnoticed; the cell keeps `cells` parallel to what is saved.
 _NEVER: Cell = [0]
 
@@ -40,7 +40,7 @@ class Operation(Protocol):
     joint: Rule | None  # one for all arguments of an operation with several outputs
     plans: dict[tuple[bool, ...], Plan]  # what to save, by which arguments want a gradient
 
-    def know(self, kwargs: dict[str, Any]) -> None:
+    def check_parameters(self, kwargs: dict[str, Any]) -> None:
         """Raise TypeError for parameters that a rule does not know."""
 
     def plan(self, wanted: tuple[bool, ...]) -> Plan:
@@ -58,7 +58,7 @@ class OpNode(Node):
     kwargs: dict[str, Any]
     saved: list[Any] | None  # [result, *arguments] as far as the rules need them; None once freed
     cells: list[Cell]  # the version cells of what is saved, that of the result last
-    version: int  # their sum when it was saved: versions only grow, so it tells of any write
+    version: int  # their sum when it was saved: versions only grow, so any write shows in it
 
     @property
     def name(self) -> str:
@@ -303,7 +303,7 @@ def _plan(op: Operation, kwargs: dict[str, Any], parents: tuple[Node | None, ...
     if kwargs:
         # A parameter that no rule knows would be ignored in backward: a wrong gradient without a
         # word.
-        op.know(kwargs)
+        op.check_parameters(kwargs)
     return op.plans.get(pattern) or op.plan(pattern)
 
 

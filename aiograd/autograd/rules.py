@@ -1,7 +1,7 @@
 """What a gradient rule reads, found from its bytecode, and so what to save for it.
 
 A rule is called as `rule(g, y, *args, **kwargs)`. Its bytecode shows whether it uses the result and
-each argument at all, or only their shape, so that an operation saves nothing in vain. The
+each argument at all, or only their shape, so that an operation saves nothing needlessly. The
 alternative, a list of what to save beside each rule, would be a second truth that can be wrong.
 Where the bytecode does not show it (builtins, `*args`, inner functions), everything is saved: safe,
 and only memory.

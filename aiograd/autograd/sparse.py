@@ -201,7 +201,8 @@ def to_sparse(tensor: Tensor) -> Tensor:
 
     A scipy sparse matrix is taken with the entries it stores.
     """
-    scipy_sparse = sys.modules.get("scipy.sparse")  # where it is not imported, nobody has one
+    # Where scipy was not imported the argument cannot be one of its matrices.
+    scipy_sparse = sys.modules.get("scipy.sparse")
     if scipy_sparse is not None and scipy_sparse.issparse(tensor):
         matrix = tensor.tocoo()
         return coo_tensor(np.array([matrix.row, matrix.col]), matrix.data, matrix.shape)

@@ -301,7 +301,7 @@ class Sweep:
         self._sinks.append((node, grad))
 
     def _is_shared(self, grad: Any) -> bool:
-        """Tell whether anything but this sweep refers to an array.
+        """Return whether anything but this sweep refers to an array.
 
         A method, so that `_Probe` measures the count on the very same path.
         """

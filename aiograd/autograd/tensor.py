@@ -284,7 +284,7 @@ class Tensor:
     def __setitem__(self, index: Any, value: Any) -> None:
         self._before_write(value)
         # The write itself is numpy's; a failed one is not counted.
-        self.data[_plain_index(index)] = value.data if isinstance(value, Tensor) else value
+        self.data[plain_index(index)] = value.data if isinstance(value, Tensor) else value
         self._written()
 
     def copy_(self, value: Any) -> Tensor:
@@ -414,9 +414,10 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(requires_grad, value))
 
 
-def _plain_index(index: Any) -> Any:
+def plain_index(index: Any) -> Any:
+    """Return an index with arrays in place of Tensors."""
     if isinstance(index, Tensor):
         return index.data
     if isinstance(index, tuple):
-        return tuple(_plain_index(i) for i in index)
+        return tuple(plain_index(i) for i in index)
     return index

@@ -178,7 +178,7 @@ def scale(optimizer: RRef, context_id: int, factor: float) -> None:
     """Multiply the gradients here by a factor, in the context."""
     context = _context(context_id)
     for param, gradient in _own_gradients(_local(optimizer), context).items():
-        # A new tensor: somebody may have read the mapping before.
+        # A new tensor: the old one may have been read and kept.
         context.replace_gradient(param, gradient * factor)
 
 

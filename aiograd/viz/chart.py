@@ -9,7 +9,7 @@ from aiograd.viz.svg import LINE, PALETTE, page, text
 
 WIDTH, HEIGHT = 560.0, 240.0
 LEFT, TOP, RIGHT, BOTTOM = 62.0, 14.0, 150.0, 42.0
-TICKS = 4  # at least so many steps along an axis
+TICKS = 4  # the least number of steps along an axis
 
 Points = list[tuple[float, float]]
 Numbers = Sequence[float] | tuple[Sequence[float], Sequence[float]]

@@ -180,7 +180,7 @@ def _nearest(wish: Sequence[float], offsets: Sequence[float]) -> list[float]:
     Taking the least distances away leaves the one condition that places do not fall, which pooling
     neighbours that collide solves exactly.
     """
-    pools: list[tuple[float, int]] = []  # mean and number of those who share it
+    pools: list[tuple[float, int]] = []  # mean, and how many places share it
     for want, offset in zip(wish, offsets, strict=True):
         mean, count = want - offset, 1
         while pools and pools[-1][0] > mean:

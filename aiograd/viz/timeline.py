@@ -1,4 +1,4 @@
-"""Timeline: who did what when, one lane per worker, as SVG."""
+"""Timeline: what each worker did when, one lane per worker, as SVG."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Timeline:
 
 
 def timeline(spans: Iterable[Span]) -> Timeline:
-    """Draw who did what when."""
+    """Draw what each worker did when."""
     return Timeline(spans)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
-from aiograd.autograd.tensor import Tensor, _plain_index
+from aiograd.autograd.tensor import Tensor, plain_index
 
 
 def _is_basic(index: Any) -> bool:
@@ -71,7 +71,7 @@ getitem: Op = new_op(
 def _getitem(self: Tensor, index: Any) -> Tensor:
     """Pick elements as numpy does; Tensors may be indices."""
     # Without a gradient nothing reads the index later, so it need not be copied.
-    index = _kept(index) if self.requires_grad else _plain_index(index)
+    index = _kept(index) if self.requires_grad else plain_index(index)
     picked: Tensor = getitem.apply((self,), {"index": index})
     return picked
 
@@ -110,7 +110,7 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> 
 
 def _whole(indices: Any) -> Any:
     """Return indices as an array of integers; raise TypeError for anything else."""
-    indices = _plain_index(indices)
+    indices = plain_index(indices)
     indices = np.asarray(indices)
     if indices.dtype.kind not in "iu" and indices.size:
         raise TypeError(f"indices must be integers, not {indices.dtype}")
@@ -138,7 +138,7 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
 @composite(np.compress)
 def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
     """Pick the slices where the condition holds."""
-    chosen = np.flatnonzero(np.asarray(_plain_index(condition)))
+    chosen = np.flatnonzero(np.asarray(plain_index(condition)))
     return take(a, chosen, axis=axis)
 
 
@@ -147,7 +147,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
     """Leave out slices along an axis, or elements of the flattened array."""
     arr = as_tensor(arr)
     size = arr.size if axis is None else arr.shape[axis]
-    return take(arr, np.delete(np.arange(size), _plain_index(obj)), axis=axis)
+    return take(arr, np.delete(np.arange(size), plain_index(obj)), axis=axis)
 
 
 # ── sliding windows ─────────────────────────────────────────────────────────────────────────────

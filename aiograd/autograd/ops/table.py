@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
-from aiograd.autograd.op import OPS, Op, gathered, op
+from aiograd.autograd.op import OPS, Op, op, stacked
 from aiograd.autograd.op_nodes import LightNode, record
 from aiograd.autograd.ops.zero_stride import shown
 from aiograd.autograd.rules import Rule
@@ -327,7 +327,7 @@ def as_tensor(value: Any) -> Tensor:
         return value
     if value is None:
         raise TypeError("got None where an array belongs")
-    value = gathered(value)
+    value = stacked(value)
     return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
 

@@ -85,6 +85,7 @@ class Progress(Generic[T]):
     def _left(self) -> str:
         """Return how long it will take, once there is a second's worth of measurement."""
         passed = self._clock() - self._begun
+        # A guess from less than a second of work would jump about.
         if not self._done or not self._total or passed < 1:
             return ""
         seconds = round(passed / self._done * (self._total - self._done))

@@ -59,6 +59,7 @@ class GradError(AiogradError, RuntimeError):
         self.reason = reason
 
     def __str__(self) -> str:
+        # The reason is among `args`, for pickling; it is not part of the text.
         return str(self.args[0])
 
 
@@ -109,6 +110,8 @@ class WorkerLost(RpcError, ConnectionError):
     """
 
     def __init__(self, worker: str, executed: str = "unknown", why: str = "") -> None:
+        # "unknown" unless it is proven that the call never reached the worker: a caller may only
+        # repeat what did not run.
         super().__init__(worker, executed, why)
         self.worker, self.executed, self.why = worker, executed, why
 

@@ -111,6 +111,7 @@ def grad(
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]
     starts = entries(outputs, grad_outputs, create_graph)
+    # torch's default: a graph that will be differentiated again is kept.
     retain = create_graph if retain_graph is None else retain_graph
     sweep = Sweep(
         [node for node, _ in starts],

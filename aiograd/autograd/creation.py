@@ -73,6 +73,7 @@ def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor
 def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor with one value everywhere."""
     size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    # The value alone: a new tensor is a leaf.
     value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
     return _made(np.full(size, value, dtype), requires_grad)
 

@@ -23,6 +23,7 @@ def as_html(tensor: Tensor) -> str:
         facts += f"{quiet(' · made by')} {code(tensor.grad_fn.name)}"
     elif tensor.requires_grad:
         facts += quiet(" · requires grad")
+    # Of a sparse or empty tensor the facts are all there is to show.
     return card(BLUE, facts, "" if tensor.is_sparse or not tensor.size else _grid(tensor.data))
 
 

@@ -54,6 +54,7 @@ def array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: A
         function is np.full_like and not _filled(*args, **kwargs)
     ):
         return _wrapped(function(*_plain(args), **_plain(kwargs)))
+    # The name as users write it, np.linalg.…, for the error.
     module = getattr(function, "__module__", "numpy") or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{function.__name__}"
     return _on_arrays(function, name, args, kwargs)

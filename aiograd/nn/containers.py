@@ -34,6 +34,7 @@ class _Numbered(Module):
 
     def extend(self: L, modules: Iterable[Module]) -> L:
         """Add several parts at the end."""
+        # One by one, through the check of `append`.
         for module in modules:
             self.append(module)
         return self

@@ -30,6 +30,7 @@ def save(path: Path, tensors: Mapping[str, Any]) -> None:
     partial = f"{path}.{os.getpid()}.partial"
     try:
         if path.endswith(".safetensors"):
+            # safetensors writes the memory as it lies, without regard to strides.
             contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             _safetensors().save_file(contiguous, partial)
         else:

@@ -86,6 +86,7 @@ def kaiming_uniform(
     tensor: Tensor, a: float = 0.0, *, generator: np.random.Generator | None = None
 ) -> Tensor:
     """He et al.: keep the size of signals through rectifiers with slope `a` below zero."""
+    # Uniform numbers within ±b have variance b²/3, hence 6 where the normal one has 2.
     bound = math.sqrt(6.0 / ((1 + a * a) * fans(tensor)[0]))
     return uniform(tensor, -bound, bound, generator=generator)
 

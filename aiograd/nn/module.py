@@ -70,6 +70,7 @@ class Module:
             for hook in list(self._forward_pre_hooks.values()):
                 changed = hook(self, args)
                 if changed is not None:
+                    # As in torch, a hook may return the only argument by itself.
                     args = changed if isinstance(changed, tuple) else (changed,)
         result = self.forward(*args, **kwargs)
         if self._forward_hooks:
@@ -178,6 +179,7 @@ class Module:
     def _state(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """Yield what is saved. Shared tensors come under each of their names, as in torch."""
         for name, value in vars(self).items():
+            # Buffers that are not persistent are left out: their name maps to False.
             if isinstance(value, Parameter) or (self._buffers.get(name) and value is not None):
                 yield prefix + name, value
         for name, child in self.named_children():
@@ -231,6 +233,8 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget `.grad` of every parameter, or fill it with zeros."""
         for param in self.parameters():
+            # None by default: an optimiser then skips the parameter, where zeros would still decay
+            # its averages.
             if set_to_none or param.grad is None:
                 param.grad = None
             else:

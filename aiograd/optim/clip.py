@@ -47,6 +47,7 @@ def clip_grad_value(
 def gradient_norm(grads: Iterable[Tensor], norm_type: float = 2.0) -> float:
     """Return the norm of all gradients taken as one vector."""
     sizes = [np.abs(_entries(grad)) for grad in grads]
+    # The largest entry; the general formula would raise to an infinite power.
     if math.isinf(norm_type):
         return max((float(size.max(initial=0.0)) for size in sizes), default=0.0)
     if norm_type == 2.0:

@@ -68,6 +68,7 @@ class Scheduler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
+        # The rate is set at once: the optimiser's own state may be older or newer.
         vars(self).update(state_dict)
         self._set()
 
@@ -89,6 +90,7 @@ class MultiStepLR(Scheduler):
     """Multiply by `gamma` at each of the milestones."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
+        # Sorted for the bisection; users may give them in any order.
         self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer)
 
@@ -138,6 +140,7 @@ class LinearLR(Scheduler):
 
     def rate(self, initial: float, epoch: int) -> float:
         """Between the two factors, and at the second one afterwards."""
+        # Stays at the second factor once it is reached.
         done = min(epoch, self.total_iters) / self.total_iters
         return initial * (self.start_factor + (self.end_factor - self.start_factor) * done)
 

@@ -41,6 +41,7 @@ class SGD(Optimizer):
             else:
                 velocity *= momentum
                 velocity += (1 - float(group["dampening"])) * grad
+            # A new array, or the buffer itself, which is only read below.
             grad = grad + momentum * velocity if group["nesterov"] else velocity
         param -= float(group["lr"]) * grad
 

@@ -51,6 +51,7 @@ class Chart:
             for number, name in enumerate(dict.fromkeys([*self.lines, *self.dots]))
         }
         for name, line in self.lines.items():
+            # A tenth of a unit is less than a pixel; more digits only make the file larger.
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
             parts.append(
                 f"<polyline points='{path}' fill='none' stroke='{colours[name]}' stroke-width='2' "
@@ -101,6 +102,7 @@ def _points(numbers: Numbers) -> Points:
 
 def _ticks(values: Iterable[float]) -> list[float]:
     """Round numbers, at equal distances, that enclose all values."""
+    # An empty chart still has axes.
     found = list(values) or [0.0, 1.0]
     low, high = min(found), max(found)
     # A constant gets an axis around it.

@@ -138,6 +138,7 @@ def _place(
         inner = [(a, b) for a, b in links if lane[a] == lane[b] == number]
         x = _settle(own, inner, size)
         low = min((x[key] - size[key] / 2 for key in x), default=0.0)
+        # A lane without boxes still has room for its name.
         high = max((x[key] + size[key] / 2 for key in x), default=80.0)
         layout.x.update({key: place - low + left + GAP for key, place in x.items()})
         right = left + high - low + 2 * GAP
@@ -154,6 +155,7 @@ def _settle(
     for line in grid:
         offsets = _offsets(line, size)
         middle = (offsets[-1] if offsets else 0.0) / 2
+        # Every row begins centred, so that a chain is straight from the start.
         x.update({key: offset - middle for key, offset in zip(line, offsets, strict=True)})
     # Positions move by averages and need more rounds to come to rest than the order does.
     for sweep in range(3 * SWEEPS):

@@ -25,6 +25,7 @@ class Timeline:
     """A picture of spans; those of one worker that overlap stand below each other."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
+        # By their start, on which `rows` relies.
         self.spans = sorted(spans, key=lambda span: (span.start, span.end))
         for span in self.spans:
             if span.end < span.start:
@@ -82,6 +83,7 @@ def timeline(spans: Iterable[Span]) -> Timeline:
 
 def _bar(span: Span, begin: float, scale: float, top: float, fill: str, border: str) -> str:
     """Draw one span; its name shows in full when the pointer rests on it."""
+    # At least a thin line: a short span must be seen too.
     left, width = LABEL + (span.start - begin) * scale, max(1.5, (span.end - span.start) * scale)
     drawn = (
         f"<g><title>{escape(f'{span.name}: {_duration(span.end - span.start)}')}</title>"

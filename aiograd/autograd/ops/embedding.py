@@ -87,6 +87,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: b
     """Pick rows of `weight` by number; the row `padding_idx` gets no gradient."""
     weight = as_tensor(weight)
     rows = _row_numbers(input, weight.shape[0])
+    # Row numbers are never negative, so it could not be found among them.
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     return _embedding_op(weight, rows=rows, padding_idx=padding_idx, sparse=sparse)

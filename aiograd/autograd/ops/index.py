@@ -99,6 +99,7 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> 
     if axis is None:
         a, axis = a.reshape(-1), 0
     size = a.shape[axis]
+    # The modes only change the indices, so they need no rule.
     if mode == "wrap":
         indices = indices % size
     elif mode == "clip":
@@ -253,6 +254,7 @@ def tile(A: Any, reps: Any) -> Any:  # noqa: N803  numpy's name
     times = tuple(reps) if isinstance(reps, list | tuple) else (int(reps),)
     shape = (1,) * (len(times) - a.ndim) + a.shape
     times = (1,) * (len(shape) - len(times)) + times
+    # An axis of one before each, stretched to the number of copies: a view until the last reshape.
     split = a.reshape([n for size in shape for n in (1, size)])
     spread = np.broadcast_to(split, [n for k, s in zip(times, shape, strict=True) for n in (k, s)])
     return spread.reshape([k * size for k, size in zip(times, shape, strict=True)])

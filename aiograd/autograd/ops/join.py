@@ -21,6 +21,7 @@ def _list(arrays: Any) -> list[Any]:
 
 def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
     """The slice of the gradient that belongs to array number `i`."""
+    # Flattened one after another.
     if axis is None:
         start = sum([a.size for a in arrays[:i]])
         return g[start : start + arrays[i].size].reshape(arrays[i].shape)

@@ -100,6 +100,7 @@ std = numpy_op(np.std, _std)
 
 def _extreme(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: Any = False) -> Any:
     """The gradient goes to the extreme element, in even shares to all of them at a tie."""
+    # Compared with the result, which costs less to save than the positions of all ties.
     chosen = a == kept(y, axis, keepdims, a.ndim)
     ties = chosen.sum(axis=axis, keepdims=True, dtype=g.dtype)
     return chosen * (kept(g, axis, keepdims, a.ndim) / ties)

@@ -7,6 +7,25 @@ async with ag.LocalCluster(2):
         y = await ag.rpc_async("worker1", dense, args=(x, w))
         await ctx.backward((y * y).mean())
         print(ctx.gradients[w])
+
+The public names, and nothing else. What is inside:
+
+    errors       every exception, as one tree
+    autograd/    arrays that remember: the tape and the reverse pass, no I/O
+    wire/        bytes and messages, no I/O
+    rpc/         workers that call each other
+    rref/        values that stay with their owner
+    dist/        gradients across workers
+    nn/          models
+    optim/       optimisers
+    cluster/     starting and stopping workers
+    testing/     gradient checks, fault injection, the simulator
+    viz/         pictures
+    _html        what objects look like in a notebook
+    _progress    what long work looks like in a terminal
+
+Imports go downwards only: errors ← autograd, wire ← rpc ← rref ← dist ← nn, optim ← cluster,
+testing.
 """
 
 from __future__ import annotations
@@ -64,7 +83,9 @@ __version__ = "0.1.0"
 # The operations and makers, by numpy's names.
 globals().update({name: getattr(autograd, name) for name in (*MAKERS, *NAMES)})
 
-_LATER = ("nn", "optim", "testing", "viz", "cluster", "save", "load")  # imported when asked for
+# Imported when asked for: a worker that only serves calls starts faster without models, optimisers
+# and pictures.
+_LATER = ("nn", "optim", "testing", "viz", "cluster", "save", "load")
 
 
 def __getattr__(name: str) -> Any:
@@ -79,6 +100,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'aiograd' has no attribute {name!r}")
 
 
+# So that completion in a shell finds them before their first use.
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 

@@ -4,8 +4,8 @@
         ...
         bar.say(f"step {step}: loss {loss:.3f}")    # a line above it that stays
 
-Where nobody watches (a pipe, a file, a notebook, a dumb terminal) there is no bar, and what is said
-is printed.
+Where no terminal is attached (a pipe, a file, a notebook, a dumb terminal) there is no bar, and
+lines are just printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, Generic, TextIO, TypeVar
 __all__ = ["Progress"]
 
 T = TypeVar("T")
-_PAUSE: Final = 0.1  # seconds between two drawings: more often than that nobody sees
+_PAUSE: Final = 0.1  # seconds between two drawings; more often would only cost time
 _BAR: Final = 30  # columns
 _CLEAR: Final = "\r\x1b[K"
 
@@ -50,11 +50,14 @@ class Progress(Generic[T]):
         self._begun, self._done, self._running = self._clock(), 0, True
         try:
             for item in self._items:
+                # Looked at for every item, drawn ten times a second: fast loops are not slowed
+                # down.
                 if self._clock() - self._drawn >= _PAUSE:
                     self._draw()
                 yield item
                 self._done += 1
         finally:
+            # Also when the loop is left early or by an error: the terminal is left clean.
             self._write(_CLEAR)
             self._running = False
 
@@ -67,7 +70,9 @@ class Progress(Generic[T]):
 
     def _draw(self) -> None:
         self._drawn = self._clock()
-        room = shutil.get_terminal_size().columns - 1  # a full line would wrap
+        # A full line would wrap, and the next drawing would leave it behind. Asked each time, since
+        # a window may be resized.
+        room = shutil.get_terminal_size().columns - 1
         self._write(_CLEAR + self._line()[:room])
 
     def _line(self) -> str:
@@ -78,8 +83,9 @@ class Progress(Generic[T]):
         return f"{self._title} {bar} {self._done}/{self._total}{self._left()}"
 
     def _left(self) -> str:
-        """How long it will take, once that can be told."""
+        """Return how long it will take, once there is a second's worth of measurement."""
         passed = self._clock() - self._begun
+        # A guess from less than a second of work would jump about.
         if not self._done or not self._total or passed < 1:
             return ""
         seconds = round(passed / self._done * (self._total - self._done))

@@ -45,16 +45,21 @@ class AiogradError(Exception):
 class GradError(AiogradError, RuntimeError):
     """A gradient was asked for that does not exist, or would be wrong.
 
-    `reason` names the case in one word: "no_roots", "no_requires_grad", "not_scalar",
-    "no_grad_fn", "freed", "shape", "modified", "unused", "dtype", "received", "context", "inplace",
-    "stale".
+    `reason` names the case in one word, for programs to branch on; messages may change:
+
+    - roots and inputs: "no_roots", "not_tensor", "no_requires_grad", "not_scalar", "no_grad_fn",
+      "unused", "shape", "dtype", "not_leaf"
+    - the graph: "freed", "modified", "inplace", "once", "count"
+    - other workers: "received", "context", "stale"
     """
 
     def __init__(self, message: str, reason: str = "other") -> None:
+        # All facts are in `args`: exceptions are pickled as class and `args`.
         super().__init__(message, reason)
         self.reason = reason
 
     def __str__(self) -> str:
+        # The reason is among `args`, for pickling; it is not part of the text.
         return str(self.args[0])
 
 
@@ -62,6 +67,8 @@ class StaleGradients(GradError):
     """Others have stepped too often since this context saw the parameters; no parameter changed."""
 
     def __init__(self, worker: str, behind: int, allowed: int) -> None:
+        # Past GradError, whose arguments are a message and a reason: `args` must be those of this
+        # class, or it could not be unpickled.
         AiogradError.__init__(self, worker, behind, allowed)
         self.worker, self.behind, self.allowed = worker, behind, allowed
         self.reason = "stale"
@@ -76,6 +83,8 @@ class StaleGradients(GradError):
 # ── calls ───────────────────────────────────────────────────────────────────────────────────────
 
 
+# Each error below is also the builtin that code without aiograd would raise here, so that `except
+# TimeoutError` and `except ConnectionError` around a call do what they say.
 class RpcError(AiogradError):
     """A call could not be made or answered."""
 
@@ -101,6 +110,8 @@ class WorkerLost(RpcError, ConnectionError):
     """
 
     def __init__(self, worker: str, executed: str = "unknown", why: str = "") -> None:
+        # "unknown" unless it is proven that the call never reached the worker: a caller may only
+        # repeat what did not run.
         super().__init__(worker, executed, why)
         self.worker, self.executed, self.why = worker, executed, why
 
@@ -164,6 +175,7 @@ class UnknownWorker(RpcError, LookupError):
 
     def __init__(self, worker: str, known: tuple[str, ...] = ()) -> None:
         super().__init__(worker, known)
+        # A cluster may have thousands of workers; the message shows some of them.
         self.worker, self.known = worker, tuple(known)
 
     def __str__(self) -> str:
@@ -171,6 +183,7 @@ class UnknownWorker(RpcError, LookupError):
         return f"there is no worker {self.worker!r} here" + (f"; known: {shown}" if shown else "")
 
 
+# A lookup that cannot succeed, and a bad argument: both are caught.
 class MalformedName(UnknownWorker, ValueError):
     """No worker can have this name."""
 
@@ -200,6 +213,7 @@ class Overloaded(RpcError):
         return f"{self.worker} refused the call: {self.what or 'too much work in flight'}"
 
 
+# The last resort, where the exception's own class cannot be sent or rebuilt here.
 class RemoteError(RpcError):
     """A remote exception that cannot travel as itself."""
 
@@ -230,6 +244,8 @@ class SerializationError(RpcError, TypeError):
 # ── security and protocol ───────────────────────────────────────────────────────────────────────
 
 
+# A mixin that comes first among the bases: its `__str__` must win over that of OSError, which takes
+# two `args` for an errno and its text.
 class _NamesWorker(Exception):
     """A message and, where known, the worker it is about."""
 
@@ -253,6 +269,7 @@ class NotAllowed(SecurityError):
     """The peer may not call this function, or may not touch this value."""
 
 
+# An error and no warning: a secret and all data would cross the network in the clear.
 class InsecureTransport(SecurityError):
     """Listening beyond this host without TLS; pass allow_plaintext=True if that is meant."""
 
@@ -334,7 +351,7 @@ class BackwardFailed(ContextError):
 class PassUndecided(ContextError):
     """The outcome of a backward pass is not known on this worker yet, so no number is shown.
 
-    The originator of a pass decides how it ended. A participant that has not heard of the outcome
+    The originator of a pass decides how it ended. A participant that has not received the outcome
     raises this instead of a gradient that may belong to a failed pass. Calls that the originator
     makes in the context bring the outcome with them.
     """
@@ -352,10 +369,13 @@ class PassUndecided(ContextError):
         )
 
 
+# Both: code that handles failed passes and code that handles timeouts finds it.
 class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 
     def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
+        # Two bases with constructors of different arguments; neither is called, and both sets of
+        # attributes are set here.
         Exception.__init__(self, worker, op, why, seconds)
         self.worker, self.op, self.why = worker, op, why
         self.function, self.seconds = "backward", seconds
@@ -363,6 +383,7 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
     __str__ = BackwardFailed.__str__
 
 
+# Also a GradError, with its reason, as the same mistake in a local pass would be.
 class PassRefused(BackwardFailed, GradError):
     """A backward pass that cannot be played: freed, modified, or crossing contexts."""
 

@@ -1,18 +1,34 @@
 """Arrays that remember how they were made, and the derivatives that follow from it.
 
-    tensor · graph        what there is: arrays, and the tape behind them
-    op · rules · ops/     what can be done with them, each with its gradient
-    sweep · backward      the way back
-    function · sparse     gradients written by hand, arrays that are mostly zero
+    grad_mode         whether operations are recorded: a switch per task
+    graph             the tape: nodes, edges, hooks
+    tensor            Tensor: data, flags, versions of its memory
+    rules             what a gradient rule reads, from its bytecode
+    op_nodes          recorded operations: what they save, how they are played back
+    op                Op: a forward function and one gradient rule per argument
+    coo               the sparse array
+    sparse            ag.sparse: sparse Tensors and their operations
+    sweep             one reverse pass, as a state machine without I/O
+    backward          the local pass; the checker of roots
+    ops/              the tables of operations
+    numpy_protocol    Tensors in numpy's own functions
+    creation          tensors from data, filled or random
+    function          ag.Function: gradients written by hand
+    checkpoint        functions that are recomputed in backward
+    display           a tensor in a notebook
 
-Nothing here knows of asyncio, sockets or other workers. `NAMES` holds every operation by its
-public name; they are attributes of this package too.
+A module imports those above it; only `graph` names the Tensor of its hooks, by a type-only import.
+Nothing here knows of asyncio, sockets, threads or other workers; `dist` builds on `graph`, `sweep`
+and `backward`.
+
+`NAMES` holds every operation by its public name; they are attributes of this package too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiograd.autograd import display as display  # gives Tensor its card
 from aiograd.autograd.backward import backward as backward
 from aiograd.autograd.backward import grad as grad
 from aiograd.autograd.creation import arange as arange

@@ -32,12 +32,16 @@ def backward(
         retain_graph=retain_graph or create_graph,
         create_graph=create_graph,
     )
+    # The sweep must be the only holder of these gradients: a leaf gets an array without a copy only
+    # if nobody else refers to it (`Sweep._end`). So the names here are dropped, and each entry is
+    # popped before it is fed.
     del gradients, tensors
     while starts:
         sweep.feed(*starts.pop())
     for sink, grad in sweep.drain():
         if grad is not None:
             deposit(sink, grad)
+    # Every entry was fed, so every node has had all of its contributions.
     if not sweep.complete:
         raise AssertionError(f"nodes still wait: {sweep.waiting}")
 
@@ -49,6 +53,7 @@ def _of_one(
     backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
 
+# Attached from here, because `tensor.py` cannot import what is built on it.
 _of_one.__name__, _of_one.__qualname__ = "backward", "Tensor.backward"
 Tensor.backward = _of_one  # type: ignore[method-assign]
 
@@ -64,15 +69,19 @@ def deposit(sink: Node, grad: Any) -> None:
     old = leaf._grad
     leaf._grad = grad if old is None else accumulated(old, grad)
     if leaf._after_hooks:
+        # A copy, since a hook may remove itself.
         for hook in list(leaf._after_hooks.values()):
             hook(leaf)
 
 
 def accumulated(old: Tensor, new: Tensor) -> Tensor:
-    """The sum of two gradients of one leaf, as a new tensor unless the old one can be reused."""
+    """Return the sum of two gradients of one leaf, in the old array if it is not recorded."""
+    # One of them was made with create_graph: a sum in place would cut it off its graph.
     if old.requires_grad or new.requires_grad:
         return old + new
     if old.data.__class__ is np.ndarray and new.data.__class__ is np.ndarray:
+        # In place as in torch, so a user who kept `x.grad` sees it grow; the version tells graphs
+        # that saved it.
         old.data += new.data
         old._written()
         return old
@@ -80,6 +89,7 @@ def accumulated(old: Tensor, new: Tensor) -> Tensor:
 
 
 def refuse_received(sink: Node) -> None:
+    """Raise for a sink that is no leaf: the graph ends at a tensor of another worker."""
     if isinstance(sink, Joint):
         raise GradError(
             "this graph reaches a tensor that was received from another worker; "
@@ -101,6 +111,7 @@ def grad(
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]
     starts = entries(outputs, grad_outputs, create_graph)
+    # torch's default: a graph that will be differentiated again is kept.
     retain = create_graph if retain_graph is None else retain_graph
     sweep = Sweep(
         [node for node, _ in starts],
@@ -111,13 +122,15 @@ def grad(
     for node, value in starts:
         sweep.feed(node, value)
     for sink, value in sweep.drain():
+        # A sink that is no leaf is a Recv node, the only Joint without parents. If no gradient
+        # arrived, the received tensor did not matter, and neither does where it came from.
         if value is not None and isinstance(sink, Joint):
             refuse_received(sink)
     return tuple(results(nodes, sweep.captured, allow_unused))
 
 
 def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
-    """The gradients that were found for `nodes`, as Tensors whose memory nobody else holds."""
+    """Return the gradients found for `nodes`, as Tensors whose memory nobody else holds."""
     values: list[Tensor | None] = []
     asked: set[Node] = set()
     for position, node in enumerate(nodes):
@@ -129,7 +142,9 @@ def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -
                 "unused",
             )
         if value is not None and (node in asked or not isinstance(node, Accumulate)):
-            # on its way it was passed on to others, or shown as it was given
+            # The sweep gave a leaf an array of its own (`Sweep._end`), once. A second request for
+            # the same input, and the gradient of a result, which was passed on to others, are
+            # copied.
             value = own(value) if isinstance(value, Tensor) else value.copy()
         asked.add(node)
         values.append(value if value is None or isinstance(value, Tensor) else wrap(value))
@@ -137,7 +152,7 @@ def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -
 
 
 def input_node(tensor: Any) -> Node:
-    """The node behind a tensor that derivatives are asked for."""
+    """Return the node behind a tensor that derivatives are asked for."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"derivatives are taken by Tensors, not by {type(tensor).__name__}")
     node = parent_of(tensor)
@@ -146,14 +161,28 @@ def input_node(tensor: Any) -> Node:
     return node
 
 
+# ── roots ───────────────────────────────────────────────────────────────────────────────────────
+
+
 def entries(
-    tensors: Tensor | Sequence[Tensor], gradients: Any = None, create_graph: bool = False
+    tensors: Tensor | Sequence[Tensor],
+    gradients: Any = None,
+    create_graph: bool = False,
+    *,
+    allow_leaf: bool = True,
 ) -> list[tuple[Node, Any]]:
-    """The nodes a pass from `tensors` starts at, each with its checked gradient."""
+    """Check the roots of a pass; return the node behind each one with the gradient it starts with.
+
+    Local and distributed passes refuse the same roots, in the same words, with one difference,
+    which is torch's. A local pass may start at a leaf, which then gets the gradient itself. The
+    pass of a context may not (`allow_leaf=False`): a result that was received outside of the
+    context is such a leaf, and a pass that quietly ends there would lose the gradients of the
+    worker it came from.
+    """
     if isinstance(tensors, Tensor):
         if isinstance(gradients, list | tuple) and len(gradients) == 1:
             (gradients,) = gradients
-        return [(root_node(tensors), _root_gradient(tensors, gradients, create_graph))]
+        return [_entry(tensors, gradients, create_graph, allow_leaf)]
     roots = list(tensors)
     if not roots:
         raise GradError("backward needs at least one tensor to start from", "no_roots")
@@ -164,11 +193,10 @@ def entries(
     if len(gradients) != len(roots):
         raise GradError(f"{len(roots)} outputs but {len(gradients)} gradients", "shape")
     pairs = zip(roots, gradients, strict=True)
-    return [(root_node(root), _root_gradient(root, value, create_graph)) for root, value in pairs]
+    return [_entry(root, value, create_graph, allow_leaf) for root, value in pairs]
 
 
-def root_node(root: Any) -> Node:
-    """The node a pass starts from."""
+def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tuple[Node, Any]:
     if not isinstance(root, Tensor):
         raise TypeError(f"backward starts from Tensors, not from {type(root).__name__}")
     node = parent_of(root)
@@ -178,19 +206,26 @@ def root_node(root: Any) -> Node:
             "was it made under no_grad(), or from tensors without requires_grad=True?",
             "no_requires_grad",
         )
-    return node
+    value = _root_gradient(root, gradient, create_graph)
+    if root.is_leaf and not allow_leaf:
+        raise GradError(
+            "a root is a leaf without a gradient function: nothing to play backwards", "no_grad_fn"
+        )
+    return node, value
 
 
 def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
+    data = root.data
     if value is None:
-        if root.data.size != 1:
+        if data.size != 1:
             raise GradError(
                 f"backward needs a scalar, or a gradient for this tensor of shape {root.shape}; "
                 "reduce it first, e.g. with .sum()",
                 "not_scalar",
             )
-        one = root.data.dtype.type(1)
-        value = np.full(root.data.shape, one) if root.data.ndim else one
+        # An array even where one number would do: it fits the node as it is, so that `Sweep.feed`
+        # has nothing to convert, and a received root is answered with an array.
+        value = np.array(1, data.dtype) if data.shape == () else np.ones(data.shape, data.dtype)
     elif not isinstance(value, Tensor):
         value = np.asarray(value)
     if tuple(value.shape) != root.shape:

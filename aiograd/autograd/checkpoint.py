@@ -1,14 +1,16 @@
-"""Recompute instead of keep: a function whose graph is thrown away and made again in backward.
+"""Recompute instead of save: a function whose graph is dropped and made again in backward.
 
-The function runs once in the forward pass, only to learn what it touches besides its arguments:
-leaves, and results of others. Its graph is dropped. In the backward pass it runs again on the same
-arguments, and that graph is played back at once, as far as borders that stand for all of these:
+The function runs once in the forward pass. Its graph only serves to learn what the function reads
+besides its arguments (leaves, and results of other operations), and is dropped. In the backward
+pass the function runs again on the same arguments, and that graph is played back at once, up to
+borders that stand for everything the function reads:
 
     input ┆ border ──▶ … the function's own graph … ──▶ outputs
     leaf  ┆ border ──▶ …
 
-What arrives at the borders is given to what they stand for by the pass around it, so that hooks run
-there once and nothing beyond is played back, or freed, before its time.
+The gradients that arrive at the borders are passed on by the pass around them, so that hooks run
+there once and nothing beyond is played back, or freed, before its time. A replay that went on into
+the graph around it would count a leaf twice that is both an argument and read by the function.
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ class Checkpointed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not recording.get():
+            # Nothing would be saved anyway.
             return self.function(*args, **kwargs)
         call = functools.partial(self.function, *args, **kwargs)
         result, outputs, leaves, others = _first_run(call)
-        # What has outlived the graph is somebody else's: a result that the function only reads.
+        # The function's own nodes died with its graph. What is still alive is held from outside: a
+        # result that the function only reads, so a gradient must reach it.
         known = [node for other in others if (node := other()) is not None]
         metas = tuple((t.data.shape, t.data.dtype) for t, _ in outputs)
+        # One node, with all outputs as its parts, stands for the whole function.
         node = CheckpointNode(self.function.__name__, call, leaves, known, metas)
         for index, (output, recorded) in enumerate(outputs):
             if recorded:
@@ -59,6 +64,7 @@ def checkpoint(function: Callable[..., Any]) -> Checkpointed:
 
         y = await ag.rpc_async("worker1", ag.checkpoint(block), args=(x,))
     """
+    # Replaying it would need the loop, and what it awaited may have changed.
     if inspect.iscoroutinefunction(function):
         raise TypeError("checkpoint() takes a plain function: an async one cannot be run again")
     if not callable(function):
@@ -67,7 +73,7 @@ def checkpoint(function: Callable[..., Any]) -> Checkpointed:
 
 
 class CheckpointNode(Joint):
-    """Runs the function again and plays its graph back."""
+    """Runs the function again and plays its graph back; the recorded call of a checkpoint."""
 
     __slots__ = ("call", "ends", "function", "inputs", "metas", "seen")
 
@@ -83,8 +89,9 @@ class CheckpointNode(Joint):
         self.call: functools.partial[Any] | None = call  # None once freed
         self.inputs, self.metas = _inputs(call), metas
         self.seen = [_Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)]
-        # What gradients are for: the inputs first. A checkpoint around this one may change
-        # `parents`, but not what the function will meet.
+        # The nodes that gradients are for, the inputs first. Kept beside `parents`, because a
+        # checkpoint around this one replaces parents by its own borders (`_cut`), while the
+        # function will meet the nodes themselves.
         self.ends = tuple([_node_of(t) for t in (*self.inputs, *leaves)]) + tuple(others)
         self.parents = self.ends
         self.outputs = len(metas)
@@ -92,11 +99,14 @@ class CheckpointNode(Joint):
 
     @property
     def name(self) -> str:
+        """The checkpointed function, as shown in errors and pictures."""
         return f"checkpoint({self.function})"
 
     def run(self, grads: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """See `Node.run`: run the function again, and sweep its graph up to the borders."""
         if self.call is None:
             raise freed(self.name)
+        # The second run would compute with other numbers than the first.
         if any(seen.changed for seen in self.seen):
             raise modified(self.name)
         borders = [_Border(node) for node in self.ends]
@@ -106,9 +116,15 @@ class CheckpointNode(Joint):
         for output, gradient in zip(_tensors(result), grads, strict=True):
             node = parent_of(output)
             if gradient is not None and node is not None:
+                # An output may be something the function merely returns: then the border is the
+                # entry itself.
                 starts.append((met.get(node, node), gradient))
         entries = [node for node, _ in starts]
+        # Inputs were replaced by stand-ins, but leaves and outer results are read by the function
+        # as they are; the fresh graph is cut off from them here.
         _cut(entries, met)
+        # A sweep of its own: it is complete when this returns, so its nodes can be freed at once
+        # unless a second derivative will go through them.
         sweep = Sweep(
             entries, retain_graph=create_graph, create_graph=create_graph, capture=borders
         )
@@ -134,16 +150,18 @@ class _Border(Node):
         self.shape, self.dtype, self.hooks = behind.shape, behind.dtype, None
 
     def open(self) -> None:
+        """Let the graph go on behind this border; for second derivatives, after the replay."""
         self.parents = (self.behind,)
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Pass the gradient on unchanged."""
         return (grad,)
 
 
 class _Seen(NamedTuple):
     """A tensor as it was when the function first ran: its version, and the cell it was read from.
 
-    An owner's optimiser may give a leaf a new array, with a new cell.
+    Both are compared: an owner's optimiser may give a leaf a new array, with a new cell.
     """
 
     tensor: Tensor
@@ -152,22 +170,24 @@ class _Seen(NamedTuple):
 
     @classmethod
     def now(cls, tensor: Tensor) -> _Seen:
+        """Note the state of a tensor at this moment."""
         if tensor._cell is None:
             tensor._cell = [0]
         return cls(tensor, tensor._cell, tensor._cell[0])
 
     @property
     def changed(self) -> bool:
+        """Whether the tensor was written to, or given another array, since then."""
         return self.tensor._cell is not self.cell or self.cell[0] != self.version
 
 
 def _first_run(
     call: functools.partial[Any],
 ) -> tuple[Any, list[tuple[Tensor, bool]], list[Tensor], list[weakref.ref[Node]]]:
-    """The result with its graph cut off, and what that graph has led to.
+    """Return the result with its graph cut off, and what that graph has led to.
 
-    Its tensors, each with whether it was recorded; the leaves; all other nodes, not held, so that
-    those that nobody else holds are gone when this returns.
+    Its tensors, each with whether it was recorded; the leaves; all other nodes, held weakly, so
+    that those that nothing else holds are gone when this returns.
     """
     inputs = _inputs(call)
     borders = [_Border(_node_of(t)) for t in inputs]
@@ -175,7 +195,9 @@ def _first_run(
     outputs = list(_tensors(result))
     leaves, others = _reached([t for t in outputs if t.requires_grad])
     for border in borders:
-        border.open()  # the function may have put a tensor aside
+        # The function may have stored a tensor elsewhere, whose graph must not end at the border.
+        border.open()
+    # By id, so that a tensor that occurs twice in the result is one tensor afterwards.
     cut = {id(t): t.detach() for t in outputs}
     pairs = [(cut[id(t)], t.requires_grad) for t in outputs]
     return _replace(result, cut), pairs, leaves, others
@@ -183,19 +205,20 @@ def _first_run(
 
 def _run(call: functools.partial[Any], stand_ins: dict[int, Tensor]) -> Any:
     """Run a partial call with some tensors replaced, and generators as they were."""
+    # A backward pass runs with recording off, and the replay is there to be recorded.
     with enable_grad():
         args = _replace(call.args, stand_ins)
         return call.func(*args, **_replace(call.keywords, stand_ins))
 
 
 def _inputs(call: functools.partial[Any]) -> list[Tensor]:
-    """The arguments that gradients are for, each once."""
+    """Return the arguments that gradients are for, each once."""
     found = {id(t): t for t in _tensors((call.args, call.keywords)) if t.requires_grad}
     return list(found.values())
 
 
 def _stand_ins(inputs: Sequence[Tensor], borders: Sequence[_Border]) -> dict[int, Tensor]:
-    """For each input, by its id, the same value that was made by a border."""
+    """Return for each input, by its id, a tensor of the same value that a border made."""
     found = {}
     for tensor, border in zip(inputs, borders, strict=False):
         found[id(tensor)] = stand_in = tensor.detach()
@@ -210,10 +233,12 @@ def _node_of(tensor: Tensor) -> Node:
 
 
 def _reached(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[weakref.ref[Node]]]:
-    """What these outputs were made from: the leaves, and the results in between."""
+    """Return what these outputs were made from: the leaves, and the results in between."""
     reached = dict.fromkeys([_node_of(t) for t in outputs])
     stack = list(reached)
     for node in stack:  # grows while it is read
+        # Only a Recv node is a Joint without parents. A replay would call the other worker a second
+        # time.
         if isinstance(node, Joint) and not node.parents:
             raise GradError("a checkpointed function must not call other workers", "received")
         for parent in node.parents:
@@ -221,15 +246,17 @@ def _reached(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[weakref.ref[
                 reached[parent] = None
                 stack.append(parent)
     leaves = [node.variable for node in stack if isinstance(node, Accumulate)]
+    # A Joint has no output of its own; the Parts in front of it are in the list.
     results = [node for node in stack if not isinstance(node, Accumulate | Joint)]
     return leaves, [weakref.ref(node) for node in results]
 
 
 def _cut(entries: Sequence[Node], met: Mapping[Node, _Border]) -> None:
-    """Let a graph that was just made end at borders instead of the nodes they stand for."""
+    """Make a graph that was just recorded end at borders instead of the nodes they stand for."""
     stack = list(dict.fromkeys(entries))
     reached = set(stack)
     for node in stack:  # grows while it is read
+        # The nodes are our own: this run made them a moment ago, and nothing else refers to them.
         node.parents = tuple([p if p is None else met.get(p, p) for p in node.parents])
         for parent in node.parents:
             if parent is not None and parent not in reached:
@@ -238,7 +265,7 @@ def _cut(entries: Sequence[Node], met: Mapping[Node, _Border]) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a tree of tuples, lists and dicts."""
+    """Yield the tensors in a tree of tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -250,10 +277,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _replace(value: Any, new: dict[int, Tensor]) -> Any:
+    """Return the tree with some tensors replaced, by their id, and generators copied."""
     if isinstance(value, Tensor):
         return new.get(id(value), value)
     if isinstance(value, np.random.Generator):
-        return copy.deepcopy(value)  # both runs must draw the same numbers
+        # Both runs must draw the same numbers (dropout), so neither may move the caller's
+        # generator.
+        return copy.deepcopy(value)
     if isinstance(value, tuple):
         items = [_replace(item, new) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

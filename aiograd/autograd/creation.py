@@ -1,4 +1,8 @@
-"""New tensors: from data, filled with a value, counted, or random."""
+"""New tensors: from data, filled with a value, counted, or random.
+
+Names are numpy's and torch's. Numbers are float64 unless a dtype is given, as everywhere in numpy.
+A `generator` is a numpy Generator or a seed; without one every call draws anew.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
 
 
 def _values(data: Any) -> Any:
+    """Return nested lists with Tensors in them as nested lists of arrays."""
     if isinstance(data, list | tuple):
         return [_values(item) for item in data]
     return data.numpy() if isinstance(data, Tensor) else data
@@ -31,6 +36,8 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
     check_numbers(array.dtype, "an array")
+    # A view, and not the array: a subclass (a matrix, a masked array) has its own arithmetic. The
+    # memory is shared either way.
     return _made(array.view(np.ndarray), requires_grad)
 
 
@@ -59,13 +66,14 @@ def ones(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
 
 
 def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor whose elements are whatever was in memory."""
+    """Make a tensor without setting its elements."""
     return _made(np.empty(_shape(shape), dtype or np.float64), requires_grad)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor with one value everywhere."""
     size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    # The value alone: a new tensor is a leaf.
     value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
     return _made(np.full(size, value, dtype), requires_grad)
 
@@ -93,6 +101,7 @@ def linspace(
 
 
 def _generator(generator: Generator | int | None) -> Generator:
+    # A seed gives the same numbers in every call, a Generator goes on.
     return generator if isinstance(generator, Generator) else np.random.default_rng(generator)
 
 
@@ -140,6 +149,7 @@ def randint(
 
 
 def _like(other: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
+    # Only shape and dtype are read, so a sparse tensor stays as it is.
     array = other if isinstance(other, Tensor) else np.asarray(other)
     return tuple(array.shape), dtype or array.dtype
 

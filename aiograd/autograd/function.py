@@ -15,6 +15,9 @@
 An `ag.op` is a row of formulas on arrays and the better choice where formulas are enough. A
 Function sees Tensors, may take any other arguments, give several results, and keep what it likes in
 between. How gradients are summed, shaped and passed on is left to `sweep.py`.
+
+Names and rules are torch's (`save_for_backward`, `mark_non_differentiable`, `once_differentiable`),
+so that functions written for it need little change.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.op import parent_of, result_of, told_apart
+from aiograd.autograd.op import parent_of, result_of, unaliased
 from aiograd.autograd.op_nodes import wrong_count
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
@@ -39,15 +42,19 @@ class FunctionContext:
 
     def __init__(self, name: str, needs_input_grad: tuple[bool, ...]) -> None:
         self.name = name
-        self.needs_input_grad = needs_input_grad  # one flag per argument of forward
+        # One flag per argument of forward.
+        self.needs_input_grad = needs_input_grad
         self._to_save: tuple[Tensor | None, ...] = ()
         self._saved: tuple[_Saved | None, ...] | None = ()  # None once freed
         self._constant: tuple[Tensor, ...] = ()
         self._materialize = True
+        # A weak reference once recorded: the node holds this context, and saved outputs need the
+        # node to be made again with their graph.
         self._graph_owner: Callable[[], FunctionNode | None] = _nobody
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep inputs, outputs or values in between; a later write to one of them is noticed."""
+        # Anything else would have no version, and a write to it would go unnoticed.
         for tensor in tensors:
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -61,7 +68,7 @@ class FunctionContext:
         """The saved tensors, as long as the graph has not been freed."""
         if self._saved is None:
             raise freed(self.name)
-        if not self._saved and self._to_save:  # still in forward
+        if not self._saved and self._to_save:  # forward reads what it has just saved
             return self._to_save
         node = self._graph_owner()
         return tuple([None if s is None else s.restore(self.name, node) for s in self._saved])
@@ -86,7 +93,11 @@ def _nobody() -> None:
 
 
 class _Saved:
-    """A tensor at the version it was saved in; of an output only the data, so there is no cycle."""
+    """A tensor at the version it was saved in.
+
+    An input is kept as it is, with its graph. Of an output only the data is kept: the output holds
+    the node, which holds this, and the three would be a cycle.
+    """
 
     __slots__ = ("cell", "data", "output", "tensor", "version")
 
@@ -100,6 +111,7 @@ class _Saved:
         self.tensor = tensor if self.output is None else None
 
     def restore(self, name: str, node: FunctionNode | None) -> Tensor:
+        """Return the tensor for backward; raise if it was written to since it was saved."""
         if self.cell[0] != self.version:
             raise modified(name)
         if self.tensor is not None:
@@ -135,25 +147,31 @@ class FunctionNode(Joint):
         )
         self.outputs = len(results)
         self.shape, self.dtype, self.hooks = (), None, None
+        # Set last, when `differentiable` is known: `_Saved.restore` reads it.
         context._graph_owner = weakref.ref(self)
 
     @property
     def name(self) -> str:
+        """The name of the Function's class."""
         return self.function.__name__
 
     def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """See `Node.run`: call the user's backward with Tensors, whatever came in."""
         context = self.context
         grads = [self._incoming(g, meta) for g, meta in zip(grad, self.metas, strict=True)]
         try:
             given = self.function.backward(context, *grads)
+        # Users' code, perhaps on another worker: the traceback alone does not say which Function.
         except Exception as error:
             error.add_note(f"raised by the backward of {self.name}")
             raise
+        # Other attributes of the context are the user's; they live as long as the graph.
         if not retain and context._saved:
             context._saved = None
         return self._check(given if isinstance(given, tuple | list) else (given,))
 
     def _incoming(self, grad: Any, meta: tuple[tuple[int, ...], Any] | None) -> Any:
+        """Return the gradient of one output as backward shall see it."""
         if grad is not None:
             return grad if isinstance(grad, Tensor) else wrap(grad)
         if meta is None or not self.context._materialize:
@@ -161,11 +179,14 @@ class FunctionNode(Joint):
         return wrap(np.zeros(*meta))
 
     def _check(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Return one gradient per input; raise if backward gave another number."""
         expected = len(self.parents)
+        # torch accepts trailing Nones, for arguments with defaults that were not given.
         if len(given) > expected and all(g is None for g in given[expected:]):
             given = given[:expected]
         if len(given) != expected:
             raise wrong_count(self.name, len(given), expected)
+        # What backward computed for inputs that want no gradient is dropped.
         return [
             None if parent is None else g for g, parent in zip(given, self.parents, strict=True)
         ]
@@ -191,6 +212,7 @@ class Function:
         recorded = is_grad_enabled()
         parents = tuple([parent_of(arg) if recorded else None for arg in args])
         context = FunctionContext(cls.__name__, tuple([p is not None for p in parents]))
+        # Forward is one step of the tape, whatever operations it is made of.
         with no_grad():
             returned = cls.forward(context, *args)
         several = isinstance(returned, tuple)
@@ -198,7 +220,10 @@ class Function:
         results = [_own(out, args) for out in outputs]
         if any(context.needs_input_grad):
             constant = frozenset(
-                i for i, out in enumerate(outputs) if any(out is c for c in context._constant)
+                # Compared by identity with what forward returned; `results` may be copies.
+                i
+                for i, out in enumerate(outputs)
+                if any(out is c for c in context._constant)
             )
             cls._record(context, parents, results, constant)
         return tuple(results) if several else results[0]
@@ -212,9 +237,11 @@ class Function:
         constant: frozenset[int],
     ) -> None:
         node = FunctionNode(cls, context, parents, results, constant)
+        # After the results exist: a saved output is known by its number among them.
         context._saved = tuple(
             [None if tensor is None else _Saved(tensor, results) for tensor in context._to_save]
         )
+        # The tensors themselves would keep the graph of a dropped result alive.
         context._to_save = context._constant = ()
         for index in node.differentiable:
             result = results[index]
@@ -222,11 +249,12 @@ class Function:
 
 
 def _own(output: Any, args: Sequence[Any]) -> Any:
-    """An output as a tensor of its own, so that giving it a node changes nothing else."""
+    """Return an output as a tensor of its own, so that giving it a node changes nothing else."""
     if isinstance(output, np.ndarray | np.generic) or is_sparse_array(output):
-        return result_of(told_apart(output, args), args)
+        return result_of(unaliased(output, args), args)
     if not isinstance(output, Tensor):
         return output
+    # Forward returned an argument, or a tensor from elsewhere: that one must keep its own node.
     if output.requires_grad or any(output is arg for arg in args):
         return output.detach()
     return output
@@ -240,9 +268,11 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def guarded(ctx: FunctionContext, *grads: Any) -> Any:
+        # With create_graph backward would be recorded; its plain arrays could not be.
         with no_grad():
             given = backward(ctx, *grads)
         node = ctx._graph_owner()
+        # First order only: nobody can differentiate the result, so it needs no guard.
         if not is_grad_enabled() or node is None:
             return given
         if isinstance(given, tuple | list):
@@ -253,6 +283,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_once(grad: Any, node: FunctionNode) -> Any:
+    """Return a gradient whose own derivative is an error."""
     if grad is None:
         return None
     data = grad.data if isinstance(grad, Tensor) else np.asarray(grad)
@@ -266,14 +297,17 @@ class _Once(Node):
 
     def __init__(self, node: FunctionNode, output: Any) -> None:
         self.function = node.name
+        # Without them the node would be a sink, and a second derivative silently zero.
         self.parents = node.parents
         self.shape, self.dtype, self.hooks = output.shape, output.dtype, None
 
     @property
     def name(self) -> str:
+        """The name under which the error will appear."""
         return f"{self.function}Backward"
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Raise: this gradient was computed outside of the tape."""
         raise GradError(
             f"the backward of {self.function} is marked @once_differentiable and cannot be "
             "differentiated again",

@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Every operation reads this, so it is a bare ContextVar without a function around it. The mode does
+# not travel with calls to other workers.
 recording: ContextVar[bool] = ContextVar("aiograd_recording", default=True)
 
 
@@ -21,7 +23,8 @@ class _Mode:
     value: bool
 
     def __init__(self) -> None:
-        self._tokens: list[Token[bool]] = []  # one per block this object is open in
+        # One per block this object is open in: `with mode:` may be nested in itself.
+        self._tokens: list[Token[bool]] = []
 
     def __enter__(self) -> None:
         self._tokens.append(recording.set(self.value))
@@ -32,6 +35,8 @@ class _Mode:
     def __call__(self, function: F) -> F:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # A mode of its own per call: calls may overlap in several tasks and threads, and a
+            # token can only be reset in the context that made it.
             with type(self)():
                 return function(*args, **kwargs)
 
@@ -51,5 +56,5 @@ class enable_grad(_Mode):  # noqa: N801
 
 
 def is_grad_enabled() -> bool:
-    """Tell whether operations are recorded here and now."""
+    """Return whether operations are recorded in this task now."""
     return recording.get()

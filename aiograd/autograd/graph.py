@@ -4,11 +4,9 @@
 
 Every edge is a plain reference to the node behind an input (None where no gradient is wanted),
 and every node has one output gradient. An operation with several outputs puts one `Part`
-between itself and each of them, so the reverse pass (`sweep.py`) never has to know. Operations
-are in `recorded.py`; the distributed engine adds its own kinds of node (Send, Recv) by subclassing
-`Node` and `Joint`.
-
-Hooks that can be taken away again.
+between itself and each of them, so the reverse pass (`sweep.py`) never has to know. The nodes of
+operations are in `op_nodes.py`; the distributed engine adds its own kinds (Send, Recv) by
+subclassing `Node` and `Joint`. A `HookHandle` removes a hook from a node or a leaf.
 """
 
 from __future__ import annotations
@@ -29,6 +27,9 @@ Hook = Callable[["Tensor"], "Tensor | None"]
 class Node:
     """One step of the tape; `shape` and `dtype` are those of its output, and so of its gradient."""
 
+    # There is one node per recorded operation, so nodes have no `__dict__`, and no `__init__` here:
+    # each kind of node fills the fields by itself. Checkpoints hold nodes weakly to learn which
+    # ones outlive a graph.
     __slots__ = ("__weakref__", "dtype", "hooks", "parents", "shape")
 
     parents: tuple[Node | None, ...]
@@ -38,6 +39,7 @@ class Node:
 
     @property
     def name(self) -> str:
+        """The name of this step in error messages and pictures."""
         return type(self).__name__
 
     @property
@@ -46,9 +48,11 @@ class Node:
         return tuple(_seen_from_outside(parent) for parent in self.parents if parent is not None)
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
-        """Give the gradient of every parent (None: none). Arrays in, arrays out; with
-        `create_graph` Tensors in, Tensors out, and everything is recorded. Unless `retain`,
-        let go of what was saved for the backward pass."""
+        """Give the gradient of every parent (None: none).
+
+        Arrays in, arrays out; with `create_graph` Tensors in, Tensors out, and everything is
+        recorded. Unless `retain`, free what was saved for the backward pass.
+        """
         raise AssertionError(f"{self.name} does not pass gradients on")
 
     def __repr__(self) -> str:
@@ -56,6 +60,7 @@ class Node:
 
 
 def _seen_from_outside(node: Node) -> tuple[Node, int]:
+    # A `Part` is our way to say "output number i"; users see pairs, as in torch.
     return (node.joint, node.index) if isinstance(node, Part) else (node, 0)
 
 
@@ -66,7 +71,9 @@ class Accumulate(Node):
     name = "AccumulateGrad"
 
     def __init__(self, variable: Tensor) -> None:
-        self.variable = variable  # the leaf only refers back weakly, so this is no cycle
+        # The graph keeps its leaves alive: a pass may start after their last name is gone. A leaf
+        # refers back to this node only weakly, so that the two are no cycle.
+        self.variable = variable
         self.parents = ()
         self.shape = variable.data.shape
         self.dtype = variable.data.dtype
@@ -81,12 +88,15 @@ class Joint(Node):
     outputs: int
 
     def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Give the gradient of every parent; a slot of `grad` is None where none came."""
         raise AssertionError(f"{self.name} does not pass gradients on")
 
 
 class Part(Node):
     """Output number `index` of a `Joint`."""
 
+    # The few operations with several outputs pay for them with one more node per output. With edges
+    # that are pairs (node, output), as torch has them, every step of every pass would pay.
     __slots__ = ("index", "joint")
 
     def __init__(self, joint: Joint, index: int, shape: tuple[int, ...], dtype: Any) -> None:
@@ -96,6 +106,7 @@ class Part(Node):
 
 
 def modified(name: str) -> GradError:
+    """Make the error for a saved tensor that was written to before the backward pass read it."""
     return GradError(
         f"a tensor that the backward pass of {name} needs was changed in place after it was used; "
         "write into a copy instead",
@@ -104,6 +115,7 @@ def modified(name: str) -> GradError:
 
 
 def freed(name: str) -> GradError:
+    """Make the error for a second pass through values that the first one has freed."""
     return GradError(
         f"the values that {name} saved for the backward pass were already freed by an earlier "
         "pass; give the earlier pass retain_graph=True to run a second one",
@@ -115,33 +127,42 @@ _numbers = itertools.count()
 
 
 class HookHandle:
-    """Takes a hook away again."""
+    """Removes a registered hook."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove: Callable[[], None] | None = remove
 
     @classmethod
     def on_dict(cls, hooks: dict[int, Any], hook: Any) -> HookHandle:
+        """Register a hook in a dict, under a number of its own.
+
+        A leaf has such a dict, and not hooks on its node: the node exists only while a graph uses
+        the leaf.
+        """
         key = next(_numbers)
         hooks[key] = hook
         return cls(lambda: hooks.pop(key, None))
 
     @classmethod
     def on_list(cls, node: Node, hook: Hook) -> HookHandle:
+        """Register a hook on a node, which lives as long as the tensor it made."""
         if node.hooks is None:
             node.hooks = []
         hooks = node.hooks
-        entry = _Once(hook)  # the same function may be registered twice
+        # The same function may be registered twice, and `list.remove` would find the wrong one of
+        # two equal entries.
+        entry = _Once(hook)
         hooks.append(entry)
 
         def remove() -> None:
+            """Remove this entry if it is still there."""
             if entry in hooks:
                 hooks.remove(entry)
 
         return cls(remove)
 
     def remove(self) -> None:
-        """Take the hook away; a second time does nothing."""
+        """Remove the hook; a second call does nothing."""
         if self._remove is not None:
             self._remove()
             self._remove = None

@@ -9,8 +9,8 @@ expressions. In an ordinary pass they run on arrays; with `create_graph` the sam
 run on Tensors and are recorded, so derivatives of any order need nothing more. Broadcasting and
 promotion are undone in one place (`sweep.conform`), so a rule is only maths.
 
-Only what the rules read is kept for the backward pass: the code of a rule tells which arguments
-it uses, and whether it only wants their `.shape` or `.dtype`.
+Only what the rules read is saved for the backward pass: the bytecode of a rule tells which
+arguments it uses, and whether it only wants their `.shape` or `.dtype` (`rules.py`).
 """
 
 from __future__ import annotations
@@ -58,20 +58,26 @@ class Op:
         arrange: Arrange | None = None,
     ) -> None:
         self.name = name
+        # An instance looks like a function, to `functools`, to tracebacks of calls and to help().
         self.__name__ = self.__qualname__ = name
         self.__doc__ = forward.__doc__
         self.forward = forward
         self.rules = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
         self.joint = joint  # one rule for all arguments of an op with several outputs
-        self.shapes_only = shapes_only  # `each` only asks for the shapes of its arguments
+        # `each` only asks for the shapes of its arguments. It cannot be found from the bytecode:
+        # the rule picks one of `*args` by its number, which looks like any other use.
+        self.shapes_only = shapes_only
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
-        self.arity = -1  # that many arguments and no others need not be arranged
-        self.strict = True  # but parameters must be even then
+        # With exactly this many arguments there is nothing to arrange, unless parameters are given
+        # and `strict` says that they need a look. The common call so skips a function call.
+        self.arity = -1
+        self.strict = True
         self.op_name: str | None = None  # what other workers know it by; None for users' own
-        self.plans: dict[tuple[bool, ...], Plan] = {}
+        self.plans: dict[tuple[bool, ...], Plan] = {}  # by which arguments want a gradient
 
-    # What the rules read is found out at the first use: reading them all would slow every import.
+    # What the rules read is found at the first use: disassembling all of them would slow every
+    # import.
 
     @functools.cached_property
     def _keywords(self) -> frozenset[str] | None:
@@ -88,7 +94,7 @@ class Op:
 
     @functools.cached_property
     def saves(self) -> bool:
-        """Whether anything is kept for the backward pass that could be freed after it."""
+        """Whether anything is saved for the backward pass that could be freed after it."""
         if self._variadic is not None:
             return VALUE in self._variadic
         return any(VALUE in (own, *args[: len(self.rules)]) for own, args in self._needs)
@@ -97,6 +103,7 @@ class Op:
         return f"<op {self.name}>"
 
     def __reduce__(self) -> Any:
+        # An operation of the library travels by its name, one of a user's by its parts.
         if self.op_name is not None:
             return library_op, (self.op_name,)
         options = (self.each, self.joint, self.shapes_only, self.arrange)
@@ -109,25 +116,31 @@ class Op:
         if kwargs:
             if kwargs.get("out") is not None:
                 return self._write_to(kwargs.pop("out"), args, kwargs)
+            # A parameter may be a Tensor, say the axis computed by another operation. Its value is
+            # used, and if it asks for a gradient there is no rule for it: an error, not a lost
+            # gradient.
             for value in kwargs.values():
                 if isinstance(value, Tensor):
                     kwargs = {key: self._parameter(key, kwargs[key]) for key in kwargs}
         return self.apply(args, kwargs)
 
     def apply(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute, and record it if anything asks for a gradient."""
-        if len(args) == 1 and isinstance(args[0], Tensor):  # the common case, unrolled
+        """Compute, and record the operation if an argument requires grad."""
+        # One and two Tensors are most calls. They are written out, without the lists and the loop
+        # of `_apply_any`; the three must do the same.
+        if len(args) == 1 and isinstance(args[0], Tensor):
             arg = args[0]
             y = self.forward(arg.data, **kwargs) if kwargs else self.forward(arg.data)
+            # See `unaliased`; the test here spares the call.
             if y is arg.data:
-                y = told_apart(y, args)
+                y = unaliased(y, args)
             node = arg._node
             if node is None and arg._leaf:
                 node = arg.accumulator()
             if node is not None and y.__class__ is not tuple and recording.get():
                 return record(self, args, y, kwargs, (node,))
             return self._results(args, y, kwargs, (node,))
-        if len(args) == 2:  # and the next common one
+        if len(args) == 2:
             one, other = args
             if isinstance(one, Tensor) and isinstance(other, Tensor):
                 return self._apply_two(one, other, args, kwargs)
@@ -139,7 +152,7 @@ class Op:
         data = one.data, other.data
         y = self.forward(*data, **kwargs) if kwargs else self.forward(*data)
         if y is one.data or y is other.data:
-            y = told_apart(y, args)
+            y = unaliased(y, args)
         first, second = one._node, other._node
         if first is None and one._leaf:
             first = one.accumulator()
@@ -164,14 +177,17 @@ class Op:
                 if node is not None:
                     tracked = True
                 parents.append(node)
+            # A list may hold Tensors: stacked by a recorded operation, so that gradients reach
+            # them.
             elif arg.__class__ is list or arg.__class__ is tuple:
-                return self.apply([gathered(arg) for arg in args], kwargs)
+                return self.apply([stacked(arg) for arg in args], kwargs)
+            # numpy would make an array of objects of it and fail far from here.
             elif arg is None:
                 raise TypeError(f"{self.name}() got None where an array belongs")
             else:
                 raw.append(arg)
                 parents.append(None)
-        y = told_apart(self.forward(*raw, **kwargs), args)
+        y = unaliased(self.forward(*raw, **kwargs), args)
         if tracked and y.__class__ is not tuple and recording.get():
             return record(self, args, y, kwargs, tuple(parents))
         return self._results(args, y, kwargs, tuple(parents))
@@ -179,15 +195,16 @@ class Op:
     def _results(
         self, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
     ) -> Any:
-        """One Tensor that is not recorded, or several."""
+        """Wrap one result that is not recorded, or several that may be."""
         if y.__class__ is not tuple:
             return result_of(y, args)
-        results = tuple([result_of(told_apart(each, args), args) for each in y])
+        results = tuple([result_of(unaliased(each, args), args) for each in y])
         if any(parents) and recording.get():
             record_all(self, args, results, kwargs, parents)
         return results
 
     def _parameter(self, name: str, value: Any) -> Any:
+        """Return a parameter as a plain value."""
         if not isinstance(value, Tensor):
             return value
         if value.requires_grad and recording.get():
@@ -195,10 +212,12 @@ class Op:
         return value.data
 
     def _write_to(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute, and store the result in `out`."""
         if isinstance(out, tuple) and len(out) == 1:
             out = out[0]
         result = self.apply(args, kwargs)
         if isinstance(out, Tensor):
+            # `Tensor.__setitem__` refuses what cannot be recorded, and counts the write.
             out[...] = result
         elif result.requires_grad:
             raise TypeError(f"{self.name}() cannot record its result into out=, an ndarray")
@@ -218,22 +237,24 @@ class Op:
 
     # ── what recording asks ─────────────────────────────────────────────────────────────────────
 
-    def know(self, kwargs: dict[str, Any]) -> None:
-        """Refuse parameters that a rule would not know."""
+    def check_parameters(self, kwargs: dict[str, Any]) -> None:
+        """Raise TypeError for parameters that a rule does not know."""
         if self._keywords is not None and not self._keywords.issuperset(kwargs):
             listed = ", ".join(f"{name}=" for name in sorted(set(kwargs) - self._keywords))
             raise TypeError(f"{self.name}() has no gradient rule for {listed}")
 
     def plan(self, wanted: tuple[bool, ...]) -> Plan:
-        """What to keep, given which arguments want a gradient; the same every time."""
+        """Return what to save, given which arguments want a gradient, and cache it."""
         plan = self.plans[wanted] = self._make_plan(wanted)
         return plan
 
     def _make_plan(self, wanted: tuple[bool, ...]) -> Plan:
         if self._variadic is not None:
+            # One rule for all arguments: what it reads does not depend on which are wanted.
             own, rest = self._variadic
             rest = min(rest, SHAPE) if self.shapes_only else rest
             return Plan(own == VALUE, [rest] * len(wanted), None)
+        # More arrays than rules: silence would lose a gradient.
         if any(wanted[len(self.rules) :]):
             raise TypeError(
                 f"{self.name}() has {len(self.rules)} gradient rules, but argument "
@@ -242,6 +263,7 @@ class Op:
         keeps_result, uses = False, [NOTHING] * len(wanted)
         rules: list[Rule | None] = [None] * len(wanted)
         for i, (rule, (own, args)) in enumerate(zip(self.rules, self._needs, strict=True)):
+            # Only rules that will run count: `w * x` saves w only if x wants a gradient.
             if wanted[i : i + 1] == (True,):
                 rules[i] = rule or _no_gradient
                 keeps_result = keeps_result or own == VALUE
@@ -254,8 +276,13 @@ def _no_gradient(*_: Any, **__: Any) -> None:
     """The rule of an argument that has none on purpose."""
 
 
-def told_apart(y: Any, args: Sequence[Any]) -> Any:
-    """A result; as a view, from which its tensor is known, if it is the array of an argument."""
+def unaliased(y: Any, args: Sequence[Any]) -> Any:
+    """Return a result; as a view, if it is the very array of an argument.
+
+    `np.real` and `astype(copy=False)` may return what they were given. Two Tensors over one array
+    would count writes apart, and a write to one would go unnoticed by a graph that saved the other.
+    A view has a base by which `share_version` finds the tensor it belongs to.
+    """
     if y.__class__ is np.ndarray:
         for arg in args:
             if isinstance(arg, Tensor) and arg.data is y:
@@ -264,20 +291,20 @@ def told_apart(y: Any, args: Sequence[Any]) -> Any:
 
 
 def result_of(y: Any, args: Sequence[Any]) -> Tensor:
-    """A result as a Tensor; a view counts writes with the argument that it shows."""
+    """Wrap a result that is not recorded; a view counts writes with the argument it shows."""
     tensor = wrap(y)
     if tensor.data.base is not None:
         share_version(tensor, args)
     return tensor
 
 
-def gathered(arg: Any) -> Any:
-    """A list of numbers as an array; a list with Tensors in it as their stack, recorded."""
+def stacked(arg: Any) -> Any:
+    """Return a list of numbers as an array, one with Tensors in it as their recorded stack."""
     if not isinstance(arg, list | tuple):
         return arg
     if not _holds_tensor(arg):
         return np.asarray(arg)
-    return OPS["stack"]([gathered(item) for item in arg])
+    return OPS["stack"]([stacked(item) for item in arg])
 
 
 def _holds_tensor(arg: Any) -> bool:
@@ -287,7 +314,7 @@ def _holds_tensor(arg: Any) -> bool:
 
 
 def library_op(name: str) -> Any:
-    """The operation of the library that has this name."""
+    """Return the operation of the library that has this name; pickles of operations call it."""
     return OPS[name]
 
 
@@ -300,7 +327,7 @@ def _rebuild_op(
 
 
 def parent_of(arg: Any) -> Node | None:
-    """The node behind an argument, or None if no gradient is wanted for it."""
+    """Return the node behind an argument, or None if no gradient is wanted for it."""
     if isinstance(arg, Tensor):
         node = arg._node
         if node is not None:
@@ -326,6 +353,8 @@ def op(
 
         cube = ag.op("cube", lambda a: a**3, lambda g, y, a: g * 3 * a**2)
     """
+    # Checked here: a wrong rule would only be noticed in a backward pass, perhaps on another
+    # worker.
     if not callable(forward):
         raise TypeError(f"the forward function of {name!r} must be callable, not {forward!r}")
     for rule in (*rules, each, joint):

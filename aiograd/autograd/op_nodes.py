@@ -1,26 +1,23 @@
-"""Recorded operations: what is kept of them, and how their nodes play it back.
+"""Recorded operations: what their nodes save, and how they play it back.
 
-An operation keeps arrays, not Tensors: of its result and arguments as much as its rules read
+A node saves arrays, not Tensors: of its result and arguments as much as its rules read
 (`rules.Plan`), with the version cell of each, so that a write in between is noticed. An array is
-the one its Tensor had then; a leaf may be given another one while a graph still needs it (several
-trainers, one parameter). With `create_graph` the Tensors are made again, from the arrays and the
-nodes that made them.
+the one its Tensor had when the operation ran; a leaf may be given another one while a graph still
+needs it (several trainers, one parameter: each gets the gradients of the values it saw). With
+`create_graph` the Tensors are made again, from the arrays and the nodes that made them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.autograd.graph import Joint, Node, Part, freed, modified
-from aiograd.autograd.rules import Meta, Plan, Rules
+from aiograd.autograd.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
-
-if TYPE_CHECKING:
-    from aiograd.autograd.op import Op
 
 _ndarray = np.ndarray
 _new = object.__new__
@@ -29,7 +26,26 @@ Cell = list[int]  # [version]
 Saved = tuple[list[Any], list[Cell], int]
 
 _ONE = (True,)
-_NEVER: Cell = [0]  # of what is no Tensor: writes to it go unnoticed
+# The cell of a saved ndarray or number. Writes of a user to a plain array are not counted, so
+# they go unnoticed; the cell keeps `cells` parallel to what is saved.
+_NEVER: Cell = [0]
+
+
+class Operation(Protocol):
+    """What recording and its nodes need of an operation (`op.Op`)."""
+
+    name: str
+    rules: tuple[Rule | None, ...]
+    each: Rule | None  # one rule for every argument, or
+    joint: Rule | None  # one for all arguments of an operation with several outputs
+    plans: dict[tuple[bool, ...], Plan]  # what to save, by which arguments want a gradient
+
+    def check_parameters(self, kwargs: dict[str, Any]) -> None:
+        """Raise TypeError for parameters that a rule does not know."""
+
+    def plan(self, wanted: tuple[bool, ...]) -> Plan:
+        """Make and cache the plan for these arguments."""
+        ...
 
 
 class OpNode(Node):
@@ -37,26 +53,31 @@ class OpNode(Node):
 
     __slots__ = ("cells", "kwargs", "op", "plan", "saved", "version")  # filled by `record`
 
-    op: Op
+    op: Operation
     plan: Plan
     kwargs: dict[str, Any]
     saved: list[Any] | None  # [result, *arguments] as far as the rules need them; None once freed
     cells: list[Cell]  # the version cells of what is saved, that of the result last
-    version: int  # their sum when it was saved: versions only grow, so it tells of any write
+    version: int  # their sum when it was saved: versions only grow, so any write shows in it
 
     @property
     def name(self) -> str:
+        """The name of the operation."""
         return self.op.name
 
     def run(
         self, grad: Any, create_graph: bool, retain: bool, rules: Rules = None
     ) -> Sequence[Any]:
-        """See `Node.run`. With `rules`, only by these, which are some of the operation's own."""
+        """See `Node.run`. With `rules`, by these alone: one half of the operation's own."""
         saved = self.saved
         if saved is None:
             raise freed(self.op.name)
         cells = self.cells
+        # Without cells nothing was saved as a value: there is nothing to check, to restore or to
+        # free, and any number of passes may come through.
         if cells:
+            # Each version only grows, so that the sum is the same exactly if no version has
+            # changed. One number to compare instead of one per saved array.
             version = self.version
             for cell in cells:
                 version -= cell[0]
@@ -70,6 +91,8 @@ class OpNode(Node):
             rules = self.plan.rules
         if self.kwargs or rules is None or len(saved) > 3:
             return self._run_any(grad, saved, rules)
+        # One and two arguments without parameters, written out: most nodes are such. A node with
+        # one argument exists because that argument wants a gradient, so its rule is never None.
         if len(saved) == 2:
             y, a = saved
             return (rules[0](grad, y, a),)
@@ -81,7 +104,7 @@ class OpNode(Node):
         )
 
     def _run_any(self, grad: Any, saved: list[Any], rules: Rules) -> Sequence[Any]:
-        """The rules of any number of arguments, with parameters."""
+        """Run the rules of any number of arguments, with parameters."""
         kwargs = self.kwargs
         if rules is not None:
             return [None if rule is None else rule(grad, *saved, **kwargs) for rule in rules]
@@ -93,8 +116,11 @@ class OpNode(Node):
         ]
 
     def _restored(self, saved: list[Any]) -> list[Any]:
+        """Return what was saved as Tensors, so that the rules are recorded."""
         values = list(saved)
         if self.plan.keeps_result:
+            # The result was made by this very node: a second derivative that reads it comes back
+            # here.
             values[0] = _tensor(values[0], self, self.cells[-1])
         return _restore(self.plan, values, self.cells, self.parents)
 
@@ -102,18 +128,21 @@ class OpNode(Node):
 class LightNode(Node):
     """A recorded operator of two arguments whose rules need neither of them, such as `+`.
 
-    The same as an OpNode that saved nothing, with half the fields to fill and to clear.
+    The same as an OpNode that saved nothing, with half the fields to fill and to clear. Operators
+    on small arrays (`ops/table.py`) make these without a call in between.
     """
 
     __slots__ = ("op",)
 
-    op: Op
+    op: Operation
 
     @property
     def name(self) -> str:
+        """The name of the operation."""
         return self.op.name
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        """See `Node.run`. The rules read the gradient alone, so the other arguments are None."""
         first, second = self.parents
         rule_a, rule_b = self.op.rules
         return (
@@ -129,7 +158,7 @@ class JointOpNode(Joint):
 
     def __init__(
         self,
-        op: Op,
+        op: Operation,
         plan: Plan,
         parents: tuple[Node | None, ...],
         saved: Saved,
@@ -139,15 +168,19 @@ class JointOpNode(Joint):
         self.op, self.plan, self.parents, self.kwargs = op, plan, parents, kwargs
         self.saved: list[Any] | None
         self.saved, self.cells, self.version = saved
-        self.metas = metas  # shape and dtype of each output, for outputs that nobody used
+        # Shape and dtype of each output: one that nobody used still needs zeros as its gradient,
+        # because one rule computes with the gradients of all outputs.
+        self.metas = metas
         self.outputs = len(metas)
         self.shape, self.dtype, self.hooks = (), None, None
 
     @property
     def name(self) -> str:
+        """The name of the operation."""
         return self.op.name
 
     def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """See `Node.run`. The one rule of the operation gets a gradient for every output."""
         if self.saved is None:
             raise freed(self.op.name)
         if sum([cell[0] for cell in self.cells]) != self.version:
@@ -162,6 +195,8 @@ class JointOpNode(Joint):
         assert self.op.joint is not None
         given = self.op.joint(filled, ys, *args, **self.kwargs)
         found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+        # A list is easily one short in a rule that a user wrote; the sweep would then pair
+        # gradients and inputs wrongly.
         if len(found) != len(self.parents):
             raise wrong_count(self.op.name, len(found), len(self.parents))
         if not retain and self.cells:
@@ -171,6 +206,7 @@ class JointOpNode(Joint):
     def _restored(self, saved: list[Any]) -> list[Any]:
         values, cells = list(saved), self.cells
         if self.plan.keeps_result:
+            # Parts of integers would never get a gradient; they have none (see `record_all`).
             parts = [
                 Part(self, i, *meta) if meta[1].kind in "fc" else None
                 for i, meta in enumerate(self.metas)
@@ -183,7 +219,11 @@ class JointOpNode(Joint):
 
 
 def record(
-    op: Op, args: Sequence[Any], y: Any, kwargs: dict[str, Any], parents: tuple[Node | None, ...]
+    op: Operation,
+    args: Sequence[Any],
+    y: Any,
+    kwargs: dict[str, Any],
+    parents: tuple[Node | None, ...],
 ) -> Tensor:
     """Wrap the result `y`, made from `args`, in a Tensor that remembers how it was made."""
     if y.__class__ is not _ndarray and not is_sparse_array(y):
@@ -191,7 +231,9 @@ def record(
     dtype = y.dtype
     if dtype.kind not in "fc":
         return wrap(y)  # comparisons, rounding to integers: nothing flows back
-    node = _new(OpNode)  # field by field: this is done once per operation
+    # Field by field, without `__init__`: the call alone would cost more than all the assignments,
+    # and this is done once per operation.
+    node = _new(OpNode)
     node.op = op
     node.plan = plan = _plan(op, kwargs, parents)
     node.parents = parents
@@ -200,6 +242,8 @@ def record(
     node.dtype = dtype
     node.hooks = None
     tensor = wrap(y, node)
+    # Before anything is saved: a result that is a view of an argument has the argument's cell, and
+    # it is that one which must be among `cells`.
     if y.base is not None:
         share_version(tensor, args)
     saved, cells, version = _save(plan, args)
@@ -207,6 +251,8 @@ def record(
         cell = tensor._cell
         if cell is None:
             cell = tensor._cell = [0]
+        # The array, not the Tensor: the Tensor holds this node, and the two would be a cycle that
+        # only the garbage collector frees.
         saved[0] = y
         cells.append(cell)
         version += cell[0]
@@ -217,13 +263,13 @@ def record(
 
 
 def record_all(
-    op: Op,
+    op: Operation,
     args: Sequence[Any],
     results: Sequence[Tensor],
     kwargs: dict[str, Any],
     parents: tuple[Node | None, ...],
 ) -> None:
-    """Let the results of an operation with several outputs remember how they were made."""
+    """Make the results of an operation with several outputs remember how they were made."""
     plan = _plan(op, kwargs, parents)
     saved, cells, version = _save(plan, args)
     arrays = tuple([tensor.data for tensor in results])
@@ -237,12 +283,15 @@ def record_all(
     metas = tuple([(y.shape, y.dtype) for y in arrays])
     node = JointOpNode(op, plan, parents, (saved, cells, version), kwargs, metas)
     for index, tensor in enumerate(results):
+        # Counts and positions among the outputs have no gradient.
         if tensor.data.dtype.kind in "fc":
             tensor._node = Part(node, index, *metas[index])
 
 
-def _plan(op: Op, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> Plan:
-    """What to keep, given which arguments want a gradient."""
+def _plan(op: Operation, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> Plan:
+    """Return what to save, given which arguments want a gradient."""
+    # The key of the cache, built by hand for one and two arguments. An operation with one rule for
+    # all its arguments has one plan for each number of them.
     if len(parents) == 2:
         pattern: tuple[bool, ...] = (parents[0] is not None, parents[1] is not None)
     elif len(parents) == 1:
@@ -252,12 +301,14 @@ def _plan(op: Op, kwargs: dict[str, Any], parents: tuple[Node | None, ...]) -> P
     else:
         pattern = _ONE * len(parents)
     if kwargs:
-        op.know(kwargs)
+        # A parameter that no rule knows would be ignored in backward: a wrong gradient without a
+        # word.
+        op.check_parameters(kwargs)
     return op.plans.get(pattern) or op.plan(pattern)
 
 
 def _save(plan: Plan, args: Sequence[Any]) -> Saved:
-    """Keep what the rules read of `args`, with room for the result in front."""
+    """Save what the rules read of `args`, with room for the result in front."""
     saved: list[Any] = [None] * (len(args) + 1)
     cells: list[Cell] = []
     version = 0
@@ -266,6 +317,8 @@ def _save(plan: Plan, args: Sequence[Any]) -> Saved:
         if isinstance(arg, Tensor):
             cell = arg._cell
             if cell is None:
+                # Cells are made when they are first needed: most tensors are never saved, and most
+                # of those that are were never written to.
                 cell = arg._cell = [0]
             else:
                 version += cell[0]
@@ -283,7 +336,8 @@ def _save(plan: Plan, args: Sequence[Any]) -> Saved:
 def _restore(
     plan: Plan, values: list[Any], cells: Sequence[Cell], parents: Sequence[Node | None]
 ) -> list[Any]:
-    """Put the arguments in place of their arrays: Tensors, made by `parents`."""
+    """Put Tensors, made by `parents`, in place of the arguments' arrays."""
+    # `cells` is longer by those of the results, which are last.
     for i, cell in zip(plan.values, cells, strict=False):
         if cell is not _NEVER:
             values[i + 1] = _tensor(values[i + 1], parents[i], cell)
@@ -297,14 +351,20 @@ def _tensor(data: Any, node: Node | None, cell: Cell) -> Tensor:
 
 
 def share_version(result: Tensor, args: Sequence[Any]) -> None:
-    """Let a view count writes together with the tensor whose memory it shows."""
+    """Make a view count writes together with the tensor whose memory it shows.
+
+    Without this, a write through one name goes unnoticed by a graph that saved the other.
+    """
     data, base = result.data, result.data.base
     for arg in args:
+        # The cheap tests first. The last one is for views that name another base: those that
+        # strides were given for. It compares bounds only and may say yes to neighbours in one
+        # buffer; they then count too many writes, which is safe.
         if isinstance(arg, Tensor) and (
             arg.data is base
             or arg.data.base is base
             or (arg.data.__class__ is _ndarray and np.may_share_memory(arg.data, data))
-        ):  # some views name another base: those that strides were given for
+        ):
             if arg._cell is None:
                 arg._cell = [0] if result._cell is None else result._cell
             result._cell = arg._cell
@@ -312,6 +372,7 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
 
 
 def wrong_count(name: str, given: int, expected: int) -> GradError:
+    """Make the error for a rule that gave too few or too many gradients."""
     return GradError(
         f"the backward rule of {name} returned {given} gradients for {expected} inputs", "count"
     )

@@ -1,7 +1,10 @@
-"""What a gradient rule reads, told from its code, and so what to keep for it.
+"""What a gradient rule reads, found from its bytecode, and so what to save for it.
 
-A rule is called as `rule(g, y, *args, **kwargs)`. Looking at its bytecode tells whether it uses the
-result and each argument at all, or only their shape, so that an operation saves nothing in vain.
+A rule is called as `rule(g, y, *args, **kwargs)`. Its bytecode shows whether it uses the result and
+each argument at all, or only their shape, so that an operation saves nothing needlessly. The
+alternative, a list of what to save beside each rule, would be a second truth that can be wrong.
+Where the bytecode does not show it (builtins, `*args`, inner functions), everything is saved: safe,
+and only memory.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ Rules = Sequence[Any] | None
 
 NOTHING, SHAPE, VALUE = 0, 1, 2  # how much of an argument a rule needs
 
+# Attributes that `Meta` has too.
 _SHAPELIKE = {"shape", "ndim", "dtype", "size"}
 
 
@@ -36,10 +40,12 @@ class Meta:
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -56,19 +62,21 @@ class Plan:
 
 
 def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:
-    """How much a rule reads of the result, and of each positional argument."""
+    """Return how much a rule reads of the result, and of each positional argument."""
     if rule is None:
         return NOTHING, ()
     names = _positional(rule)
     if names is None:
-        return VALUE, (VALUE,) * 16  # cannot tell: keep everything
+        # Not a Python function: save everything. No operation has 16 arguments with rules of their
+        # own; a plan takes as many as there are.
+        return VALUE, (VALUE,) * 16
     if rule.__code__.co_flags & inspect.CO_VARARGS:
         return _use(rule, names[1]), (VALUE,) * 16
     return _use(rule, names[1]), tuple(_use(rule, name) for name in names[2:])
 
 
 def needs_variadic(rule: Rule) -> tuple[int, int]:
-    """How much an `each` or `joint` rule reads of the result, and of the arguments together."""
+    """Return how much an `each` or `joint` rule reads of the result, and of all arguments."""
     names = _positional(rule)
     if names is None:
         return VALUE, VALUE
@@ -80,6 +88,7 @@ def needs_variadic(rule: Rule) -> tuple[int, int]:
 
 
 def _positional(rule: Rule) -> list[str] | None:
+    """Return the names of the positional parameters; None if they cannot be known."""
     if not inspect.isfunction(rule):
         return None
     code = rule.__code__
@@ -88,12 +97,17 @@ def _positional(rule: Rule) -> list[str] | None:
 
 
 def _use(rule: Rule, name: str) -> int:
+    """Return how much of the parameter `name` the rule reads."""
     if name in rule.__code__.co_cellvars:
-        return VALUE  # an inner function reads it
+        return VALUE  # an inner function reads it, whose bytecode is not looked at
     use = NOTHING
     instructions = list(dis.get_instructions(rule))
     for here, after in zip(instructions, [*instructions[1:], None], strict=True):
+        # Newer Pythons read two locals in one instruction, whose argument is a pair of names; what
+        # follows it is applied to the second.
         read = here.argval if isinstance(here.argval, tuple) else (here.argval,)
+        # Any access counts, an assignment too: a rule that binds the name anew keeps a value it may
+        # not need, never the other way round.
         if "FAST" in here.opname and name in read:
             shapelike = (
                 after is not None
@@ -107,7 +121,7 @@ def _use(rule: Rule, name: str) -> int:
 
 
 def keywords(rules: Sequence[Rule | None]) -> frozenset[str] | None:
-    """The parameters that every rule knows, beside `g`, `y` and the arrays; None: any."""
+    """Return the parameters that every rule knows; None if a rule takes any."""
     known: set[str] | None = None
     for rule in rules:
         if rule is None:
@@ -115,6 +129,8 @@ def keywords(rules: Sequence[Rule | None]) -> frozenset[str] | None:
         if not inspect.isfunction(rule) or rule.__code__.co_flags & inspect.CO_VARKEYWORDS:
             continue
         code = rule.__code__
+        # The names of arrays are among them, which does no harm: arrays are never passed by
+        # keyword.
         names = set(code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount])
         known = names if known is None else known & names
     return None if known is None else frozenset(known)

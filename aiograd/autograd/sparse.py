@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd import coo_functions as coo_functions  # fills Coo's tables
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.tensor import Tensor
@@ -53,6 +52,7 @@ def coo_tensor(
     places = _checked(places, raw, shape)
     if shape is None:
         shape = (*(int(n) + 1 for n in places.max(axis=1)), *raw.shape[1:])
+    # Recorded, so that gradients reach the values; the result is then no leaf.
     if isinstance(values, Tensor) and values.requires_grad:
         made: Tensor = _from_values(values, indices=places, shape=tuple(shape))
         return made if dtype is None else made.astype(dtype)
@@ -60,6 +60,8 @@ def coo_tensor(
 
 
 def _checked(places: Any, values: Any, shape: Sequence[int] | None) -> Any:
+    """Return coordinates as a matrix of int64; raise ValueError if they do not fit."""
+    # `[]` says nothing about the number of sparse dimensions; the shape does.
     if places.size == 0 and places.ndim < 2:
         places = places.reshape(len(shape) - values.ndim + 1 if shape is not None else 1, 0)
     places = places.reshape(1, -1) if places.ndim == 1 else places
@@ -77,9 +79,11 @@ def _checked(places: Any, values: Any, shape: Sequence[int] | None) -> Any:
         )
     elif tuple(shape[len(places) :]) != values.shape[1:]:
         raise ValueError(f"values of shape {values.shape} do not fit the shape {tuple(shape)}")
+    # Without a shape it is computed from the largest index, which fits by itself.
     limits = np.inf if shape is None else np.array(shape[: len(places)]).reshape(-1, 1)
     if places.size and ((places < 0).any() or (places >= limits).any()):
         raise ValueError(f"an index lies outside of the shape {shape}")
+    # One layout for all: messages send the memory as it is.
     return np.ascontiguousarray(places, dtype=np.int64)
 
 
@@ -92,7 +96,8 @@ def _pattern(a: Any) -> Coo:
 
 
 def _spread(g: Any, pattern: Coo, axis: Any = None) -> Coo:
-    """The adjoint of a sum: the total's gradient at every stored position, once."""
+    """Adjoint of a sum: the total's gradient at every stored position, once."""
+    # A position stored twice has one gradient, as the dense array would have.
     whole = pattern.coalesce()
     g = g.to_dense() if isinstance(g, Coo) else np.asarray(g)
     if axis is not None:
@@ -103,6 +108,7 @@ def _spread(g: Any, pattern: Coo, axis: Any = None) -> Coo:
 
 
 def _at(a: Any, indices: Any) -> Any:
+    """Gather values at positions; adjoint of `_from`."""
     return a.at(indices) if isinstance(a, Coo) else a[tuple(indices)]
 
 
@@ -111,6 +117,7 @@ def _mask(a: Any, pattern: Coo) -> Coo:
 
 
 def _as_coo(a: Any) -> Coo:
+    """Return the entries that are not zero, fully sparse."""
     if isinstance(a, Coo):
         return a
     a = np.asarray(a)
@@ -159,6 +166,8 @@ def _from(a: Any, indices: Any, shape: Any) -> Coo:
 
 
 # fmt: off
+# Each operation's adjoint is in the table too, so that rules are made of operations and derivatives
+# of any order need nothing more.
 #                         name              forward                  d/da
 _sum:         Op = op("sparse.sum",       _total,                  _sum_rule)
 _spread_op:   Op = op("sparse.spread",    _spread,                 _spread_rule)
@@ -182,14 +191,18 @@ def sum(tensor: Tensor, axis: Any = None) -> Tensor:
 
 
 def to_dense(tensor: Tensor) -> Tensor:
-    """The same tensor with its zeros; the gradient comes back at the stored positions."""
+    """Return the tensor with its zeros; the gradient comes back at the stored positions."""
     result: Tensor = _to_dense(tensor)
     return result
 
 
 def to_sparse(tensor: Tensor) -> Tensor:
-    """A sparse tensor of the entries that are not zero. A scipy sparse matrix is taken as it is."""
-    scipy_sparse = sys.modules.get("scipy.sparse")  # where it is not imported, nobody has one
+    """Return the entries that are not zero as a sparse tensor.
+
+    A scipy sparse matrix is taken with the entries it stores.
+    """
+    # Where scipy was not imported the argument cannot be one of its matrices.
+    scipy_sparse = sys.modules.get("scipy.sparse")
     if scipy_sparse is not None and scipy_sparse.issparse(tensor):
         matrix = tensor.tocoo()
         return coo_tensor(np.array([matrix.row, matrix.col]), matrix.data, matrix.shape)
@@ -198,7 +211,8 @@ def to_sparse(tensor: Tensor) -> Tensor:
 
 
 def to_scipy(tensor: Tensor) -> Any:
-    """The value as a scipy sparse array; needs `import scipy.sparse` to have happened."""
+    """Return the value as a scipy sparse array; needs `import scipy.sparse` to have happened."""
+    # Looked up, never imported: scipy is no dependency, and importing it takes long.
     scipy_sparse = sys.modules.get("scipy.sparse")
     if scipy_sparse is None:
         raise ImportError("import scipy.sparse before asking for one of its arrays")
@@ -207,18 +221,18 @@ def to_scipy(tensor: Tensor) -> Any:
 
 
 def coalesce(tensor: Tensor) -> Tensor:
-    """The same tensor with every position stored once, in order."""
+    """Return the same tensor with every position stored once, in order."""
     result: Tensor = _coalesce(_sparse(tensor))
     return result
 
 
 def indices(tensor: Tensor) -> Tensor:
-    """Where the entries are, as stored: (sparse dimensions, entries)."""
+    """Return where the entries are, as stored: (sparse dimensions, entries)."""
     return Tensor(_sparse(tensor).data.indices)
 
 
 def values(tensor: Tensor) -> Tensor:
-    """The entries as stored, in the order of `indices`; differentiable."""
+    """Return the entries as stored, in the order of `indices`; differentiable."""
     result: Tensor = _values(_sparse(tensor))
     return result
 
@@ -230,24 +244,26 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def mask(tensor: Tensor, pattern: Coo) -> Tensor:
-    """The entries of a dense tensor at the positions that are stored in `pattern`."""
+    """Return the entries of a dense tensor at the positions that are stored in `pattern`."""
     result: Tensor = _masked(tensor, pattern=pattern)
     return result
 
 
 def sparse_rows(values: Any, rows: Any, shape: tuple[int, ...]) -> Any:
-    """A row-sparse array, or Tensor, from rows by number; the gradient of a table of rows."""
+    """Make a row-sparse array, or Tensor, from rows by number: the gradient of a table."""
     places = np.asarray(rows, dtype=np.int64).reshape(1, -1)
     return _from_values.of(values.reshape(-1, *shape[1:]), indices=places, shape=tuple(shape))
 
 
 def _sparse(tensor: Any) -> Tensor:
+    """Return the tensor itself; raise TypeError if it is not sparse."""
     if not isinstance(tensor, Tensor) or not tensor.is_sparse:
         kind = f"a dense tensor of shape {tensor.shape}" if isinstance(tensor, Tensor) else tensor
         raise TypeError(f"a sparse tensor is needed here, not {kind!r}; see ag.sparse.to_sparse")
     return tensor
 
 
+# Methods too, as in torch; attached from here, like all that can be done with a Tensor.
 Tensor.to_dense = lambda self: to_dense(self)  # type: ignore[attr-defined]
 Tensor.coalesce = lambda self: coalesce(self)  # type: ignore[attr-defined]
 Tensor.indices = lambda self: indices(self)  # type: ignore[attr-defined]

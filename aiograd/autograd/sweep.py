@@ -1,6 +1,6 @@
 """One reverse pass, as a state machine without I/O: feed gradients in, drain what became ready.
 
-    sweep = Sweep(entries)            count, for everything the entries reach, who will contribute
+    sweep = Sweep(entries)            count the contributions to every node the entries reach
     sweep.feed(entry, gradient)       each entry is fed exactly once; None says "no gradient"
     for sink, gradient in sweep.drain(): ...
 
@@ -10,8 +10,9 @@ without parents (leaves, received tensors) are sinks: they come out of `drain` w
 their gradients.
 
 A local backward pass feeds its roots and drains once. A distributed one feeds what peers send,
-in whatever order, and drains after each message. What it need not know at once is put off: rules
-that only give gradients of leaves run in `drain_late`, after what peers wait for has been sent.
+in whatever order, and drains after each message. Work that no peer waits for is deferred: rules
+that only give gradients of leaves run in `drain_late`, after the gradients for peers have been
+sent.
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ import numpy as np
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.autograd.op import OPS
+from aiograd.autograd.sparse import mask
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
+# Looked up once: the loop below runs per node, and global names cost less than attributes.
 _references = sys.getrefcount
 _add: Any = np.add.reduce
 _NOBODY: frozenset[Node] = frozenset()
 
-# A node in two halves, each its rules and the parents they are for: what to run, what can wait.
+# A node in two halves, each its rules and the parents they are for: one to run, one to defer.
 Half = tuple[list[Any], list[Node | None]]
 Halves = Mapping[Node, tuple[Half, Half]]
 
 
 def contributions(entries: Iterable[Node]) -> dict[Node, int]:
-    """How many contributions each node will get that the entries reach, themselves included."""
+    """Count the contributions to each node that the entries reach, themselves included."""
+    # Counted per edge, not per node: `x * x` contributes to x twice, and an entry is fed once more
+    # than its consumers contribute.
     need: dict[Node, int] = {}
     reached: list[Node] = []  # grows while it is read
     for node in entries:
@@ -49,6 +54,7 @@ def contributions(entries: Iterable[Node]) -> dict[Node, int]:
             need[node] = 1
             reached.append(node)
     reach = reached.append
+    # Breadth-first over a list that grows; a recursion would end at Python's limit in a long chain.
     for node in reached:
         for parent in node.parents:
             if parent is not None:
@@ -71,17 +77,22 @@ class Sweep:
         create_graph: bool = False,
         capture: Iterable[Node] = (),
         counts: Mapping[Node, int] | None = None,  # of `contributions`, if they are known
-        halves: Halves | None = None,  # nodes of which a part is put off
+        halves: Halves | None = None,  # nodes of which a part is deferred
     ) -> None:
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`
         self._capture = frozenset(capture) if capture else _NOBODY
-        # contributions still missing, per node
+        # Contributions still missing, per node. `counts` belong to a topology that the next pass
+        # over the same graph uses again, so they are copied.
         self._need = contributions(entries) if counts is None else dict(counts)
         self._grads: dict[Node, Any] = {}  # sums so far; a list of slots for a Joint
-        self._ours: set[Node] = set()  # sums we allocated ourselves and may add to in place
-        self._ready: list[Any] = []  # nodes to run, each followed by its gradient
+        # Sums that this sweep allocated and may add to in place. A first contribution is not one:
+        # the rule may have given the same array to several parents, as that of `a + b` does.
+        self._ours: set[Node] = set()
+        # Nodes to run, each followed by its gradient; a flat stack spares a tuple per node. The
+        # order does not matter: a node comes here once, when nothing is missing.
+        self._ready: list[Any] = []
         self._sinks: list[tuple[Node, Any]] = []
         self._halves = halves
         self.late: list[tuple[Any, Any, Half]] = []  # nodes, their gradients, and what waits
@@ -92,7 +103,7 @@ class Sweep:
 
     @property
     def complete(self) -> bool:
-        """True when no node waits for anything any more."""
+        """True when no node waits for a contribution."""
         return not self._need
 
     @property
@@ -102,6 +113,8 @@ class Sweep:
 
     def feed(self, node: Node, grad: Any) -> None:
         """Give an entry its gradient (a list with one slot per output for a `Joint`)."""
+        # Gradients from outside (a user, a peer) have any type; those of rules are checked in the
+        # loop. A Joint is fed a list of slots, which its own rule checks.
         if (
             grad is not None
             and not isinstance(node, Joint)
@@ -111,6 +124,8 @@ class Sweep:
         self._deposit(node, grad)
 
     def _deposit(self, node: Node, grad: Any) -> None:
+        # Popped and put back where others are missing: most nodes have one consumer, and then this
+        # is the only access.
         missing = self._need.pop(node)
         if missing == 1:
             if node in self._grads:
@@ -129,8 +144,11 @@ class Sweep:
         elif isinstance(node, Joint):
             raise AssertionError("a Joint is fed once, or through its parts")
         elif node in self._ours:
+            # `old` is a sum of ours that nobody else has seen.
             old += grad
         else:
+            # Sums of sparse arrays and of recorded Tensors are new objects every time; only a plain
+            # array can be added to in place.
             total = self._grads[node] = old + grad
             if total.__class__ is _ndarray:
                 self._ours.add(node)
@@ -144,6 +162,8 @@ class Sweep:
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run everything that is ready, and return the sinks that are now known."""
+        # Rules and hooks that get Tensors are recorded with create_graph, and only then. Set per
+        # drain and not per node, and reset even if a hook raises.
         token = recording.set(self.create_graph)
         try:
             self._run_ready()
@@ -153,7 +173,7 @@ class Sweep:
         return sinks
 
     def drain_late(self) -> list[tuple[Node, Any]]:
-        """Run what was put off, and return the leaves that are now known."""
+        """Run the deferred halves, and return the leaves that are now known."""
         token = recording.set(self.create_graph)
         try:
             self._run_late()
@@ -178,16 +198,24 @@ class Sweep:
                     grad = _run_hooks(node.hooks, grad, node, create_graph)
                 parents = node.parents
                 if not parents:
-                    contributions = part = None  # so that only the sink's gradient is held below
+                    # `_end` counts references to find out whether the sink's gradient is shared.
+                    # The names of the last round may still hold it.
+                    contributions = part = None
                     self._end(node, grad)
                     continue
+                # Before the node runs: `captured` is the gradient of the node's output, hooks
+                # included.
                 if capture and node in capture:
                     self.captured[node] = grad
+                # Nothing to compute. None is passed on all the way, because a node behind it may
+                # wait for this contribution to be complete.
                 if grad is None or node.__class__ is Part:
                     self._pass_on(node, grad)
                     continue
                 if halves is not None and node in halves:
                     (rules, parents), later = halves[node]
+                    # Retained in any case: the deferred half reads the same saved values, and frees
+                    # them.
                     contributions = node.run(grad, create_graph, True, rules)
                     self.late.append((node, grad, later))
                 else:
@@ -198,12 +226,16 @@ class Sweep:
                     index += 1
                     if parent is None:
                         continue
+                    # Nearly every gradient fits. Dtypes of numbers are singletons, so identity is
+                    # enough to be sure; where it fails, `conform` looks again. Tensors
+                    # (create_graph) always take that way.
                     if part is not None and (
                         part.__class__ is not _ndarray
                         or part.shape != parent.shape
                         or part.dtype is not parent.dtype
                     ):
                         part = conform(part, parent, node, create_graph)
+                    # `_deposit`, written out: this runs once per edge of the graph.
                     missing = take(parent)
                     if missing == 1:
                         if parent in grads:
@@ -214,11 +246,13 @@ class Sweep:
                         if part is not None:
                             self._add(parent, part)
         except Exception:
+            # For the engine, which tells all workers the operation that failed.
             self.failed = node
             raise
 
     @np.errstate(all="ignore")
     def _run_late(self) -> None:
+        """Run the deferred halves; they only contribute to leaves, which are sinks."""
         late, self.late = self.late, []
         node: Any = None
         try:
@@ -234,20 +268,32 @@ class Sweep:
             raise
 
     def _end(self, node: Node, grad: Any) -> None:
-        """Note the gradient of a sink; a leaf's in an array that nobody else holds."""
+        """Note the gradient of a sink; a leaf's in an array that nobody else holds.
+
+        `.grad` is written to, by later passes and by users, so no other gradient may share its
+        memory. A copy of every leaf's gradient would be safe and costs as much as many a rule; so
+        the sweep copies only what it cannot prove to be its own.
+        """
         if grad is not None and node.__class__ is Accumulate:
             leaf = node.variable
             if leaf._hooks:
+                # Hooks of a leaf sit on the tensor and run here, on the sum: its node may be a new
+                # one in every graph.
                 grad = _run_hooks(leaf._hooks.values(), grad, node, self.create_graph)
             if leaf.data.__class__ is not _ndarray:
                 grad = _in_layout_of(leaf.data, grad)
             if grad.__class__ is _ndarray:
+                # A view shows memory of another array, often read-only (the gradient of a sum).
+                # Memory in odd order would slow down optimisers and messages. Else the number of
+                # references tells whether a rule, a parent or a caller still holds the array.
                 if grad.base is not None or not grad.flags.forc or self._is_shared(grad):
                     grad = grad.copy()
             elif isinstance(grad, np.generic):
+                # Rules on arrays without axes give numpy scalars; users expect an array in `.grad`.
                 grad = np.asarray(grad)
             elif isinstance(grad, Tensor):
                 grad = own(grad)
+            # A sparse array: the same two questions.
             elif self._is_shared(grad) or not grad.contiguous:
                 grad = grad.copy()
         if self._capture and node in self._capture:
@@ -255,28 +301,36 @@ class Sweep:
         self._sinks.append((node, grad))
 
     def _is_shared(self, grad: Any) -> bool:
+        """Return whether anything but this sweep refers to an array.
+
+        A method, so that `_Probe` measures the count on the very same path.
+        """
         return _references(grad) > _ALONE
 
     def _pass_on(self, node: Any, grad: Any) -> None:
-        """Parts of several outputs, and nodes that got no gradient at all."""
+        """Pass on the gradient of one of several outputs, or None where there is none."""
         if grad is not None:
             joint = node.joint
             slots = self._grads.get(joint)
             if slots is None:
-                if joint.outputs == 1 and self._need[joint] == 1:  # nobody else contributes
+                # A Function or a received message with one output: no slots to fill.
+                if joint.outputs == 1 and self._need[joint] == 1:
                     del self._need[joint]
                     self._ready += (joint, [grad])
                     return
                 slots = self._grads[joint] = [None] * joint.outputs
             old = slots[node.index]
             slots[node.index] = grad if old is None else old + grad
+        # The gradient of a Part is in its slot already; what is passed on is that one contribution
+        # less is missing.
         for parent in node.parents:
             if parent is not None:
                 self._deposit(parent, None)
 
 
 def own(grad: Tensor) -> Tensor:
-    """A recorded gradient with memory, and a node for hooks, that nobody else has."""
+    """Return a recorded gradient with memory of its own, and a node of its own for hooks."""
+    # Recorded, since a second derivative goes through the copy; a plain copy would cut the graph.
     with enable_grad():
         copied: Tensor = OPS["copy"](grad)
     return copied
@@ -285,28 +339,29 @@ def own(grad: Tensor) -> Tensor:
 def _in_layout_of(leaf: Any, grad: Any) -> Any:
     """A sparse leaf gets a sparse gradient, at the leaf's positions if it came as a dense one."""
     if isinstance(grad, Tensor) and not grad.is_sparse:
-        from aiograd.autograd.sparse import mask  # made of operations, which are made of this
-
         return mask(grad, leaf)
     return leaf.mask(grad) if grad.__class__ is _ndarray else grad
 
 
 def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:
-    # A hook may write to it, and others may hold the same; to a scalar it could not.
+    # A hook may write to the gradient it is shown, and other nodes may hold the same array; a numpy
+    # scalar cannot be written to at all. So hooks get a copy.
     if isinstance(grad, Tensor):
         grad = own(grad)
     else:
         grad = np.array(grad) if isinstance(grad, np.generic) else grad.copy()
+    # A copy of the list: a hook may remove itself or register another one.
     for hook in list(hooks):
         given = grad if isinstance(grad, Tensor) else wrap(grad)
         result = hook(given)
         if result is not None:
+            # A hook may return anything; the rule of the node must not see that.
             grad = conform(result, node, node, create_graph)
     return grad
 
 
 def fits(grad: Any, target: Node) -> bool:
-    """Tell whether a gradient is an array of the shape and dtype it should have."""
+    """Return whether a gradient is a plain array of the shape and dtype it should have."""
     return grad.__class__ is _ndarray and grad.shape == target.shape and grad.dtype is target.dtype
 
 
@@ -321,10 +376,12 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
     elif grad.__class__ is not _ndarray:
         if isinstance(grad, Tensor):
             grad = grad.data
+        # A rule may return a Python number.
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad)
     shape = grad.shape
     if shape != target.shape:
+        # The two common cases, found without building lists of axes.
         if grad.__class__ is _ndarray and shape[1:] == target.shape:  # a bias
             grad = _add(grad, 0)
         elif grad.__class__ is _ndarray and (*shape[:-1], 1) == target.shape:  # a norm of each row
@@ -333,6 +390,8 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
             grad = _unbroadcast(grad, target, source)
     if grad.dtype is not target.dtype and grad.dtype != target.dtype:
         if grad.dtype.kind == "c" and target.dtype.kind != "c":
+            # A real input cannot move along the imaginary axis, so that part of the slope is
+            # dropped; `astype` would do the same with a warning.
             grad = grad.real
         grad = grad.astype(target.dtype)
     return grad
@@ -347,6 +406,7 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     if grad.shape != shape and extra >= 0:
         sizes = zip(shape, grad.shape, strict=True)
         grad = _summed(grad, tuple([i for i, (n, m) in enumerate(sizes) if n == 1 != m]), True)
+    # The rule itself is wrong, usually one that a user wrote: name it.
     if grad.shape != shape:
         raise GradError(
             f"{source.name} gave a gradient of shape {tuple(grad.shape)} "
@@ -363,7 +423,7 @@ def _summed(grad: Any, axis: int | tuple[int, ...], keepdims: bool) -> Any:
 
 
 class _Probe(Sweep):
-    """Takes the way of a leaf's gradient and counts who holds it."""
+    """Takes a leaf's gradient along the usual path and counts the references to it."""
 
     holders: int
 
@@ -373,7 +433,10 @@ class _Probe(Sweep):
 
 
 def _holders_of_an_own_array() -> int:
-    """What `_is_shared` counts if the sweep alone holds an array; versions of Python differ."""
+    """Return what `_is_shared` counts if the sweep alone holds an array.
+
+    Measured at import: how many references a call holds differs between versions of Python.
+    """
     leaf = Tensor(np.ones(1), requires_grad=True).accumulator()
     probe = _Probe([leaf])
     probe.feed(leaf, np.ones(1))

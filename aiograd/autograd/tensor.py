@@ -1,8 +1,12 @@
 """Tensor: a numpy array that remembers how it was made.
 
-What a Tensor *is* lives here: its data, its place in the graph, its flags and hooks, in-place
+What a Tensor *is* lives here: its data, its node in the graph, its flags and hooks, in-place
 writes and their versions. What can be *done* with it (operators, methods, numpy functions) is
 attached by the tables in `ops/`.
+
+Every write to the memory of a tensor raises a version. It is kept in a cell, a list of one number,
+that all tensors over the same memory share (views, `detach()`); a node remembers the versions of
+what it saved and refuses to play back what has changed since.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _NO_NUMBERS = {"O": "objects", "U": "text", "S": "bytes", "M": "dates", "m": "ti
 
 
 def check_numbers(dtype: Any, name: str) -> None:
-    """TypeError if arrays of this dtype hold anything but numbers."""
+    """Raise TypeError if arrays of this dtype hold anything but numbers."""
     what = "records" if dtype.names is not None else _NO_NUMBERS.get(dtype.kind)
     if what is not None:
         raise TypeError(f"a Tensor needs numbers; got {name} of {what}")
@@ -34,9 +38,11 @@ def check_numbers(dtype: Any, name: str) -> None:
 class Tensor:
     """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
 
-    `==` is elementwise and the hash is identity, so tensors can be dictionary keys by who they are.
+    `==` is elementwise and the hash is identity, so tensors are dictionary keys by identity.
     """
 
+    # One Tensor is made per operation: without a `__dict__`, and mostly by `wrap`, not by
+    # `__init__`.
     __slots__ = (
         "__weakref__", "_accumulate", "_after_hooks", "_cell", "_grad", "_hooks", "_leaf", "_node",
         "data",
@@ -56,6 +62,8 @@ class Tensor:
             data = data.data
         if data is None:
             raise TypeError("a Tensor needs data; got None")
+        # A copy: a new tensor shares memory with nothing. `from_numpy` and `detach` are for
+        # sharing.
         self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
         check_numbers(self.data.dtype, type(data).__name__)
         self._node = self._grad = self._cell = self._accumulate = None
@@ -68,6 +76,7 @@ class Tensor:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are computed for it: a leaf with the flag, or made from one."""
         return self._leaf or self._node is not None
 
     @requires_grad.setter
@@ -78,6 +87,7 @@ class Tensor:
                     "requires_grad can only be cleared on a leaf; use detach() instead", "not_leaf"
                 )
             return
+        # A step from one whole number to the next has no slope.
         if value and self.data.dtype.kind not in "fc":
             raise GradError(
                 f"only floating point and complex tensors can require grad, not {self.dtype}",
@@ -92,12 +102,14 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
+        """Whether no operation made this tensor."""
         return self._node is None
 
     @property
     def grad_fn(self) -> Node | None:
         """The node that made this tensor; None for a leaf."""
         node = self._node
+        # Users see the operation, not our node for one of its outputs.
         return node.joint if isinstance(node, Part) else node
 
     @property
@@ -119,27 +131,33 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.data.shape)
 
     @property
     def size(self) -> int:
+        """The number of elements, zeros of a sparse tensor included."""
         return int(self.data.size)
 
     @property
     def dtype(self) -> Any:
+        """The numpy dtype of the elements."""
         return self.data.dtype
 
     @property
     def is_sparse(self) -> bool:
+        """Whether the data is a sparse array (`ag.sparse`)."""
         return self.data.__class__ is not _ndarray and is_sparse_array(self.data)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the elements; of a sparse tensor, of what is stored."""
         return int(self.data.nbytes)
 
     # ── the value, without recording ────────────────────────────────────────────────────────────
@@ -180,9 +198,12 @@ class Tensor:
         return len(self.data)
 
     def __contains__(self, value: Any) -> bool:
+        # Python's own `in` would iterate and compare with each row, which is neither true nor
+        # false.
         return (value.numpy() if isinstance(value, Tensor) else value) in self.numpy()
 
     def __format__(self, spec: str) -> str:
+        # So that f"{loss:.3f}" works.
         return format(self.data.item(), spec) if spec and self.size == 1 else repr(self)
 
     def __repr__(self) -> str:
@@ -198,17 +219,14 @@ class Tensor:
             text += ", requires_grad=True"
         return f"tensor({text})"
 
-    def _repr_html_(self) -> str:
-        from aiograd.autograd.display import as_html
-
-        return as_html(self)
-
+    # By identity, whatever `==` says: contexts, optimisers and `names=` use tensors as keys.
     __hash__ = object.__hash__
 
     # ── copies ──────────────────────────────────────────────────────────────────────────────────
 
     def detach(self) -> Tensor:
         """Return a tensor over the same memory and version, without the graph."""
+        # The cell must exist before it can be shared.
         if self._cell is None:
             self._cell = [0]
         result = wrap(self.data)
@@ -216,9 +234,12 @@ class Tensor:
         return result
 
     def __reduce__(self) -> Any:
+        # Value and flag without the graph; where a graph shall cross (a call in a context), `dist`
+        # sends the tensor in its own way.
         return rebuild, (type(self), self.data, self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        # As in torch: a copy of a result would silently lose its graph.
         if self._node is not None:
             raise GradError(
                 "only leaf tensors can be deep-copied; use detach() for a copy of the value",
@@ -233,7 +254,11 @@ class Tensor:
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
     def _before_write(self, value: Any = None) -> None:
-        """Refuse a write that the graph could not follow; note every other one."""
+        """Raise if the graph could not follow this write.
+
+        The tape has no nodes for writes: a recorded write would change values that earlier nodes
+        saved.
+        """
         if recording.get():
             if self._leaf:
                 raise GradError(
@@ -249,6 +274,7 @@ class Tensor:
                 )
 
     def _written(self) -> None:
+        """Count a write, so that graphs that saved this memory refuse to play it back."""
         cell = self._cell
         if cell is None:
             self._cell = [1]
@@ -257,7 +283,8 @@ class Tensor:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._before_write(value)
-        self.data[_plain_index(index)] = value.data if isinstance(value, Tensor) else value
+        # The write itself is numpy's; a failed one is not counted.
+        self.data[plain_index(index)] = value.data if isinstance(value, Tensor) else value
         self._written()
 
     def copy_(self, value: Any) -> Tensor:
@@ -286,6 +313,8 @@ class Tensor:
         """
         if not self.requires_grad:
             raise GradError("a hook needs a tensor that requires grad", "no_requires_grad")
+        # Hooks of a result sit on its node, which lives as long as the result. The node of a leaf
+        # comes and goes with the graphs that use it, so a leaf keeps its own.
         if self._node is not None:
             return HookHandle.on_list(self._node, hook)
         if self._hooks is None:
@@ -293,13 +322,20 @@ class Tensor:
         return HookHandle.on_dict(self._hooks, hook)
 
     def renew(self) -> None:
-        """Give the leaf an array of its own if anybody else, say a graph, holds the present one."""
+        """Give the leaf an array of its own if something else, say a graph, holds the present one.
+
+        An owner's optimiser calls this before it steps: graphs and messages of other trainers keep
+        the values they saw.
+        """
+        # Two references are this attribute and the argument of the call.
         if sys.getrefcount(self.data) > 2:
             self.data = self.data.copy()
+            # The versions belong to the old memory.
             self._cell = None
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
         """Call `hook(tensor)` after each local backward pass that added to this leaf's `.grad`."""
+        # Only leaves have a `.grad` that passes add to.
         if not self._leaf:
             raise GradError("such a hook needs a leaf that requires grad", "not_leaf")
         if self._after_hooks is None:
@@ -307,7 +343,9 @@ class Tensor:
         return HookHandle.on_dict(self._after_hooks, hook)
 
     def accumulator(self) -> Accumulate:
-        """The node where gradients of this leaf arrive; the same one while anybody uses it."""
+        """Return the node where gradients of this leaf arrive; the same while a graph holds it."""
+        # Held weakly: the node refers to the leaf, and leaf and node would be a cycle. One node for
+        # all uses in a graph, so that their gradients meet in one sum.
         node = self._accumulate() if self._accumulate is not None else None
         if node is None:
             node = Accumulate(self)
@@ -335,7 +373,10 @@ class Tensor:
 
 
 def wrap(data: Any, node: Node | None = None) -> Tensor:
-    """A Tensor around an array as it is, made by `node`."""
+    """Return a Tensor around an array as it is, made by `node`.
+
+    No copy, no check and no `__init__`: every result of every operation comes through here.
+    """
     if data.__class__ is not _ndarray and not is_sparse_array(data):
         data = np.asarray(data)
     tensor = _new(Tensor)
@@ -347,6 +388,7 @@ def wrap(data: Any, node: Node | None = None) -> Tensor:
 
 
 def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
+    """Make a Tensor, or one of a subclass such as Parameter, without calling its constructor."""
     tensor = wrap(data)
     if cls is not Tensor:
         tensor = _new(cls)
@@ -358,7 +400,10 @@ def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
 
 
 def is_sparse_array(data: Any) -> bool:
-    """Tell whether this raw array is one of our sparse ones (they all say so themselves)."""
+    """Return whether a raw array is one of our sparse ones.
+
+    They say so themselves, so that this module need not know their class.
+    """
     return getattr(data, "is_sparse_array", False) is True
 
 
@@ -369,9 +414,10 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(requires_grad, value))
 
 
-def _plain_index(index: Any) -> Any:
+def plain_index(index: Any) -> Any:
+    """Return an index with arrays in place of Tensors."""
     if isinstance(index, Tensor):
         return index.data
     if isinstance(index, tuple):
-        return tuple(_plain_index(i) for i in index)
+        return tuple(plain_index(i) for i in index)
     return index

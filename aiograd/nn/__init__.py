@@ -1,4 +1,19 @@
-"""Models: modules, layers, losses, and their first values."""
+"""Models: modules, layers, losses, and their first values.
+
+    module         Module and Parameter: a model as a tree
+    containers     modules made of modules
+    functional     neural operations as functions
+    init           first values of parameters
+    activations    layers without parameters
+    layers         layers with parameters
+    losses         losses as modules
+    files          save and load tensors
+    remote         RemoteModule: a module on another worker
+    sharded        ShardedEmbeddingBag: a table spread over workers
+    pipeline       Pipeline: stages on several workers, fed with micro-batches
+
+Only the last three know of workers (`rpc`, `rref`, `dist`); they are imported when asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Layers without parameters: activations, pooling, dropout, reshaping."""
+"""Layers without parameters: activations, pooling, dropout, reshaping.
+
+Each is a function of `functional.py` with its settings, so that it can stand in a `Sequential`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ class ReLU(Module):
     """Zero below zero."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return the input where it is positive, zero elsewhere."""
         result: Tensor = functional.relu(input)
         return result
 
@@ -30,6 +34,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, input: Any) -> Tensor:
+        """Return the input times the probability that a normal number is below it."""
         result: Tensor = functional.gelu(input, approximate=self.approximate)
         return result
 
@@ -38,6 +43,7 @@ class Sigmoid(Module):
     """Between 0 and 1."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return 1 / (1 + exp(-input))."""
         result: Tensor = functional.sigmoid(input)
         return result
 
@@ -46,6 +52,7 @@ class Tanh(Module):
     """Between -1 and 1."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return the hyperbolic tangent."""
         result: Tensor = functional.tanh(input)
         return result
 
@@ -54,6 +61,7 @@ class SiLU(Module):
     """The input times its sigmoid."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return input * sigmoid(input)."""
         result: Tensor = functional.silu(input)
         return result
 
@@ -66,6 +74,7 @@ class LeakyReLU(Module):
         self.negative_slope = negative_slope
 
     def forward(self, input: Any) -> Tensor:
+        """Return the input where it is positive, `negative_slope` times it elsewhere."""
         result: Tensor = functional.leaky_relu(input, negative_slope=self.negative_slope)
         return result
 
@@ -74,6 +83,7 @@ class Softplus(Module):
     """A smooth ReLU."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return log(1 + exp(input))."""
         result: Tensor = functional.softplus(input)
         return result
 
@@ -86,17 +96,21 @@ class Softmax(Module):
         self.axis = axis
 
     def forward(self, input: Any) -> Tensor:
+        """Return exp(input) as shares of its sum along the axis."""
         result: Tensor = functional.softmax(input, axis=self.axis)
         return result
 
     def extra_repr(self) -> str:
+        """Show the axis in `repr`."""
         return f"axis={self.axis}"
 
 
+# Has the same setting; not the logarithm of its result, which would be -inf for small shares.
 class LogSoftmax(Softmax):
     """The logarithm of the softmax."""
 
     def forward(self, input: Any) -> Tensor:
+        """Return the logarithm of the shares, without computing them."""
         result: Tensor = functional.log_softmax(input, axis=self.axis)
         return result
 
@@ -109,10 +123,12 @@ class MaxPool2d(Module):
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
     def forward(self, input: Any) -> Tensor:
+        """Pool (batch, channels, height, width), or one image without a batch."""
         result: Tensor = functional.max_pool2d(input, self.kernel_size, self.stride, self.padding)
         return result
 
     def extra_repr(self) -> str:
+        """Show the window in `repr`."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
@@ -131,12 +147,14 @@ class AvgPool2d(Module):
         self.count_include_pad = count_include_pad
 
     def forward(self, input: Any) -> Tensor:
+        """Pool (batch, channels, height, width), or one image without a batch."""
         result: Tensor = functional.avg_pool2d(
             input, self.kernel_size, self.stride, self.padding, self.count_include_pad
         )
         return result
 
     def extra_repr(self) -> str:
+        """Show the window in `repr`."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
@@ -145,15 +163,18 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5, generator: np.random.Generator | None = None) -> None:
         super().__init__()
+        # Here, and not only in `forward`: the model may run on another worker.
         if not 0 <= p <= 1:
             raise ValueError(f"p must lie between 0 and 1, not {p}")
         self.p, self.generator = p, generator
 
     def forward(self, input: Any) -> Tensor:
+        """Drop some of the numbers in training, else return the input."""
         result: Tensor = functional.dropout(input, self.p, self.training, self.generator)
         return result
 
     def extra_repr(self) -> str:
+        """Show the probability in `repr`."""
         return f"p={self.p}"
 
 
@@ -165,7 +186,9 @@ class Flatten(Module):
         self.start_axis, self.end_axis = start_axis, end_axis
 
     def forward(self, input: Any) -> Tensor:
+        """Return the same numbers with some axes merged."""
         tensor = as_tensor(input)
+        # Negative axes count from the end of each input, so they are resolved here.
         start, end = self.start_axis % tensor.ndim, self.end_axis % tensor.ndim
         result: Tensor = tensor.reshape(*tensor.shape[:start], -1, *tensor.shape[end + 1 :])
         return result
@@ -175,4 +198,5 @@ class Identity(Module):
     """The input itself."""
 
     def forward(self, input: Any) -> Any:
+        """Return the input."""
         return input

@@ -20,17 +20,21 @@ class _Numbered(Module):
         return self.children()
 
     def __getitem__(self, index: int) -> Module:
+        # Parts are attributes like any other (see `module.py`); there is no second list to keep
+        # true.
         return list(self.children())[index]
 
     def append(self: L, module: Any) -> L:
         """Add a part at the end."""
         if not isinstance(module, Module):
             raise TypeError(f"{type(self).__name__} holds Modules, not {type(module).__name__}")
+        # The number is the name, also in `state_dict`: "0.weight", as in torch.
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self: L, modules: Iterable[Module]) -> L:
         """Add several parts at the end."""
+        # One by one, through the check of `append`.
         for module in modules:
             self.append(module)
         return self
@@ -49,6 +53,7 @@ class Sequential(_Numbered):
                 self.append(module)
 
     def forward(self, input: Any) -> Any:
+        """Return the result of the last module."""
         for module in self:
             input = module(input)
         return input
@@ -71,12 +76,14 @@ class ModuleDict(Module):
             self[name] = module
 
     def __getitem__(self, name: str) -> Module:
+        # Not `getattr`, which would find methods.
         found = vars(self).get(name)
         if not isinstance(found, Module):
             raise KeyError(name)
         return found
 
     def __setitem__(self, name: str, module: Module) -> None:
+        # Parts are attributes: a part named "train" would hide the method.
         if hasattr(type(self), name):
             raise KeyError(f"{name!r} is the name of a method; choose another one")
         self.add_module(name, module)

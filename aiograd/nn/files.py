@@ -1,6 +1,7 @@
 """Tensors in files: numpy's npz, or safetensors where the name ends so. Never pickles.
 
-A file appears under its name only when it is complete.
+A file appears under its name only when it is complete: it is written beside it and then renamed, so
+that a crash leaves the old one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ Path = str | os.PathLike[str]
 
 def save(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write named tensors, e.g. `model.state_dict()`, to a file that `load` and numpy can read."""
+    # torch has the arguments in the other order.
     if isinstance(path, Mapping) or not isinstance(tensors, Mapping):
         raise TypeError("save takes a path and then a mapping from names to tensors")
     arrays = {str(name): _array(str(name), value) for name, value in tensors.items()}
     path = os.fspath(path)
+    # In the same folder, since a rename is only atomic within one file system; with our process in
+    # its name, since several workers may save at once.
     partial = f"{path}.{os.getpid()}.partial"
     try:
         if path.endswith(".safetensors"):
+            # safetensors writes the memory as it lies, without regard to strides.
             contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             _safetensors().save_file(contiguous, partial)
         else:
             _write_npz(partial, arrays)
         os.replace(partial, path)
+    # An interrupt too must not leave half a file behind.
     except BaseException:
         if os.path.exists(partial):
             os.unlink(partial)
@@ -43,11 +49,13 @@ def load(path: Path) -> dict[str, Tensor]:
     if path.endswith(".safetensors"):
         arrays = _safetensors().load_file(path)
         return {name: Tensor(array) for name, array in arrays.items()}
+    # A pickle in a file from elsewhere could run any code.
     with np.load(path, allow_pickle=False) as file:
         return {name: Tensor(file[name]) for name in file.files}
 
 
 def _array(name: str, value: Any) -> Any:
+    """Return a value as a plain array; raise TypeError, with its name, if it is none."""
     if isinstance(value, Tensor) and value.is_sparse:
         raise TypeError(f"{name} is sparse; save its indices and values, or to_dense()")
     array = np.asarray(value.data if isinstance(value, Tensor) else value)
@@ -65,6 +73,7 @@ def _write_npz(path: str, arrays: Mapping[str, Any]) -> None:
 
 
 def _safetensors() -> Any:
+    """Import the optional package; say how to get it if it is missing."""
     try:
         import safetensors.numpy
     except ImportError as error:

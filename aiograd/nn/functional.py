@@ -43,6 +43,8 @@ def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
     y = x @ weight.T
     if bias is None:
         return y
+    # In place, unless the sum is of a wider type or the product is a scalar, which cannot be
+    # written to.
     if y.dtype != np.result_type(y, bias) or not y.shape:
         return y + bias
     y += bias
@@ -50,24 +52,29 @@ def _linear_forward(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _weight_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """The gradient times the input, over the rows of all samples at once."""
     x, g = all_rows(x, g)
     return product(g.T, conj(x))
 
 
 def _input_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """The gradient times the weight; `product` uses rows that are equal."""
     return product(g, conj(weight))
 
 
 def _bias_rule(g: Any, y: Any, x: Any, weight: Any, bias: Any) -> Any:
-    return g  # a bias of any shape that broadcasts
+    """The gradient itself, for a bias of any shape that broadcasts: the sweep sums it."""
+    return g
 
 
+# One operation instead of transpose, product and sum: one node, and the result is not saved twice.
+# Two rows, because an operation has as many arguments as it has rules.
 _linear = op("linear", _linear_forward, _input_rule, _weight_rule)
 _linear_with_bias = op("linear", _linear_forward, _input_rule, _weight_rule, _bias_rule)
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
-    """`input @ weight.T + bias`, with the weight as (outputs, inputs)."""
+    """Return `input @ weight.T + bias`, with the weight as (outputs, inputs)."""
     args = (as_tensor(input), as_tensor(weight))
     if args[0].shape[-1:] != args[1].shape[1:]:
         raise ValueError(f"input {args[0].shape} does not fit a weight of {args[1].shape}")
@@ -83,15 +90,18 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over the last two axes; a mask is True where a query may look, or added if float.
+    """Attend over the last two axes.
 
-    A float mask and `is_causal` cannot be combined.
+    A mask is True where a query may look, or added to the scores if it holds floats. A mask and
+    `is_causal` cannot be combined.
     """
     q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
+    # The query is scaled, not the scores: it is the smaller array.
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ np.swapaxes(k, -1, -2)
     if is_causal:
         if attn_mask is not None:
             raise ValueError("give either attn_mask or is_causal")
+        # Aligned at the first key, as in torch, where there are more keys than queries.
         attn_mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
     if attn_mask is not None:
         mask = as_tensor(attn_mask)

@@ -15,32 +15,40 @@ from aiograd.autograd.tensor import Tensor
 
 
 def generator_or_new(generator: np.random.Generator | None) -> np.random.Generator:
+    """Return the generator itself, or a new one from fresh entropy."""
     return np.random.default_rng() if generator is None else generator
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
+    """Overwrite a tensor, which may be a leaf that requires grad."""
+    # A recorded write into a leaf is refused.
     with no_grad():
         tensor[...] = value
     return tensor
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
-    """How many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
+    """Return how many inputs and outputs one entry of a weight connects: (fan_in, fan_out)."""
+    # A bias connects nothing; torch refuses it too.
     if tensor.ndim < 2:
         raise ValueError(f"a tensor of shape {tensor.shape} has no fan in and fan out")
+    # A kernel connects each output to all of its elements in every input channel.
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
 def zeros(tensor: Tensor) -> Tensor:
+    """Fill with 0."""
     return _fill(tensor, 0)
 
 
 def ones(tensor: Tensor) -> Tensor:
+    """Fill with 1."""
     return _fill(tensor, 1)
 
 
 def constant(tensor: Tensor, value: float) -> Tensor:
+    """Fill with one value."""
     return _fill(tensor, value)
 
 
@@ -78,6 +86,7 @@ def kaiming_uniform(
     tensor: Tensor, a: float = 0.0, *, generator: np.random.Generator | None = None
 ) -> Tensor:
     """He et al.: keep the size of signals through rectifiers with slope `a` below zero."""
+    # Uniform numbers within ±b have variance b²/3, hence 6 where the normal one has 2.
     bound = math.sqrt(6.0 / ((1 + a * a) * fans(tensor)[0]))
     return uniform(tensor, -bound, bound, generator=generator)
 

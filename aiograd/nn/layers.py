@@ -1,7 +1,8 @@
 """Layers with parameters: linear maps, embeddings, convolutions, normalisations.
 
 Parameters are float64 as everywhere in numpy; pass `dtype=` for another type, and `generator=` (a
-numpy Generator) for the same first values every time. They start as in torch.
+numpy Generator) for the same first values every time. They start as in torch, and have its names,
+so that state dicts of the same model fit.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def _empty(*shape: int, dtype: Any) -> Parameter:
 
 
 def _first_values(weight: Parameter, bias: Parameter | None, generator: Generator | None) -> None:
-    """Torch's choice: uniform within 1 / sqrt(inputs), for weights and biases alike."""
+    """Draw torch's first values: uniform within 1 / sqrt(inputs), for weights and biases alike."""
     generator = init.generator_or_new(generator)
+    # torch's odd slope of √5 makes the bound of Kaiming 1 / sqrt(inputs).
     init.kaiming_uniform(weight, a=math.sqrt(5), generator=generator)
     if bias is not None:
         bound = 1 / math.sqrt(max(1, init.fans(weight)[0]))
@@ -52,9 +54,11 @@ class Linear(Module):
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
+        """Map the last axis; any axes in front are kept."""
         return functional.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
+        """Show the numbers of features in `repr`."""
         features = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{features}, bias={self.bias is not None}"
 
@@ -77,17 +81,22 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        # A sparse gradient has the rows that were used; optimisers and messages then handle these
+        # alone.
         self.padding_idx, self.sparse = padding_idx, sparse
         self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
+            # It gets no gradient either, so it stays zero.
             self.weight.data[padding_idx] = 0
 
     def forward(self, input: Any) -> Tensor:
+        """Return the rows with these numbers: one axis more than the input has."""
         result: Tensor = functional.embedding(input, self.weight, self.padding_idx, self.sparse)
         return result
 
     def extra_repr(self) -> str:
+        """Show the size of the table in `repr`."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
@@ -106,6 +115,7 @@ class EmbeddingBag(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        # Refused where the layer is made, not where it is used, perhaps on another worker.
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -116,6 +126,7 @@ class EmbeddingBag(Module):
             self.weight.data[padding_idx] = 0
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+        """Reduce the rows of each bag: a row of a matrix, or a run of a vector from an offset."""
         result: Tensor = functional.embedding_bag(
             input,
             self.weight,
@@ -128,6 +139,7 @@ class EmbeddingBag(Module):
         return result
 
     def extra_repr(self) -> str:
+        """Show the size of the table and the mode in `repr`."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
@@ -149,6 +161,7 @@ class Conv2d(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        # Else the shapes would only fail in `forward`, with a text about kernels.
         if in_channels % groups or out_channels % groups:
             raise ValueError("the numbers of channels must be multiples of groups")
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
@@ -160,12 +173,14 @@ class Conv2d(Module):
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
+        """Convolve (batch, channels, height, width), or one image without a batch."""
         result: Tensor = functional.conv2d(
             input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
         return result
 
     def extra_repr(self) -> str:
+        """Show channels and kernel in `repr`."""
         channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         return f"{channels}, stride={self.stride}, padding={self.padding!r}"
 
@@ -186,17 +201,20 @@ class LayerNorm(Module):
         self.normalized_shape = (normalized_shape,) if one else tuple(normalized_shape)  # type: ignore[arg-type]
         self.eps = eps
         self.weight = (
+            # Begins as the identity: scale one, shift zero.
             init.ones(_empty(*self.normalized_shape, dtype=dtype)) if elementwise_affine else None
         )
         self.bias = _empty(*self.normalized_shape, dtype=dtype) if elementwise_affine else None
 
     def forward(self, input: Any) -> Tensor:
+        """Normalise each sample by itself."""
         result: Tensor = functional.layer_norm(
             input, self.normalized_shape, self.weight, self.bias, self.eps
         )
         return result
 
     def extra_repr(self) -> str:
+        """Show the normalised shape in `repr`."""
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
@@ -206,6 +224,7 @@ class _BatchNorm(Module):
     Outside of training the running mean and variance stand in for those of the batch.
     """
 
+    # The only difference between the two classes.
     dims: tuple[int, ...]  # numbers of axes of an input
 
     def __init__(
@@ -230,6 +249,7 @@ class _BatchNorm(Module):
         self.register_buffer(
             "running_var", Tensor(np.ones(num_features, dtype)) if running else None
         )
+        # Only counted; torch saves it, and state dicts shall fit.
         self.register_buffer("num_batches_tracked", Tensor(np.array(0)) if running else None)
 
     running_mean: Tensor | None
@@ -237,12 +257,15 @@ class _BatchNorm(Module):
     num_batches_tracked: Tensor | None
 
     def forward(self, input: Any) -> Tensor:
+        """Normalise; in training, also note mean and variance of the batch."""
+        # A wrong number of axes would normalise the wrong one without a word.
         if len(np.shape(input)) not in self.dims or np.shape(input)[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__} takes {self.num_features} channels in axis 1 of "
                 f"{' or '.join(map(str, self.dims))}, not a shape of {np.shape(input)}"
             )
         if self.training and self.num_batches_tracked is not None:
+            # Written in place, through the tensor: a `state_dict` shares its memory.
             self.num_batches_tracked[...] = self.num_batches_tracked.data + 1
         result: Tensor = functional.batch_norm(
             input,
@@ -257,6 +280,7 @@ class _BatchNorm(Module):
         return result
 
     def extra_repr(self) -> str:
+        """Show channels and settings in `repr`."""
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 

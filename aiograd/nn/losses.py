@@ -1,4 +1,4 @@
-"""Losses as modules."""
+"""Losses as modules: the functions of `functional.py` with their settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class _Loss(Module):
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
+        # In the constructor: a misspelt word would else show in the first step of a long job.
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
         self.reduction = reduction
@@ -23,6 +24,7 @@ class MSELoss(_Loss):
     """The squared difference."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare element by element; both of one shape."""
         result: Tensor = functional.mse_loss(input, target, self.reduction)
         return result
 
@@ -31,6 +33,7 @@ class L1Loss(_Loss):
     """The absolute difference."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare element by element; both of one shape."""
         result: Tensor = functional.l1_loss(input, target, self.reduction)
         return result
 
@@ -46,12 +49,14 @@ class CrossEntropyLoss(_Loss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(reduction)
+        # A buffer, so that it is saved and converted with the model, and not trained.
         self.register_buffer("weight", None if weight is None else Tensor(weight))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     weight: Tensor | None
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare logits (batch, classes, …) with classes or with their probabilities."""
         result: Tensor = functional.cross_entropy(
             input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
         )
@@ -62,6 +67,7 @@ class NLLLoss(_Loss):
     """Log probabilities against classes."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare log probabilities (batch, classes, …) with classes."""
         result: Tensor = functional.nll_loss(input, target, reduction=self.reduction)
         return result
 
@@ -76,6 +82,7 @@ class BCEWithLogitsLoss(_Loss):
     pos_weight: Tensor | None
 
     def forward(self, input: Any, target: Any) -> Tensor:
+        """Compare logits with probabilities of the same shape."""
         result: Tensor = functional.binary_cross_entropy_with_logits(
             input, target, reduction=self.reduction, pos_weight=self.pos_weight
         )

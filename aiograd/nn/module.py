@@ -30,6 +30,7 @@ class Parameter(Tensor):
             data = data.data
         if not is_sparse_array(data):
             data = np.asarray(data, dtype=dtype)
+            # A parameter is there to be trained, and whole numbers have no gradient.
             if data.dtype.kind in "iub":
                 data = data.astype(np.float64)
         super().__init__(data, requires_grad)
@@ -49,6 +50,9 @@ class Module:
     """Base of all models: assign Parameters and Modules as attributes, and write `forward`."""
 
     training: bool = True
+    # Defaults of the class, replaced by a dict of the instance at the first registration: a
+    # subclass may assign parts before it calls `super().__init__()`, and modules without hooks
+    # carry none.
     _buffers: Mapping[str, bool] = {}  # names of buffers, and whether they are saved
     _forward_hooks: Mapping[int, Callable[..., Any]] = {}
     _forward_pre_hooks: Mapping[int, Callable[..., Any]] = {}
@@ -62,9 +66,11 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._forward_pre_hooks:
+            # A copy: a hook may remove itself.
             for hook in list(self._forward_pre_hooks.values()):
                 changed = hook(self, args)
                 if changed is not None:
+                    # As in torch, a hook may return the only argument by itself.
                     args = changed if isinstance(changed, tuple) else (changed,)
         result = self.forward(*args, **kwargs)
         if self._forward_hooks:
@@ -105,6 +111,8 @@ class Module:
         yield from self._walk(prefix, set())
 
     def _walk(self, prefix: str, seen: set[int]) -> Iterator[tuple[str, Module]]:
+        """Yield this module and all parts that were not seen yet."""
+        # A part may be shared between two others; it counts once, under its first name.
         if id(self) in seen:
             return
         seen.add(id(self))
@@ -153,6 +161,8 @@ class Module:
     def _tensors(
         self, prefix: str, recurse: bool, wanted: Callable[[Any, Any], bool]
     ) -> Iterator[tuple[str, Any]]:
+        """Yield tensors of the tree with their dotted names, each once."""
+        # By identity: two layers may share one parameter, and an optimiser must not step it twice.
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
             for name, value in vars(module).items():
@@ -167,7 +177,9 @@ class Module:
         return {name: value.detach() for name, value in self._state(prefix)}
 
     def _state(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Yield what is saved. Shared tensors come under each of their names, as in torch."""
         for name, value in vars(self).items():
+            # Buffers that are not persistent are left out: their name maps to False.
             if isinstance(value, Parameter) or (self._buffers.get(name) and value is not None):
                 yield prefix + name, value
         for name, child in self.named_children():
@@ -178,6 +190,7 @@ class Module:
 
         Raises RuntimeError and changes nothing if shapes differ or, when strict, names do.
         """
+        # All checks before the first write: a state that does not fit changes nothing.
         mine = dict(self._state())
         missing = [name for name in mine if name not in state_dict]
         unexpected = [name for name in state_dict if name not in mine]
@@ -195,6 +208,7 @@ class Module:
         with no_grad():
             for name, tensor in mine.items():
                 if name in state_dict:
+                    # In place: optimisers and references on other workers hold these very tensors.
                     tensor[...] = state_dict[name]
         return LoadedKeys(missing, unexpected)
 
@@ -219,6 +233,8 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget `.grad` of every parameter, or fill it with zeros."""
         for param in self.parameters():
+            # None by default: an optimiser then skips the parameter, where zeros would still decay
+            # its averages.
             if set_to_none or param.grad is None:
                 param.grad = None
             else:
@@ -236,7 +252,8 @@ class Module:
         for tensor in [*self.parameters(), *self.buffers()]:
             if tensor.dtype.kind in "fc":
                 tensor.data = tensor.data.astype(dtype)
-                tensor._accumulate = tensor._cell = None  # they belong to the old data
+                # The node has the old dtype, and the versions belong to the old memory.
+                tensor._accumulate = tensor._cell = None
                 tensor._grad = None
         return self
 
@@ -254,6 +271,7 @@ class Module:
         self, hook: Callable[[Module, tuple[Any, ...]], Any]
     ) -> HookHandle:
         """Call `hook(module, args)` before each forward; it may return other arguments."""
+        # A new dict, because the first one belongs to the class.
         self._forward_pre_hooks = dict(self._forward_pre_hooks)
         return HookHandle.on_dict(self._forward_pre_hooks, hook)
 

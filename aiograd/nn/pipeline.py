@@ -76,25 +76,34 @@ class Pipeline:
         inputs, wanted = self._split(x), self._split(targets)
         rows = len(np.asarray(x) if not isinstance(x, Tensor) else x.data)
         lanes = self._lanes()
+        # The only difference in memory between the schedules: how many micro-batches have a graph.
         under_way = asyncio.Semaphore(len(self.stages) if self.schedule == "1f1b" else len(inputs))
 
         async def forward(part: Any, target: Any) -> Tensor:
+            """Return the loss of one micro-batch as its share of the whole."""
             share = loss(await self._forward(part, lanes), target)
             share = await share if inspect.isawaitable(share) else share
+            # Weighted by rows: the last micro-batch may be smaller, and the sum must be the mean of
+            # the batch.
             weighted: Tensor = share * (len(part) / rows)
             return weighted
 
-        # What x was made from is one graph for all micro-batches, so it is played back once.
+        # What x was made from is one graph for all micro-batches, and the first pass through it
+        # would free it for the others. So micro-batches end at x, and one pass carries their
+        # gradients on.
         in_front = isinstance(x, Tensor) and x.grad_fn is not None
         fronts: list[Tensor] = []  # their gradients are those that arrived at x
 
         async def there_and_back(part: Any, target: Any) -> float:
+            """Run one micro-batch forward and backward; for 1f1b."""
             async with under_way:
                 given = part.detach().requires_grad_() if in_front else part
                 share = await forward(given, target)
                 await ctx.backward(share)
                 gradient = ctx.take_gradient(given) if in_front else None
                 if gradient is not None:
+                    # A scalar whose gradient at x is the one that arrived: what `ctx.backward` can
+                    # start from.
                     fronts.append((part * np.conjugate(gradient.numpy())).sum())
                 return float(share)
 
@@ -105,16 +114,18 @@ class Pipeline:
                 await ctx.backward(*fronts)
         else:
             shares = await _all_or_none([forward(*pair) for pair in pairs])
+            # One pass from all losses: their graphs share the leaves, which are visited once.
             await ctx.backward(*shares)
             losses = [float(share) for share in shares]
         return float(sum(losses))
 
     def _lanes(self) -> list[asyncio.Lock]:
-        """One lock per stage and batch: micro-batches pass a stage in order, one at a time."""
+        """Return a lock per stage: micro-batches of a batch pass it in order, one at a time."""
         return [asyncio.Lock() for _ in self.stages]
 
     async def _forward(self, value: Any, lanes: list[asyncio.Lock]) -> Any:
         for stage, lane in zip(self.stages, lanes, strict=True):
+            # These locks are fair, so micro-batches keep their order from stage to stage.
             async with lane:
                 value = await rpc_async(
                     stage.owner(), _run_stage, args=(stage, value, self.recompute)
@@ -122,6 +133,7 @@ class Pipeline:
         return value
 
     def _split(self, batch: Any) -> list[Any]:
+        """Cut a batch into micro-batches of nearly equal size; views, not copies."""
         if isinstance(batch, Tensor):
             rows = batch.shape[0]
         else:
@@ -146,11 +158,14 @@ async def _all_or_none(work: list[Any]) -> list[Any]:
     except BaseException:
         for task in tasks:
             task.cancel()
+        # Wait for the cancelled ones: a call must not outlive the batch and record into its
+        # context.
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 
 
 def _module_of(stage: RemoteModule | RRef) -> RRef:
+    """Return the reference to a stage's module."""
     if isinstance(stage, RemoteModule):
         return stage.module_rref
     if isinstance(stage, RRef):
@@ -159,6 +174,7 @@ def _module_of(stage: RemoteModule | RRef) -> RRef:
 
 
 def _run_stage(stage: RRef, value: Any, recompute: bool) -> Any:
+    """Run a stage at its owner; with `recompute`, save its input instead of its graph."""
     module = stage.local_value()
     if not isinstance(module, Module):
         raise ValueError(f"a stage holds {type(module).__name__}, which is no nn.Module")

@@ -27,6 +27,8 @@ from aiograd.rref.rref import RRef, remote
 
 _TRAVELS = ("on", "module_rref")  # what of a RemoteModule is sent to other workers
 
+# What torch's RemoteModule refuses by name, with the same error class; anything else is an
+# AttributeError.
 _LOCAL_ONLY = (
     "add_module apply bfloat16 buffers children cpu cuda double extra_repr float get_buffer "
     "get_parameter get_submodule half load_state_dict modules named_buffers named_children "
@@ -47,6 +49,7 @@ class RemoteModule:
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.module_rref: RRef = remote(to, create_module, args=(cls, args, kwargs or {}))
+        # The name and not `to`, which may be a rank or a handle that does not travel.
         self.on = self.module_rref.owner_name()
 
     @classmethod
@@ -54,12 +57,14 @@ class RemoteModule:
         """Make another handle for a module that exists already; `to` must be its owner."""
         made = cls.__new__(cls)
         made.module_rref, made.on = module_rref, module_rref.owner_name()
+        # A WorkerInfo, or a name; a rank is not checked.
         name = getattr(to, "name", to)
         if isinstance(name, str) and name != made.on:
             raise ValueError(f"the module lives on {made.on}, not on {name}")
         return made
 
     def __await__(self) -> Generator[Any, None, RemoteModule]:
+        # `await m` waits until the module exists, and raises what its constructor raised.
         yield from self.module_rref.future().__await__()
         return self
 
@@ -72,6 +77,8 @@ class RemoteModule:
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the module's forward on its owner, and return the future of its result."""
+        # By a function of ours with the reference as an argument: the owner looks the module up,
+        # and gradients flow through the call as through any other.
         return rpc_async(self.on, run_forward, args=(self.module_rref, args, kwargs))
 
     async def remote_parameters(self, recurse: bool = True) -> list[RRef]:
@@ -82,6 +89,7 @@ class RemoteModule:
         return found
 
     def get_module_rref(self) -> RRef:
+        """Return the reference to the module itself; torch's name for `module_rref`."""
         return self.module_rref
 
     async def train(self, mode: bool = True) -> RemoteModule:
@@ -110,6 +118,7 @@ class RemoteModule:
     def __repr__(self) -> str:
         return f"<RemoteModule on {self.on}>"
 
+    # Only called for what is missing: the error says which methods exist on the owner alone.
     def __getattr__(self, name: str) -> NoReturn:
         if name in _LOCAL_ONLY:
             hint = "; use `await m.remote_parameters()`" if name == "parameters" else ""
@@ -128,6 +137,8 @@ def _rebuild(state: dict[str, Any]) -> RemoteModule:
 
 @expose
 def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
+    """Make the module at its owner; ValueError if the class makes anything else."""
+    # `expose` below opens this function to guests; the class it would call is a second question.
     if current_guest() is not None and not is_exposed(cls):
         raise _refusal(cls)
     module = cls(*args, **kwargs)
@@ -139,6 +150,7 @@ def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
 
 
 def _module(rref: RRef, method: str = "") -> Module:
+    """Return the module behind a reference, if the caller may use it."""
     module = rref.local_value()
     if not isinstance(module, Module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
@@ -148,25 +160,30 @@ def _module(rref: RRef, method: str = "") -> Module:
 
 
 def _refusal(cls: Any) -> NotAllowed:
+    """Make the error for a class that guests may not use here."""
     name = getattr(cls, "__name__", type(cls).__name__)
     return NotAllowed(f"the class {name} is not exposed here", current_agent().name)
 
 
 @expose
 def run_forward(rref: RRef, args: Any, kwargs: Any) -> Any:
+    """Run the module at its owner."""
     return _module(rref, "forward")(*args, **kwargs)
 
 
 @expose
 def list_parameters(rref: RRef, recurse: bool) -> list[RRef]:
+    """Return references to the parameters, at their owner."""
     return [RRef(parameter) for parameter in _module(rref).parameters(recurse)]
 
 
 @expose
 def set_training(rref: RRef, mode: bool) -> None:
+    """Set the mode at the owner."""
     _module(rref).train(mode)
 
 
+# Not exposed: a guest must not choose files on this machine.
 def _save(rref: RRef, path: str) -> None:
     files.save(path, _module(rref).state_dict())
 

@@ -44,8 +44,12 @@ class ShardedEmbeddingBag:
         if not 0 < len(on) <= num_embeddings:
             raise ValueError(f"{num_embeddings} rows cannot be spread over {len(on)} workers")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
+        # Independent streams from one generator: the same table for the same seed and number of
+        # shards.
         seeds = [None] * len(on) if generator is None else generator.spawn(len(on))
         sizes = [len(range(k, num_embeddings, len(on))) for k in range(len(on))]
+        # Shards only add up; means are taken here, over the bag as a whole. Sparse, so that a
+        # gradient has the size of what was used.
         same = {"mode": "sum", "sparse": True, "dtype": dtype}
         self.shards = [
             RemoteModule(
@@ -61,15 +65,18 @@ class ShardedEmbeddingBag:
         return self
 
     async def __call__(self, input: Any, offsets: Any = None) -> Tensor:
-        """Sums or means of rows: one per row of a matrix of ids, or per run from an offset."""
+        """Return sums or means: one per row of a matrix of ids, or per run from an offset."""
         ids, bags, count = _flat(np.asarray(input), offsets)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.num_embeddings:
             raise IndexError(f"ids must be between 0 and {self.num_embeddings - 1}")
         parts = []
         for number, shard in enumerate(self.shards):
             mine = ids % len(self.shards) == number
+            # Every shard gets every bag, with the ids that are its own, so that sums come back in
+            # one shape.
             starts = np.searchsorted(bags[mine], np.arange(count))
             parts.append(shard(ids[mine] // len(self.shards), starts))
+        # All shards at once: the calls were made above.
         total: Tensor = sum(await asyncio.gather(*parts))
         if self.mode == "mean":
             sizes = np.maximum(np.bincount(bags, minlength=count), 1)
@@ -95,6 +102,8 @@ class ShardedEmbeddingBag:
 
     def _files(self, folder: str | os.PathLike[str]) -> list[str]:
         count = len(self.shards)
+        # The number of shards is in the name: rows are dealt out by it, so other files would not
+        # fit.
         return [os.path.join(folder, f"shard{k}of{count}.npz") for k in range(count)]
 
     def __repr__(self) -> str:
@@ -103,7 +112,7 @@ class ShardedEmbeddingBag:
 
 
 def _flat(ids: Any, offsets: Any) -> tuple[Any, Any, int]:
-    """Ids one after another, the bag of each, and how many bags there are."""
+    """Return ids one after another, the bag of each, and the number of bags."""
     if ids.ndim == 2 and offsets is None:
         return ids.reshape(-1), np.repeat(np.arange(len(ids)), ids.shape[1]), len(ids)
     if ids.ndim != 1 or offsets is None:

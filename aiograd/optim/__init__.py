@@ -1,4 +1,18 @@
-"""Optimisers, learning rates over time, and limits on gradients."""
+"""Optimisers, learning rates over time, and limits on gradients.
+
+    settings       the settings that optimisers share, and their sensible values
+    optimizer      Optimizer: groups, state, the loop over parameters
+    sgd            SGD
+    adam           Adam, AdamW, Adamax
+    adaptive       Adagrad, RMSprop, Adadelta, Rprop
+    clip           limits on gradients
+    schedules      learning rates over time
+    owned          the owner's side of a distributed optimiser
+    distributed    DistributedOptimizer: parameters on many workers
+
+A new optimiser is one file with a subclass of `Optimizer`, and its name here. Only the last two
+know of workers (`rpc`, `rref`, `dist`); they are imported when asked for.
+"""
 
 from __future__ import annotations
 

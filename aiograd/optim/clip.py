@@ -25,7 +25,9 @@ def clip_grad_norm(
     """
     found = _gradients(params, grads)
     total = gradient_norm(found, norm_type)
+    # torch's constant, against a norm of zero.
     scale = max_norm / (total + 1e-6)
+    # Gradients within the limit are left untouched, to the last bit.
     if scale < 1:
         scale_gradients(found, scale)
     return total
@@ -43,11 +45,13 @@ def clip_grad_value(
 
 
 def gradient_norm(grads: Iterable[Tensor], norm_type: float = 2.0) -> float:
-    """The norm of all gradients taken as one vector."""
+    """Return the norm of all gradients taken as one vector."""
     sizes = [np.abs(_entries(grad)) for grad in grads]
+    # The largest entry; the general formula would raise to an infinite power.
     if math.isinf(norm_type):
         return max((float(size.max(initial=0.0)) for size in sizes), default=0.0)
     if norm_type == 2.0:
+        # Squares add up over gradients, and over owners (`owned.squared_norm`).
         return math.sqrt(sum(float(np.vdot(size, size)) for size in sizes))
     return float(sum(float((size**norm_type).sum()) for size in sizes) ** (1 / norm_type))
 
@@ -61,18 +65,23 @@ def scale_gradients(grads: Iterable[Tensor], scale: float) -> None:
 def _gradients(
     params: Tensor | Iterable[Tensor], grads: Mapping[Tensor, Tensor] | None
 ) -> list[Tensor]:
+    """Return the gradients of those parameters that have one."""
     listed = [params] if isinstance(params, Tensor) else list(params)
     found = [param.grad if grads is None else grads.get(param) for param in listed]
     return [grad for grad in found if grad is not None]
 
 
 def _entries(grad: Tensor) -> Any:
+    """Return the numbers of a gradient, of a sparse one those that are stored."""
+    # Coalesced, since a position stored in two parts is one number.
     return grad.data.coalesce().values if isinstance(grad.data, Coo) else grad.data
 
 
 def _replace(grad: Tensor, entries: Any) -> None:
+    """Put other numbers into a gradient, in place where it is dense."""
     if isinstance(grad.data, Coo):
         grad.data = grad.data.coalesce().with_values(entries)
     else:
         grad.data[...] = entries
+    # A graph made with create_graph may have saved it.
     grad._written()

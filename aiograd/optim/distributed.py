@@ -2,12 +2,12 @@
 
 Each owner gets a local optimiser for its own parameters (`owned.py`). A step is one call per owner,
 all at once; gradients are taken from the context, where they already are, and never touch `.grad`.
-Steps of several trainers on the same owner wait for each other, so each one is whole. Between a
+Steps of several trainers on the same owner run one after another, so each one is whole. Between a
 trainer's forward pass and its step others may have stepped: its gradients are then those of the
 values it saw, and `staleness` bounds how often that may have happened.
 
-Settings such as the learning rate are kept here, in `param_groups`, and those that were changed go
-along with each step. So schedulers work as on a local optimiser, without messages of their own.
+Settings such as the learning rate are kept here, in `param_groups`; the changed ones are sent with
+each step. So schedulers work as on a local optimiser, without messages of their own.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class DistributedOptimizer:
 
     With `staleness=n` a step is refused with `StaleGradients`, on all owners, if other contexts
     have stepped more than `n` times on one of its parameters since this context came to the owner;
-    the remedy is to compute the gradients anew in a new context. 0 gives what trainers would
-    reach that take turns, from forward to step; whoever is refused was overtaken, so somebody
-    always gets on. Without a bound no step is ever refused or waits for more than others' steps.
-    Give it to every optimiser of shared parameters: steps of one without it count as well, but
-    such a step may slip in between the look and the step of another.
+    the remedy is to compute the gradients anew in a new context. 0 gives the same result as
+    trainers that take turns, from forward to step. A trainer that is refused was overtaken by
+    another one, so one of them always makes progress. Without a bound no step is ever refused, or
+    waits for more than the steps of others. Give the bound to every optimiser of shared parameters:
+    steps of one without it count as well, but such a step may run between the check and the step of
+    another.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class DistributedOptimizer:
         if not owners:
             raise ValueError("the optimizer got an empty list of parameters")
         self.staleness = staleness
+        # Started here and awaited later, so that all owners work at once.
         self._making = {
             owner: rpc_async(owner, owned.make, args=(cls, rrefs, args, kwargs))
             for owner, rrefs in owners.items()
@@ -67,17 +69,21 @@ class DistributedOptimizer:
         self._locals: dict[str, RRef] | None = None  # owner → its local optimiser, once made
         self._groups: list[Group] = []
         self._first: list[Group] = []  # the same as the owners made them
-        self._changed: list[set[str]] = []  # what was ever different from that
+        # What was ever different from that. A setting that was changed back must be sent too:
+        # owners have the changed one.
+        self._changed: list[set[str]] = []
 
     def __await__(self) -> Generator[Any, None, DistributedOptimizer]:
         yield from self._made().__await__()
         return self
 
     async def _made(self) -> dict[str, RRef]:
+        """Wait until every owner has its local optimiser; return the references."""
         if self._locals is None:
             made = await _all(self._making)
-            if self._locals is None:  # nobody else was faster
+            if self._locals is None:  # another task may have been faster
                 self._locals = {owner: rref for owner, (rref, _) in made.items()}
+                # The same for all owners: they were given the same arguments.
                 self._first = next(iter(made.values()))[1]
                 self._groups = [dict(group) for group in self._first]
                 self._changed = [set() for _ in self._first]
@@ -93,7 +99,7 @@ class DistributedOptimizer:
         return self._groups
 
     def _settings(self) -> list[Group]:
-        """What the owners must be told: every setting that was changed here, now or ever."""
+        """Return what owners must know: every setting that was changed here, now or ever."""
         for group, first, changed in zip(self._groups, self._first, self._changed, strict=True):
             changed |= {key for key in group if key not in first or first[key] != group[key]}
         pairs = zip(self._groups, self._changed, strict=True)
@@ -117,7 +123,13 @@ class DistributedOptimizer:
         settings = self._settings()
         async with AsyncExitStack() as turns:
             if self.staleness is not None:
-                for owner in sorted(found):  # in one order, so that no two wait for each other
+                # A turn at every owner before a step at any, so that a step is refused everywhere
+                # or nowhere. Checking owner by owner while stepping would save a round trip, and
+                # leave parameters of which some have taken a step that others refused. All trainers
+                # ask in the order of names, so that no two wait for each other.
+                for owner in sorted(found):
+                    # A stream, because it ends with its trainer: the turn of one that died is
+                    # released.
                     turn = rpc_stream(owner, owned.take_turn, args=(found[owner], context_id))
                     turns.push_async_callback(turn.aclose)
                     behind = await anext(turn)
@@ -144,14 +156,15 @@ class DistributedOptimizer:
             group["lr"] = lr
 
     async def state_dict(self) -> dict[str, Any]:
-        """The state of the local optimisers, by owner."""
+        """Return the state of the local optimisers, by owner."""
         await self._made()
         found = await self._everywhere(owned.state_dict, self._settings())
         return {owner: owned.numbered(state) for owner, state in found.items()}
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the state back that `state_dict` gave, settings included."""
+        """Restore what `state_dict` gave, settings included."""
         found = await self._made()
+        # States are by owner, and name parameters by number: they only fit the same distribution.
         if set(state) != set(found):
             raise ValueError(f"the state is of owners {sorted(state)}, here are {sorted(found)}")
         await _all(
@@ -169,6 +182,7 @@ class DistributedOptimizer:
 
 async def _all(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
     """Wait for every owner; raise the first error, with a note for each other one."""
+    # All answers, also after an error, so that every failure is named and no call is left running.
     results = await asyncio.gather(*calls.values(), return_exceptions=True)
     failed = {
         owner: result

@@ -1,4 +1,4 @@
-"""What all optimisers share: parameter groups, state, and the walk over parameters in a step.
+"""What all optimisers share: parameter groups, state, and the loop over parameters in a step.
 
 A rule is one method, `update(param, grad, state, group)`, that changes the array `param` in place.
 Where the gradients come from is decided by the caller of `step`: `.grad` of the parameters, or a
@@ -31,10 +31,12 @@ class Optimizer:
     """
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
+        # A Tensor is iterable: each of its rows would be taken for a parameter.
         if isinstance(params, Tensor):
             raise TypeError("an optimizer takes several parameters; put the one into a list")
         self.defaults: Group = dict(defaults)
         self.param_groups: list[Group] = []
+        # Keyed by identity; made at a parameter's first step.
         self.state: dict[Tensor, State] = {}
         entries = list(params)
         if not entries:
@@ -51,6 +53,8 @@ class Optimizer:
         for param in params:
             if not isinstance(param, Tensor):
                 raise TypeError(f"an optimizer takes Tensors, not {type(param).__name__}")
+            # A step would write to the array of a result, which the next forward pass computes
+            # anew.
             if not param.is_leaf:
                 raise ValueError("only leaf tensors can be optimised; use detach() or no_grad()")
             if id(param) in known:
@@ -76,6 +80,7 @@ class Optimizer:
         """
         result = None
         if grads is not None and not isinstance(grads, Mapping):
+            # A closure computes the loss anew, also where the caller is in `no_grad()`.
             with enable_grad():
                 result = grads()
             grads = None
@@ -89,7 +94,7 @@ class Optimizer:
     def step_with(self, grads: Gradients) -> Any:
         """Step with these gradients, also where a subclass has a `step()` of its own.
 
-        Such a step reads `.grad`, so it finds them there, and what was there comes back afterwards.
+        Such a step reads `.grad`, so it finds them there; what was there is put back afterwards.
         """
         if type(self).step is Optimizer.step:
             return self.step(grads)
@@ -104,8 +109,10 @@ class Optimizer:
                 param.grad = grad
 
     def _apply(self, param: Tensor, grad: Any, group: Group) -> None:
+        """Hand one parameter and its gradient to the rule, in the form it can write to."""
         state = self.state.setdefault(param, {})
         if group.get("maximize"):
+            # A new array: the gradient itself belongs to the context or to `.grad`.
             grad = -grad
         if isinstance(grad, Coo):
             if not param.is_sparse and self.update_rows(param.data, grad.coalesce(), state, group):
@@ -115,7 +122,9 @@ class Optimizer:
         if param.is_sparse:
             raise TypeError("a sparse parameter cannot be optimised; use its values instead")
         array = param.data
-        if not array.ndim:  # rules write to results, which numpy would make scalars
+        if not array.ndim:
+            # What numpy computes from an array without axes is a scalar, which rules cannot write
+            # to. As a row of one it is an ordinary array over the same memory.
             array, grad = array.reshape(1), np.reshape(grad, 1)
         if grad.dtype.kind == "c":
             _update_complex(self, array, grad, state, group)
@@ -135,10 +144,13 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters, which are numbered in the order they were given."""
+        # Numbers, as tensors have no names; the order of the groups is the same when it is loaded.
         numbers = {id(p): i for i, p in enumerate(self._params())}
         return {
             "state": {
-                numbers[id(param)]: copy.deepcopy(state) for param, state in self.state.items()
+                # Copied, since steps change the arrays in place.
+                numbers[id(param)]: copy.deepcopy(state)
+                for param, state in self.state.items()
             },
             "param_groups": [
                 {**group, "params": [numbers[id(p)] for p in group["params"]]}
@@ -156,6 +168,7 @@ class Optimizer:
             params[number]: copy.deepcopy(state) for number, state in state_dict["state"].items()
         }
         for mine, saved in zip(self.param_groups, groups, strict=True):
+            # Settings are overwritten, parameters stay: the saved ones are only numbers.
             mine.update({**copy.deepcopy(saved), "params": mine["params"]})
 
     def _params(self) -> list[Tensor]:
@@ -172,6 +185,7 @@ class Optimizer:
 def _update_complex(rule: Optimizer, param: Any, grad: Any, state: State, group: Group) -> None:
     """Real and imaginary parts are optimised as two numbers each."""
     real = np.zeros(0, param.dtype).real.dtype
+    # A view as twice as many real numbers needs contiguous memory; else work in a copy.
     work = np.asarray(param, order="C")
     rule.update(
         work.reshape(-1).view(real),
@@ -184,13 +198,14 @@ def _update_complex(rule: Optimizer, param: Any, grad: Any, state: State, group:
 
 
 def decayed(grad: Any, param: Any, group: Group) -> Any:
-    """The gradient with that of `weight_decay / 2 · param²` added."""
+    """Return the gradient with that of `weight_decay / 2 · param²` added."""
     decay = group["weight_decay"]
     return grad + decay * param if decay else grad
 
 
 def lerp(average: Any, new: Any, weight: float) -> None:
     """Move a running average towards a new value, in place."""
+    # average += weight * (new - average), with one array instead of three.
     step = new - average
     step *= weight
     average += step
@@ -198,6 +213,7 @@ def lerp(average: Any, new: Any, weight: float) -> None:
 
 def average_square(average: Any, grad: Any, keep: float) -> None:
     """Update a running average of squares, in place."""
+    # In place throughout: squares of all parameters would else be allocated anew in every step.
     average *= keep
     square = grad * grad
     square *= 1 - keep

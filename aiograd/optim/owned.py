@@ -1,9 +1,9 @@
 """The owner's side of a distributed optimiser: steps in turn, and how old their gradients are.
 
-A context saw a parameter as it was when the context came to its owner, or later. What others have
-stepped since then it may not have seen; their number is how far its gradients are behind. A
-trainer with a bound on that takes a turn at every owner before it steps at any: so it is refused
-everywhere or nowhere, and nobody else who takes turns steps in between.
+A context saw a parameter as it was when the context came to its owner, or later. It may not have
+seen the steps of others since then; their number is how far its gradients are behind. A trainer
+with a bound on that takes a turn at every owner before it steps at any: so it is refused everywhere
+or nowhere, and no other trainer that takes turns steps in between.
 
 A guest (see `Options.mode`) may have optimisers of exposed classes, of the parameters to which it
 holds references, and use gradients of contexts that it takes part in.
@@ -33,42 +33,50 @@ from aiograd.rref.rref import RRef
 
 
 class History:
-    """Who changed which parameter when, for as long as a context lives that may not know."""
+    """Which context changed which parameter when, as long as a context lives that may not know."""
 
     def __init__(self) -> None:
-        # By the id of a parameter: the number of each step that changed it, and its context.
+        # By the id of a parameter: the number of each step that changed it, and its context. By id,
+        # so that the history keeps no parameter alive; the entry goes with the parameter.
         self._steps: dict[int, deque[tuple[int, int]]] = {}
 
     def add(self, params: Iterable[Tensor], step: int, context_id: int, oldest: int) -> None:
-        """Note a step; those up to `oldest` were seen by every context there is."""
+        """Note a step; those up to `oldest` were seen by every live context and are dropped."""
         for param in params:
             known = self._steps.get(id(param))
             if known is None:
                 known = self._steps[id(param)] = deque()
+                # An id may be used again by another tensor; its history must not be found then.
                 weakref.finalize(param, self._steps.pop, id(param), None).atexit = False
             while known and known[0][0] <= oldest:
                 known.popleft()
             known.append((step, context_id))
 
     def behind(self, params: Iterable[Tensor], since: int, context_id: int) -> int:
-        """How often others have changed the most changed of these parameters."""
+        """Return how often other contexts have changed the most changed of these parameters."""
         return max((self._count(param, since, context_id) for param in params), default=0)
 
     def _count(self, param: Tensor, since: int, context_id: int) -> int:
         known = self._steps.get(id(param), ())
-        return sum(step > since and who != context_id for step, who in known)
+        return sum(step > since and context != context_id for step, context in known)
 
 
 class Steps:
     """One per worker: steps on its parameters are done one after another."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # held while parameters change, in whatever thread
-        self.turn = asyncio.Lock()  # held by the trainer whose bound was checked
+        # Held while parameters change. A thread's lock: steps are plain functions, which run in the
+        # worker's threads.
+        self.lock = threading.Lock()
+        # Held by the trainer whose bound was checked, from the check to its step. A second lock,
+        # because it is held across messages, and trainers without a bound do not wait for it.
+        self.turn = asyncio.Lock()
         self.history = History()
 
 
 def _steps() -> Steps:
+    """Return the one `Steps` of this worker."""
+    # Per worker, not per process: several may share one.
     found: Steps = current_agent().parts.setdefault(Steps, Steps())
     return found
 
@@ -77,14 +85,14 @@ def _steps() -> Steps:
 def make(
     cls: type[Optimizer], params: list[RRef], args: Any, kwargs: Any
 ) -> tuple[RRef, list[Group]]:
-    """Make the local optimiser; a reference to it, and the settings it starts with."""
+    """Make the local optimiser; return a reference to it, and the settings it starts with."""
     _check_guest(cls)
     local = cls([param.local_value() for param in params], *args, **kwargs)
     return RRef(local), settings_of(local.param_groups)
 
 
 def _check_guest(cls: Any) -> None:
-    """NotAllowed if the caller is a guest, and guests may not have optimisers of this class."""
+    """Raise NotAllowed if the caller is a guest and the class is not exposed to guests."""
     if current_guest() is None:
         return
     if not (isinstance(cls, type) and issubclass(cls, Optimizer) and is_exposed(cls)):
@@ -93,14 +101,14 @@ def _check_guest(cls: Any) -> None:
 
 
 def _local(optimizer: RRef) -> Optimizer:
-    """The optimiser that the caller means, if it may use it."""
+    """Return the optimiser that the caller means, if it may use it."""
     local: Optimizer = optimizer.local_value()
     _check_guest(type(local))
     return local
 
 
 def _context(context_id: int) -> Context:
-    """The context that the caller means, if it takes part in it."""
+    """Return the context that the caller means, if it takes part in it."""
     guest = current_guest()
     if guest is not None:
         current_agent().parts[Contexts].partners.takes_part(guest, context_id)
@@ -108,6 +116,7 @@ def _context(context_id: int) -> Context:
 
 
 def settings_of(groups: Iterable[Group]) -> list[Group]:
+    """Return parameter groups without the parameters, which stay here."""
     return [{key: value for key, value in g.items() if key != "params"} for g in groups]
 
 
@@ -117,6 +126,7 @@ def _use(local: Optimizer, settings: list[Group]) -> None:
 
 
 def _own_gradients(local: Optimizer, context: Context) -> dict[Tensor, Tensor]:
+    """Return the gradients of the optimiser's parameters in the context."""
     gradients = context.gradients
     params = (param for group in local.param_groups for param in group["params"])
     return {param: gradients[param] for param in params if param in gradients}
@@ -124,14 +134,17 @@ def _own_gradients(local: Optimizer, context: Context) -> dict[Tensor, Tensor]:
 
 @expose
 async def take_turn(optimizer: RRef, context_id: int) -> AsyncIterator[int]:
-    """A stream of one item: it is the caller's turn until it closes the stream, and so far behind
-    are its gradients."""
+    """Yield one item, how far the caller's gradients are behind, and hold the turn.
+
+    It is the caller's turn until it closes the stream.
+    """
     steps = _steps()
     async with steps.turn:
         context = _context(context_id)
         params = _own_gradients(_local(optimizer), context)
         yield steps.history.behind(params, context.since, context_id)
-        # A guest must not keep others from their turns.
+        # A guest must not hold the turn for longer than a call may take. A member is trusted to end
+        # it, and its death ends the stream.
         patience = math.inf if current_guest() is None else current_agent().options.timeout
         async with asyncio.timeout(None if patience == math.inf else patience):
             await asyncio.Event().wait()
@@ -145,27 +158,33 @@ def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
     with steps.lock:
         _use(local, settings)
         for param in changing:
-            param.renew()  # graphs and messages of other trainers keep what they saw
+            # Graphs and messages of other trainers keep the array they saw.
+            param.renew()
         local.step_with(context.gradients)
+        # Numbered while the lock is held, so that numbers rise in the order of the steps.
         number, oldest = context.home.count_step()
         steps.history.add(changing, number, context_id, oldest)
 
 
 @expose
 def squared_norm(optimizer: RRef, context_id: int) -> float:
+    """Return the squared norm of the gradients here; squares of owners add up."""
     own = _own_gradients(_local(optimizer), _context(context_id))
     return gradient_norm(own.values()) ** 2
 
 
 @expose
 def scale(optimizer: RRef, context_id: int, factor: float) -> None:
+    """Multiply the gradients here by a factor, in the context."""
     context = _context(context_id)
     for param, gradient in _own_gradients(_local(optimizer), context).items():
+        # A new tensor: the old one may have been read and kept.
         context.replace_gradient(param, gradient * factor)
 
 
 @expose
 def state_dict(optimizer: RRef, settings: list[Group]) -> Any:
+    """Return the local optimiser's state, with the caller's settings."""
     local = _local(optimizer)
     with _steps().lock:
         _use(local, settings)
@@ -174,16 +193,20 @@ def state_dict(optimizer: RRef, settings: list[Group]) -> Any:
 
 @expose
 def load_state_dict(optimizer: RRef, state: Any) -> None:
+    """Restore the local optimiser's state."""
     local = _local(optimizer)
     with _steps().lock:
         local.load_state_dict(numbered(state))
 
 
 def listed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as it travels to everybody: a dict whose keys are no text would not."""
+    """Return a state in a form that every peer accepts.
+
+    Peers that exchange plain data only take no dict whose keys are not text.
+    """
     return {**state, "state": list(state["state"].items())}
 
 
 def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as it was before `listed`."""
+    """Return a state as it was before `listed`."""
     return {**state, "state": dict(state["state"])}

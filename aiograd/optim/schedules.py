@@ -1,6 +1,8 @@
 """Learning rates over time: a schedule is a formula of the epoch, applied after each `step()`.
 
-The optimiser may be local or a `DistributedOptimizer`, whose next step tells its owners.
+The rate is computed from the epoch and the initial rate, not from the last rate: rounding does not
+add up, and a schedule can start anywhere. The optimiser may be local or a `DistributedOptimizer`,
+whose next step takes the rate to its owners.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ class Optimizer(Protocol):
     """Anything with settings in groups: an optimiser here, or one over many workers."""
 
     @property
-    def param_groups(self) -> list[Group]: ...
+    def param_groups(self) -> list[Group]:
+        """The settings of each group, to be changed in place."""
 
 
 class Scheduler:
@@ -27,16 +30,18 @@ class Scheduler:
         self.optimizer = optimizer
         self.last_epoch = 0
         for group in optimizer.param_groups:
+            # In the group, as in torch: it is saved with the optimiser, and a second schedule
+            # starts from it too.
             group.setdefault("initial_lr", group["lr"])
         self.base_lrs = [float(group["initial_lr"]) for group in optimizer.param_groups]
         self._set()
 
     def rate(self, initial: float, epoch: int) -> float:
-        """The learning rate at an epoch, for a group that started with `initial`."""
+        """Return the learning rate at an epoch, for a group that started with `initial`."""
         raise NotImplementedError(f"{type(self).__name__} needs a rate()")
 
     def rates(self) -> list[float]:
-        """The learning rate of every group now."""
+        """Return the learning rate of every group now."""
         return [self.rate(initial, self.last_epoch) for initial in self.base_lrs]
 
     def step(self) -> None:
@@ -49,19 +54,21 @@ class Scheduler:
             group["lr"] = rate
 
     def get_last_lr(self) -> list[float]:
-        """The learning rates in use, one per group."""
+        """Return the learning rates in use, one per group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to continue, without the optimizer and without functions."""
+        """Return what is needed to continue, without the optimiser and without functions."""
         return {
             key: value
             for key, value in vars(self).items()
+            # Private attributes hold functions (`LambdaLR`), which do not belong in a file.
             if key != "optimizer" and not key.startswith("_")
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
+        # The rate is set at once: the optimiser's own state may be older or newer.
         vars(self).update(state_dict)
         self._set()
 
@@ -70,10 +77,12 @@ class StepLR(Scheduler):
     """Multiply by `gamma` every `step_size` epochs."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        # Before the constructor of the base, which sets the first rate.
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer)
 
     def rate(self, initial: float, epoch: int) -> float:
+        """gamma ** (epochs // step_size) times the initial rate."""
         return float(initial * self.gamma ** (epoch // self.step_size))
 
 
@@ -81,10 +90,12 @@ class MultiStepLR(Scheduler):
     """Multiply by `gamma` at each of the milestones."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
+        # Sorted for the bisection; users may give them in any order.
         self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer)
 
     def rate(self, initial: float, epoch: int) -> float:
+        """The initial rate times gamma for each milestone passed."""
         return float(initial * self.gamma ** bisect_right(self.milestones, epoch))
 
 
@@ -96,6 +107,7 @@ class ExponentialLR(Scheduler):
         super().__init__(optimizer)
 
     def rate(self, initial: float, epoch: int) -> float:
+        """gamma ** epoch times the initial rate."""
         return float(initial * self.gamma**epoch)
 
 
@@ -107,6 +119,7 @@ class CosineAnnealingLR(Scheduler):
         super().__init__(optimizer)
 
     def rate(self, initial: float, epoch: int) -> float:
+        """Between the initial rate and `eta_min`; goes up again behind `T_max`."""
         wave = (1 + math.cos(math.pi * epoch / self.t_max)) / 2
         return self.eta_min + (initial - self.eta_min) * wave
 
@@ -126,6 +139,8 @@ class LinearLR(Scheduler):
         super().__init__(optimizer)
 
     def rate(self, initial: float, epoch: int) -> float:
+        """Between the two factors, and at the second one afterwards."""
+        # Stays at the second factor once it is reached.
         done = min(epoch, self.total_iters) / self.total_iters
         return initial * (self.start_factor + (self.end_factor - self.start_factor) * done)
 
@@ -139,16 +154,19 @@ class LambdaLR(Scheduler):
         lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
     ) -> None:
         count = len(optimizer.param_groups)
+        # Private, and so not part of the state: functions cannot be saved.
         self._functions = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self._functions) != count:
             raise ValueError(f"{len(self._functions)} functions for {count} parameter groups")
         super().__init__(optimizer)
 
     def rates(self) -> list[float]:
+        """Each group by its own function."""
         pairs = zip(self.base_lrs, self._functions, strict=True)
         return [initial * function(self.last_epoch) for initial, function in pairs]
 
 
+# No Scheduler: it depends on measurements, not on the epoch.
 class ReduceLROnPlateau:
     """Lower the rate when a measured value has not improved for `patience` epochs."""
 
@@ -176,13 +194,14 @@ class ReduceLROnPlateau:
         self.bad_epochs = self.resting = self.last_epoch = 0
 
     def step(self, metric: Any) -> None:
-        """Tell the value of this epoch."""
+        """Take the value of this epoch, and lower the rate if it has not improved for long."""
         value = float(metric)
         self.last_epoch += 1
         if self._better(value):
             self.best, self.bad_epochs = value, 0
         else:
             self.bad_epochs += 1
+        # After a reduction nothing counts for `cooldown` epochs: the value needs time to follow.
         if self.resting > 0:
             self.resting -= 1
             self.bad_epochs = 0
@@ -191,6 +210,7 @@ class ReduceLROnPlateau:
             self.resting, self.bad_epochs = self.cooldown, 0
 
     def _better(self, value: float) -> bool:
+        # The first value is better than none; a margin relative to infinity would be nan.
         if math.isinf(self.best):
             return True
         margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
@@ -202,15 +222,16 @@ class ReduceLROnPlateau:
         for group in self.optimizer.param_groups:
             old = float(group["lr"])
             new = max(old * self.factor, self.min_lr)
+            # torch's guard: below this a lower rate changes nothing.
             if old - new > self.eps:
                 group["lr"] = new
 
     def get_last_lr(self) -> list[float]:
-        """The learning rates in use, one per group."""
+        """Return the learning rates in use, one per group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to continue, without the optimizer."""
+        """Return what is needed to continue, without the optimiser."""
         return {key: value for key, value in vars(self).items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

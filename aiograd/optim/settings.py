@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# What `locals()` holds besides the settings.
 _OTHERS = ("self", "params", "__class__")
 
 
@@ -27,12 +28,13 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
 
 
 def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an optimiser's constructor, its `locals()`, as settings.
+    """Return the arguments of an optimiser's constructor, its `locals()`, as settings.
 
-    A ValueError names the one that makes no sense.
+    Raises ValueError, with the name of the setting, for a value that makes no sense.
     """
     settings = {name: value for name, value in arguments.items() if name not in _OTHERS}
     for name, value in settings.items():
+        # nan fails every comparison, so it is refused as well.
         if name in _SENSIBLE and not _SENSIBLE[name](value):
             raise ValueError(f"invalid {name}: {value}")
     return settings

@@ -9,7 +9,7 @@ from aiograd.viz.svg import LINE, PALETTE, page, text
 
 WIDTH, HEIGHT = 560.0, 240.0
 LEFT, TOP, RIGHT, BOTTOM = 62.0, 14.0, 150.0, 42.0
-TICKS = 4  # at least so many steps along an axis
+TICKS = 4  # the least number of steps along an axis
 
 Points = list[tuple[float, float]]
 Numbers = Sequence[float] | tuple[Sequence[float], Sequence[float]]
@@ -33,6 +33,7 @@ class Chart:
         upward = _ticks([y for _, y in points])
 
         def place(x: float, y: float) -> tuple[float, float]:
+            """Return where a point lies in the picture; y points down in SVG."""
             right = (x - across[0]) / (across[-1] - across[0])
             up = (y - upward[0]) / (upward[-1] - upward[0])
             return LEFT + WIDTH * right, TOP + HEIGHT * (1 - up)
@@ -46,9 +47,11 @@ class Chart:
         )
         colours = {
             name: PALETTE[number % len(PALETTE)][1]
+            # By name: a line and dots of one name share a colour and an entry of the legend.
             for number, name in enumerate(dict.fromkeys([*self.lines, *self.dots]))
         }
         for name, line in self.lines.items():
+            # A tenth of a unit is less than a pixel; more digits only make the file larger.
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
             parts.append(
                 f"<polyline points='{path}' fill='none' stroke='{colours[name]}' stroke-width='2' "
@@ -87,28 +90,34 @@ def chart(
 
 
 def _points(numbers: Numbers) -> Points:
+    """Return pairs, with the index as x where none is given."""
     if isinstance(numbers, tuple):
         xs, ys = numbers
     else:
         xs, ys = range(len(numbers)), numbers
     pairs = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
+    # A loss that has become nan must not make the whole picture empty.
     return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
 
 def _ticks(values: Iterable[float]) -> list[float]:
     """Round numbers, at equal distances, that enclose all values."""
+    # An empty chart still has axes.
     found = list(values) or [0.0, 1.0]
     low, high = min(found), max(found)
+    # A constant gets an axis around it.
     if low == high:
         low, high = low - 0.5, high + 0.5
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
+    # 1, 2 or 5 times a power of ten; the slack is for steps that are exact but for rounding.
     step = max(s * power for s in (1, 2, 5) if s * power <= rough * (1 + 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * number for number in range(first, last + 1)]
 
 
 def _grid(places: list[float], values: list[float], sideways: bool) -> list[str]:
+    """Draw lines and labels of one axis."""
     parts = []
     for place, value in zip(places, values, strict=True):
         if sideways:

@@ -1,4 +1,4 @@
-"""Timeline: who did what when, one lane per worker, as SVG."""
+"""Timeline: what each worker did when, one lane per worker, as SVG."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Timeline:
     """A picture of spans; those of one worker that overlap stand below each other."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
+        # By their start, on which `rows` relies.
         self.spans = sorted(spans, key=lambda span: (span.start, span.end))
         for span in self.spans:
             if span.end < span.start:
@@ -35,6 +36,8 @@ class Timeline:
         lanes: dict[str, list[list[Span]]] = {}
         for span in self.spans:
             lines = lanes.setdefault(span.worker, [])
+            # The first row with room: spans are sorted by their start, so that this takes the
+            # fewest rows possible.
             for line in lines:
                 if line[-1].end <= span.start:
                     line.append(span)
@@ -48,6 +51,7 @@ class Timeline:
         """The picture as SVG, legible on light and dark backgrounds."""
         begin = min((span.start for span in self.spans), default=0.0)
         finish = max((span.end for span in self.spans), default=begin)
+        # A single moment has no length.
         scale = WIDTH / ((finish - begin) or 1.0)
         y, parts = 10.0, []
         for number, (worker, lines) in enumerate(self.rows().items()):
@@ -73,17 +77,20 @@ class Timeline:
 
 
 def timeline(spans: Iterable[Span]) -> Timeline:
-    """Draw who did what when."""
+    """Draw what each worker did when."""
     return Timeline(spans)
 
 
 def _bar(span: Span, begin: float, scale: float, top: float, fill: str, border: str) -> str:
+    """Draw one span; its name shows in full when the pointer rests on it."""
+    # At least a thin line: a short span must be seen too.
     left, width = LABEL + (span.start - begin) * scale, max(1.5, (span.end - span.start) * scale)
     drawn = (
         f"<g><title>{escape(f'{span.name}: {_duration(span.end - span.start)}')}</title>"
         f"<rect x='{left:.1f}' y='{top:.1f}' width='{width:.1f}' height='{BAR:g}' rx='4' "
         f"fill='{fill}' stroke='{border}'/>"
     )
+    # About six units per letter; a name that is cut to one letter says nothing.
     room = int((width - 8) / 6)
     if room >= 2:
         name = span.name if len(span.name) <= room else span.name[: room - 1] + "…"
@@ -92,6 +99,7 @@ def _bar(span: Span, begin: float, scale: float, top: float, fill: str, border: 
 
 
 def _axis(length: float, y: float) -> list[str]:
+    """Draw the axis, from the first start to the last end."""
     parts = [f"<line x1='{LABEL:g}' y1='{y:g}' x2='{LABEL + WIDTH:g}' y2='{y:g}' stroke='{LINE}'/>"]
     for tick in range(5):
         x = LABEL + WIDTH * tick / 4
@@ -100,6 +108,7 @@ def _axis(length: float, y: float) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
+    """Return a duration in a unit that fits."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import aiograd.autograd as ag
+from aiograd.autograd.backward import entries
 from aiograd.errors import GradError
 
 
@@ -79,6 +80,28 @@ def test_one_element_of_any_shape_is_a_scalar():
     x = leaf(2.0)
     (x * x).backward()
     assert x.grad.tolist() == [4.0]
+
+
+def test_a_leaf_is_its_own_root_only_where_that_is_allowed():
+    x = leaf(2.0)
+    ((node, gradient),) = entries(x)
+    assert node is x.accumulator()
+    assert gradient.tolist() == [1.0]
+    for roots in (x, [x]):
+        with pytest.raises(GradError) as caught:
+            entries(roots, allow_leaf=False)
+        assert caught.value.reason == "no_grad_fn"
+    with pytest.raises(GradError) as caught:
+        entries(leaf(), allow_leaf=False)
+    assert caught.value.reason == "not_scalar"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_root_starts_with_an_array_of_its_shape_and_dtype(shape: tuple[int, ...]):
+    x = ag.ones(*shape, dtype=np.float32, requires_grad=True)
+    ((_, gradient),) = entries(x * x)
+    assert type(gradient) is np.ndarray
+    assert (gradient.shape, gradient.dtype) == (shape, np.float32)
 
 
 # ── derivatives ─────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,8 @@
-"""Every operation against small differences, first and second order, and in single precision."""
+"""Every operation of every table in `ops/` against small differences, first and second order.
+
+One sample list for all tables (`samples.py`), and a test that no operation is missing from it. What
+is special to one table is tested beside it, in `tests/autograd/ops/`.
+"""
 
 from __future__ import annotations
 

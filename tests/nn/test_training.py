@@ -1,4 +1,4 @@
-"""Small models really learn."""
+"""Small models really learn: layers, losses and optimisers together."""
 
 from __future__ import annotations
 

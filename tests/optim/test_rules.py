@@ -1,4 +1,7 @@
-"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live)."""
+"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live).
+
+One table for the rules of `sgd.py`, `adam.py` and `adaptive.py`, and their settings.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,24 @@
 """Every operation of the library, collected by name from the tables beside this file.
 
-`NAMES` is what a user finds as `ag.<name>`: numpy's names with all their aliases (`abs`, `absolute`),
-and torch's. `linalg` and `fft` are namespaces like numpy's. Importing this package is what gives
-Tensor its operators and methods.
+    zero_stride          products of arrays with strides of zero
+    table                declares operations and enters them: by name, in numpy, on Tensor
+    elementwise          arithmetic and functions, element by element
+    shape                axes moved, merged, added
+    index                picking elements out, sorting, repeating
+    reduce               sums, extremes, products along axes
+    join                 several arrays into one, and one into several
+    products             matmul, einsum and other products
+    statistics           means, quantiles, covariances, made of the above
+    linalg               inverses, decompositions, norms
+    fft                  Fourier transforms
+    neural               activations, normalisation, losses
+    convolution          convolution and pooling
+    embedding            rows of a table by number
+    nondifferentiable    comparisons, positions, truth values
+
+Tables import `table` and those above them. Importing this package is what gives Tensor its
+operators and methods. `NAMES` is what a user finds as `ag.<name>`: numpy's names with all their
+aliases (`abs`, `absolute`), and torch's. `linalg` and `fft` are namespaces like numpy's.
 """
 
 from __future__ import annotations
@@ -30,21 +46,24 @@ from aiograd.autograd.ops import (  # noqa: F401
 )
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
-from aiograd.autograd.ops.operators import as_method
-from aiograd.autograd.ops.table import ALIASES, NUMPY
+from aiograd.autograd.ops.table import ALIASES, NUMPY, as_method
 from aiograd.autograd.tensor import Tensor
 
 
 def _namespace(module: Any) -> SimpleNamespace:
     """Our counterpart of `np.linalg` or `np.fft`: what it has and we have."""
+    # By numpy's own list of names, so that the namespaces cannot differ from it; `test` runs
+    # numpy's tests.
     found = {name: NUMPY.get(getattr(module, name)) for name in module.__all__ if name != "test"}
     return SimpleNamespace(**{name: op for name, op in found.items() if op is not None})
 
 
 def _names() -> dict[str, Callable[..., Any]]:
     spectral = vars(_namespace(np.fft))
+    # `ag.fft` is the namespace; its functions are not found beside it.
     names = {name: op for name, op in OPS.items() if name not in spectral}
-    for name, function in vars(np).items():  # not dir(np): asking for some loads whole packages
+    # Not `dir(np)`: asking for some of those attributes loads whole packages.
+    for name, function in vars(np).items():
         if callable(function) and not isinstance(function, type) and function in NUMPY:
             names[name] = NUMPY[function]
     return names | {name: OPS[own] for name, own in ALIASES.items()}

@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 
 def pair(value: Any, what: str) -> Pair:
-    """`3` means `(3, 3)`."""
+    """Return `(3, 3)` for `3`; raise ValueError for anything but one number or two."""
     both = (value, value) if isinstance(value, int | np.integer) else tuple(value)
     if len(both) != 2:
         raise ValueError(f"{what} is one number or two, not {value!r}")
@@ -30,33 +30,37 @@ def pair(value: Any, what: str) -> Pair:
 
 
 def _windows_shape(image: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Pair:
-    """How many positions the kernel has in an image, along each of its axes."""
+    """Return how many positions the kernel has in an image, along each of its axes."""
     oh = (image[0] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
     ow = (image[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
     return oh, ow
 
 
 def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
-    """(n, c, kh, kw, oh, ow): every position of the kernel, without copying."""
+    """Return (n, c, kh, kw, oh, ow): every position of the kernel, without copying."""
     (n, c, *image), (kh, kw) = a.shape, kernel
     oh, ow = _windows_shape(image, kernel, stride, dilation)
     if oh <= 0 or ow <= 0:
         raise ValueError(f"a kernel of {kernel} does not fit into an image of {tuple(image)}")
     sn, sc, sh, sw = a.strides
+    # The image axes last: the product over windows has to copy this view, and rows of the image are
+    # then copied as whole runs.
     steps = (sn, sc, sh * dilation[0], sw * dilation[1], sh * stride[0], sw * stride[1])
+    # Read-only: windows overlap, and a write to one would change others.
     return as_strided(a, (n, c, kh, kw, oh, ow), steps, writeable=False)
 
 
 def _add_windows(values: Any, shape: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
-    """Add windows up at their places in an image of `shape`: the reverse of taking them."""
+    """Add windows up at their positions in an image of `shape`: the adjoint of taking them."""
     total = np.zeros(shape, values.dtype)
+    # A step per element of the kernel, nine for 3 × 3, each over all windows of all images.
     for i, j, place in _places(values.shape[4:], kernel, stride, dilation):
         total[place] += values[:, :, i, j]
     return total
 
 
 def _places(out: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Iterator[tuple[Any, ...]]:
-    """For every element (i, j) of the kernel: where in the image it lies, in all windows at once."""
+    """Yield for every element (i, j) of the kernel its positions in the image, in all windows."""
     for i, j in np.ndindex(*kernel):
         top, left = i * dilation[0], j * dilation[1]
         rows = slice(top, top + stride[0] * (out[0] - 1) + 1, stride[0])
@@ -84,13 +88,14 @@ _added: Op = op(
 
 
 def _columns(a: Any, kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> Any:
-    """(n, groups, c/groups·kh·kw, oh·ow): every window as a column."""
+    """Return (n, groups, c/groups·kh·kw, oh·ow): every window as a column."""
     view = windows.of(a, kernel=kernel, stride=stride, dilation=dilation)
     n, c, kh, kw, oh, ow = view.shape
     return view.reshape(n, groups, (c // groups) * kh * kw, oh * ow)
 
 
 def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> Any:
+    """One matrix product per image and group, by BLAS."""
     n, out, (kh, kw) = a.shape[0], w.shape[0], w.shape[2:]
     oh, ow = _windows_shape(a.shape[2:], (kh, kw), stride, dilation)
     kernels = w.reshape(groups, out // groups, -1)
@@ -99,6 +104,7 @@ def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> 
 
 
 def _grouped(g: Any, groups: int) -> Any:
+    """Return the gradient as a matrix per image and group."""
     n, out, oh, ow = g.shape
     return g.reshape(n, groups, out // groups, oh * ow)
 
@@ -106,6 +112,7 @@ def _grouped(g: Any, groups: int) -> Any:
 def _conv_input(
     g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
 ) -> Any:
+    """The transposed kernel times the gradient gives windows, which are added up."""
     n, c = a.shape[:2]
     out, _, kh, kw = w.shape
     kernels = w.reshape(groups, out // groups, -1)
@@ -117,6 +124,8 @@ def _conv_input(
 def _conv_kernel(
     g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
 ) -> Any:
+    """The gradient times the windows, summed over the images."""
+    # Made again from the image: kh·kw times its memory would be too much to save.
     columns = _columns(a, w.shape[2:], stride, dilation, groups)
     total = np.matmul(_grouped(g, groups), np.swapaxes(conj(columns), -1, -2))
     return total.sum(axis=0).reshape(w.shape)
@@ -137,9 +146,11 @@ def conv2d(
 ) -> Any:
     """Slide kernels over images."""
     a, w = as_tensor(input), as_tensor(weight)
+    # One image without a batch, as in torch.
     if a.ndim == 3:
         lone = conv2d(a[None], w, bias, stride, padding, dilation, groups)
         return lone[0]
+    # Checked before anything is padded: as_strided reads whatever memory it is told to.
     if a.ndim != 4 or w.ndim != 4 or a.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ValueError(f"kernels {w.shape} in {groups} groups do not fit images {a.shape}")
     dilation, stride = pair(dilation, "dilation"), pair(stride, "stride")
@@ -149,6 +160,7 @@ def conv2d(
 
 
 def _border(padding: Any, kernel: Any, dilation: Pair, stride: Pair) -> list[Pair]:
+    """Return the padding before and after, for each axis of the image."""
     if padding == "valid":
         padding = 0
     if padding != "same":
@@ -156,10 +168,12 @@ def _border(padding: Any, kernel: Any, dilation: Pair, stride: Pair) -> list[Pai
     if stride != (1, 1):
         raise ValueError("padding='same' needs stride 1")
     totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    # An odd rest goes to the end, as in torch.
     return [(total // 2, total - total // 2) for total in totals]
 
 
 def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
+    """Return the image with its padding; the image itself if there is none."""
     if not any(n for side in border for n in side):
         return a
     return np.pad(a, [(0, 0), (0, 0), *border], constant_values=value)
@@ -171,7 +185,7 @@ def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
 def _prepared(
     input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float
 ) -> tuple[Any, Pair, Pair]:
-    """The image with its border, the size of the windows and the step between them."""
+    """Return the image with its border, the size of the windows and the step between them."""
     a = as_tensor(input)
     if a.ndim != 4:
         raise ValueError(f"pooling takes (batch, channels, height, width), not {a.shape}")
@@ -184,27 +198,37 @@ def _prepared(
 
 
 def _each(shape: Any, kernel: Pair, stride: Pair) -> Iterator[tuple[int, Any]]:
-    """The elements of a window, numbered, and where they lie in all windows."""
+    """Yield the elements of a window, numbered, and their positions in all windows."""
     found = _places(shape, kernel, stride, (1, 1))
     return ((number, place) for number, (*_, place) in enumerate(found))
 
 
 def _largest(a: Any, kernel: Pair, stride: Pair) -> Any:
-    """Which element of each window is the largest: the first one at a tie."""
+    """Return which element of each window is the largest: the first one at a tie, as in torch.
+
+    Compares whole shifted images, one per element of the window. An `argmax` over windows would
+    first copy each of them.
+    """
     out = _windows_view(a, kernel, stride, (1, 1)).shape[4:]
     places = [place for _, place in _each(out, kernel, stride)]
     best = functools.reduce(np.maximum, [a[place] for place in places])
-    lost = np.isnan(best).any()  # not a number is the largest of all, and equals nothing
+    # nan is the largest of all, and equals nothing, not even itself. The extra test is only made
+    # where there is one.
+    lost = np.isnan(best).any()
     missed = np.ones(best.shape, bool)
+    # One byte per window for usual kernels: this array is kept for the backward pass.
     chosen = np.zeros(best.shape, np.min_scalar_type(len(places)))
     for place in places:
         differs = a[place] != best
         missed &= differs & ~np.isnan(a[place]) if lost else differs
+        # Counts up as long as no element has equalled the largest: in the end the number of the
+        # first that did.
         chosen += missed
     return chosen
 
 
 def _pick(a: Any, chosen: Any, kernel: Pair, stride: Pair) -> Any:
+    """Return the chosen element of each window."""
     picked = np.zeros(chosen.shape, a.dtype)
     for number, place in _each(chosen.shape[2:], kernel, stride):
         picked = np.where(chosen == number, a[place], picked)
@@ -212,6 +236,7 @@ def _pick(a: Any, chosen: Any, kernel: Pair, stride: Pair) -> Any:
 
 
 def _spread(values: Any, chosen: Any, shape: Any, kernel: Pair, stride: Pair) -> Any:
+    """Add values at the chosen elements; adjoint of `_pick`."""
     total = np.zeros(shape, values.dtype)
     for number, place in _each(chosen.shape[2:], kernel, stride):
         total[place] += values * (chosen == number)
@@ -239,11 +264,13 @@ def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 
     """Keep the largest element of every window; at a tie the first one gets the gradient."""
     if np.ndim(input) == 3:
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
+    # A border that never wins.
     a, kernel, step = _prepared(input, kernel_size, stride, padding, -np.inf)
     return _picked(a, chosen=_largest(a.data, kernel, step), kernel=kernel, stride=step)
 
 
 def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
+    """Return the windows to average."""
     a, kernel, step = _prepared(input, kernel_size, stride, padding, 0.0)
     return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
 
@@ -263,6 +290,7 @@ def avg_pool2d(
     view = _pooled(input, kernel_size, stride, padding)
     if count_include_pad:
         return view.mean(axis=(2, 3))
+    # How many elements of each window lie in the image, from one image of ones.
     ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
     sizes = _pooled(ones, kernel_size, stride, padding).sum(axis=(2, 3))
     return view.sum(axis=(2, 3)) / sizes.data

@@ -2,6 +2,11 @@
 
 Slopes at kinks and ties are those of PyTorch, and so is the convention for complex numbers: the
 gradient of a function f with derivative f' is `g * conj(f')`.
+
+Rules use the result `y` where they can (`exp`, `sqrt`, `tanh`): it is computed already, and the
+argument need not be saved. Where a formula would divide by zero at a point whose slope is defined,
+the divisor is replaced first: `np.where` computes both of its choices, and in a second derivative 0
+* inf would be nan.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.polynomial.polynomial import polyval
 
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.table import (
@@ -26,16 +32,19 @@ LOG2, LOG10 = float(np.log(2.0)), float(np.log(10.0))
 
 
 def _power_base(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """Slope by the base; zero for the exponent zero, also at the base zero."""
     if isinstance(b, int | float):  # the usual case: a ** 2
         return zeros_for(g) if b == 0 else g * conj(a * 2 if b == 2 else b * a ** (b - 1))
     return g * conj(np.where(b == 0, 0, b * a ** np.where(b == 0, 1, b - 1)))
 
 
 def _power_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """Slope by the exponent; zero at the base zero, where the logarithm is infinite."""
     return g * conj(y * np.log(np.where(a == 0, 1, a)))
 
 
 def _absolute(g: Any, y: Any, a: Any) -> Any:
+    """The sign, or the direction of a complex number; zero at zero."""
     if a.dtype.kind != "c":
         return g * np.sign(a)
     size = np.absolute(a)
@@ -43,6 +52,7 @@ def _absolute(g: Any, y: Any, a: Any) -> Any:
 
 
 def _sign(g: Any, y: Any, a: Any) -> Any:
+    """Zero, but a complex sign turns with its argument."""
     if g.dtype.kind != "c":
         return zeros_for(g)
     size = np.absolute(a)
@@ -50,6 +60,7 @@ def _sign(g: Any, y: Any, a: Any) -> Any:
 
 
 def _angle(g: Any, y: Any, a: Any) -> Any:
+    """Slope of the angle: at right angles to the number, and zero at zero."""
     if a.dtype.kind != "c":
         return zeros_for(g)
     square = np.real(a * conj(a))
@@ -57,23 +68,25 @@ def _angle(g: Any, y: Any, a: Any) -> Any:
 
 
 def _sinc(g: Any, y: Any, a: Any) -> Any:
+    """Slope of sin(πa)/(πa); zero at its top."""
     nonzero = np.where(a == 0, 1, a)
     slope = (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero
     return g * np.where(a == 0, 0, conj(slope))
 
 
 def _square(a: Any, b: Any) -> Any:
-    """The squared length, to divide by; not zero, since the slopes of an angle at zero are."""
+    """Return the squared length to divide by, never zero: an angle at zero has slope zero."""
     square = a * a + b * b
     return np.where(square == 0, 1, square)
 
 
 def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    """The rule of steps: zero wherever there is a slope at all."""
     return zeros_for(g)
 
 
 def _larger(g: Any, a: Any, b: Any) -> Any:
-    """What the larger one of two gets: all of it, half of it at a tie."""
+    """Return what the larger of two gets: the whole gradient, half of it at a tie."""
     return np.where(a > b, g, np.where(a == b, g / 2, 0))
 
 
@@ -93,6 +106,8 @@ logaddexp    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  
 logaddexp2   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))
 maximum      = numpy_op(np.maximum,      lambda g, y, a, b: _larger(g, a, b),   lambda g, y, a, b: _larger(g, b, a))
 minimum      = numpy_op(np.minimum,      lambda g, y, a, b: _larger(g, b, a),   lambda g, y, a, b: _larger(g, a, b))
+# These two ignore a nan where they can, so a nan loses against any number. A tie goes to the first
+# one.
 fmax         = numpy_op(np.fmax,         lambda g, y, a, b: np.where((a >= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a >= b) | np.isnan(b), 0, g))
 fmin         = numpy_op(np.fmin,         lambda g, y, a, b: np.where((a <= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a <= b) | np.isnan(b), 0, g))
 copysign     = numpy_op(np.copysign,     lambda g, y, a, b: g * np.where(a == 0, 0, np.copysign(1.0, a) * np.copysign(1.0, b)), _no_slope)
@@ -122,6 +137,7 @@ sinh         = numpy_op(np.sinh,         lambda g, y, a: g * conj(np.cosh(a)))
 cosh         = numpy_op(np.cosh,         lambda g, y, a: g * conj(np.sinh(a)))
 tanh         = numpy_op(np.tanh,         lambda g, y, a: g * conj(1 - y * y))
 arcsinh      = numpy_op(np.arcsinh,      lambda g, y, a: g / conj(np.sqrt(a * a + 1)))
+# Two roots instead of that of a*a - 1: the product has the branch cut of arccosh itself.
 arccosh      = numpy_op(np.arccosh,      lambda g, y, a: g / conj(np.sqrt(a - 1) * np.sqrt(a + 1)))
 arctanh      = numpy_op(np.arctanh,      lambda g, y, a: g / conj(1 - a * a))
 sinc         = numpy_op(np.sinc,         _sinc)
@@ -153,6 +169,7 @@ imag = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zero
 
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
 
+# The condition is an argument, so that it may be a Tensor, but has no gradient: None, not zeros.
 _chosen = op(
     "where",
     lambda condition, a, b: np.where(condition, a, b),
@@ -182,9 +199,11 @@ def _clip_arguments(
     max: Any = None,
     out: Any = None,
 ) -> Any:
+    """Take bounds under numpy's old and new names, as arrays only if one is a Tensor."""
     low = a_min if min is None else min
     high = a_max if max is None else max
     out = {} if out is None else {"out": out}
+    # Plain bounds are parameters: no broadcasting to undo, and nothing to save but the array.
     if not isinstance(low, Tensor) and not isinstance(high, Tensor):
         return (a,), {"low": low, "high": high, **out}
     low = -np.inf if low is None else low
@@ -192,6 +211,7 @@ def _clip_arguments(
 
 
 def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
+    """The gradient passes between the bounds, and on them."""
     if low is not None:
         g = np.where(a >= low, g, 0)
     return g if high is None else np.where(a <= high, g, 0)
@@ -200,12 +220,15 @@ def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
 clip = numpy_op(
     np.clip,
     _inside,
+    # Below the lower bound its gradient is that of the result, unless the bounds are crossed: then
+    # the result is the upper one.
     lambda g, y, a, low=None, high=None: np.where((a < low) & (low < high), g, 0),
     lambda g, y, a, low=None, high=None: np.where((a > high) | (low > high), g, 0),
     forward=lambda a, low=None, high=None: np.clip(a, low, high),
     arrange=_clip_arguments,
 )
 
+# The rule need not convert: the sweep brings every gradient to the dtype of its argument.
 astype = new_op(
     "astype",
     lambda a, dtype, copy=True: np.asarray(a).astype(dtype, copy=copy)[...],
@@ -221,6 +244,97 @@ def float_power(x1: Any, x2: Any) -> Any:
     return as_tensor(x1).astype(dtype) ** as_tensor(x2).astype(dtype)
 
 
+# ── the error function ──────────────────────────────────────────────────────────────────────────
+
+# numpy has none. Rational approximations on four intervals, accurate to double precision (the
+# coefficients are those of Sun's freely distributable math library).
+_SMALL_P = (
+    1.28379167095512558561e-01, -3.25042107247001499370e-01, -2.84817495755985104766e-02,
+    -5.77027029648944159157e-03, -2.37630166566501626084e-05,
+)  # fmt: skip
+_SMALL_Q = (
+    1.0, 3.97917223959155352819e-01, 6.50222499887672944485e-02, 5.08130628187576562776e-03,
+    1.32494738004321644526e-04, -3.96022827877536812320e-06,
+)  # fmt: skip
+_MIDDLE = 8.45062911510467529297e-01
+_MIDDLE_P = (
+    -2.36211856075265944077e-03, 4.14856118683748331666e-01, -3.72207876035701323847e-01,
+    3.18346619901161753674e-01, -1.10894694282396677476e-01, 3.54783043256182359371e-02,
+    -2.16637559486879084300e-03,
+)  # fmt: skip
+_MIDDLE_Q = (
+    1.0, 1.06420880400844228286e-01, 5.40397917702171048937e-01, 7.18286544141962662868e-02,
+    1.26171219808761642112e-01, 1.36370839120290507362e-02, 1.19844998467991074170e-02,
+)  # fmt: skip
+_LARGE_P = (
+    -9.86494403484714822705e-03, -6.93858572707181764372e-01, -1.05586262253232909814e01,
+    -6.23753324503260060396e01, -1.62396669462573470355e02, -1.84605092906711035994e02,
+    -8.12874355063065934246e01, -9.81432934416914548592e00,
+)  # fmt: skip
+_LARGE_Q = (
+    1.0, 1.96512716674392571292e01, 1.37657754143519042600e02, 4.34565877475229228821e02,
+    6.45387271733267880336e02, 4.29008140027567833386e02, 1.08635005541779435134e02,
+    6.57024977031928170135e00, -6.04244152148580987438e-02,
+)  # fmt: skip
+_HUGE_P = (
+    -9.86494292470009928597e-03, -7.99283237680523006574e-01, -1.77579549177547519889e01,
+    -1.60636384855821916062e02, -6.37566443368389627722e02, -1.02509513161107724954e03,
+    -4.83519191608651397019e02,
+)  # fmt: skip
+_HUGE_Q = (
+    1.0, 3.03380607434824582924e01, 3.25792512996573918826e02, 1.53672958608443695994e03,
+    3.19985821950859553908e03, 2.55305040643316442583e03, 4.74528541206955367215e02,
+    -2.24409524465858183362e01,
+)  # fmt: skip
+
+
+def erf_array(a: Any) -> Any:
+    """Give the error function of every element; real numbers only, as in torch."""
+    if np.iscomplexobj(a):
+        raise TypeError("erf() takes real numbers, not complex ones")
+    a = np.asarray(a)
+    dtype = a.dtype if a.dtype.kind == "f" else np.dtype(np.float64)
+    flat = np.atleast_1d(a).astype(np.float64)
+    size = np.abs(flat)
+    # Beyond 6 it is 1 to the last bit.
+    result = np.ones_like(flat)
+    result[np.isnan(flat)] = np.nan
+    for low, high, formula in _INTERVALS:
+        here = (size >= low) & (size < high)
+        if here.any():
+            result[here] = formula(size[here])
+    return np.copysign(result, flat).astype(dtype).reshape(a.shape)
+
+
+def _small(x: Any) -> Any:
+    z = x * x
+    # As a correction to x, which keeps all digits near zero.
+    return x + x * (polyval(z, _SMALL_P) / polyval(z, _SMALL_Q))
+
+
+def _middle(x: Any) -> Any:
+    s = x - 1
+    return _MIDDLE + polyval(s, _MIDDLE_P) / polyval(s, _MIDDLE_Q)
+
+
+def _tail(x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
+    # Sun's library splits x so that the exponential keeps its last digits, for the sake of 1 - erf.
+    # Subtracted from 1 they do not show.
+    s = 1 / (x * x)
+    return 1 - np.exp(-x * x - 0.5625 + polyval(s, p) / polyval(s, q)) / x
+
+
+_INTERVALS: tuple[tuple[float, float, Any], ...] = (
+    (0.0, 0.84375, _small),
+    (0.84375, 1.25, _middle),
+    (1.25, 1 / 0.35, lambda x: _tail(x, _LARGE_P, _LARGE_Q)),
+    (1 / 0.35, 6.0, lambda x: _tail(x, _HUGE_P, _HUGE_Q)),
+)
+
+erf = new_op("erf", erf_array, lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
+
+
+# Names that torch users know.
 for _name, _op in {"mul": multiply, "sub": subtract, "div": divide, "neg": negative}.items():
     alias(_name, _op)
 alias("clone", copy)

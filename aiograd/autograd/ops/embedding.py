@@ -17,10 +17,12 @@ from aiograd.autograd.tensor import Tensor, wrap
 
 
 def add_rows(values: Any, rows: Any, shape: tuple[int, ...]) -> Any:
-    """Zeros of `shape` with values added to rows; rows that occur again add up."""
+    """Return zeros of `shape` with values added to rows; rows that occur again add up."""
     total = np.zeros(shape, values.dtype)
     rows = rows.reshape(-1)
     values = values.reshape(len(rows), *shape[1:])
+    # For a few rows a Python loop is faster than sorting them. `np.add.at` would be right for any
+    # number, and is slower than both.
     if len(rows) < 32:
         for row, value in zip(rows.tolist(), values, strict=True):
             total[row] += value
@@ -33,7 +35,7 @@ def add_rows(values: Any, rows: Any, shape: tuple[int, ...]) -> Any:
 
 
 def row_gradient(values: Any, rows: Any, shape: tuple[int, ...], sparse: bool) -> Any:
-    """The gradient of a table of `shape` of which `rows` were read, dense or row-sparse."""
+    """Return the gradient of a table of `shape` of which `rows` were read, dense or row-sparse."""
     if sparse:
         return sparse_rows(values, rows, shape)
     return _added_rows.of(values, rows=rows, shape=shape)
@@ -47,10 +49,13 @@ _added_rows = op(
 
 
 def _row_numbers(input: Any, size: int) -> Any:
+    """Return row numbers as integers, copied; raise IndexError for rows that do not exist."""
     rows = np.asarray(input.data if isinstance(input, Tensor) else input)
     if rows.dtype.kind not in "iu" and rows.size:
         raise TypeError(f"rows are picked by integers, not {rows.dtype}")
+    # A copy in any case: backward reads it, and the caller may use its array for the next batch.
     rows = rows.astype(np.intp, copy=True)
+    # A negative number would silently pick a row from the end.
     if rows.size and (rows.min() < 0 or rows.max() >= size):
         raise IndexError(f"a row lies outside 0 … {size - 1}")
     return rows
@@ -64,6 +69,7 @@ def _embedding(
     padding_idx: int | None = None,
     sparse: bool = False,
 ) -> Any:
+    """The gradient of the rows that were read; none for the padding row."""
     if padding_idx is not None:
         g = g * (rows != padding_idx)[..., None]
     return row_gradient(g, rows, weight.shape, sparse)
@@ -81,6 +87,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: b
     """Pick rows of `weight` by number; the row `padding_idx` gets no gradient."""
     weight = as_tensor(weight)
     rows = _row_numbers(input, weight.shape[0])
+    # Row numbers are never negative, so it could not be found among them.
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     return _embedding_op(weight, rows=rows, padding_idx=padding_idx, sparse=sparse)
@@ -90,8 +97,10 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: b
 
 
 def _sum_bags(rows_of: Any, bags: Any, count: int) -> Any:
-    """Sum the picked rows that belong to each bag; `bags` is ascending."""
+    """Sum the picked rows of each bag; `bags` is ascending."""
     total = np.zeros((count, *rows_of.shape[1:]), rows_of.dtype)
+    # `reduceat` needs at least one start, and gives a wrong sum for an empty run; empty bags stay
+    # zero because only bags that occur are written.
     if len(bags):
         starts = np.flatnonzero(np.concatenate([[True], bags[1:] != bags[:-1]]))
         total[bags[starts]] = np.add.reduceat(rows_of, starts, axis=0)
@@ -104,7 +113,7 @@ _summed_bags = op(
 
 
 def _max_bags(picked: Any, bags: Any, count: int) -> Any:
-    """For each bag and column the position of the largest picked row (-1 in an empty bag)."""
+    """Return for each bag and column the position of the largest row, -1 in an empty bag."""
     best = np.full((count, picked.shape[1]), -1, dtype=np.intp)
     ends = np.searchsorted(bags, np.arange(count + 1))
     for bag in np.flatnonzero(np.diff(ends)):
@@ -142,11 +151,14 @@ def embedding_bag(
     flat = rows.reshape(-1)
     factors = None if factors is None else factors.reshape(-1)
     if padding_idx is not None:
+        # Dropped before the lookup, so that they count neither in a mean nor in a maximum.
         real = np.flatnonzero(flat != padding_idx % weight.shape[0])
         flat, bags = flat[real], bags[real]
         factors = None if factors is None else factors[real]
     picked = _embedding_op(weight, rows=flat, sparse=sparse)
     if mode == "max":
+        # The positions are found on plain arrays; taking the elements there is what has the
+        # gradient.
         best = _max_bags(picked.data, bags, count)
         if not len(flat):
             return wrap(np.zeros((count, weight.shape[1]), weight.dtype))
@@ -162,7 +174,7 @@ def embedding_bag(
 
 
 def _bags(rows: Any, offsets: Any) -> tuple[Any, int]:
-    """The bag of every row number, and how many bags there are."""
+    """Return the bag of every row number, and the number of bags."""
     if rows.ndim == 2:
         if offsets is not None:
             raise ValueError("offsets are for a vector of row numbers; a matrix has a bag per row")

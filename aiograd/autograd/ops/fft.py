@@ -1,6 +1,7 @@
 """Fourier transforms, found as `ag.fft.<name>` too.
 
-Complex ones are linear and their gradient is the transform that undoes them, up to its scale.
+Complex transforms are linear, and the gradient of one is its conjugate transpose: the inverse
+transform without its scale. Transforms over several axes are made of those over one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 
+# The norm under which the inverse has the scale of the forward transform: none where that had none,
+# the same 1/n where it had that.
 _SCALE: dict[str | None, Any] = {
     None: "forward",
     "backward": "forward",
@@ -33,6 +36,8 @@ def _fitted(g: Any, n: int, axis: int) -> Any:
 
 
 def _complex(function: Any, back: Any) -> Op:
+    """Declare a complex transform, with the one that undoes it."""
+
     def rule(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
         return _fitted(back(g, n=g.shape[axis], axis=axis, norm=_SCALE[norm]), a.shape[axis], axis)
 
@@ -44,6 +49,7 @@ ifft = _complex(np.fft.ifft, np.fft.fft)
 
 
 def _rfft(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    """Half a spectrum, filled up with zeros and transformed back; the input is real."""
     length = a.shape[axis] if n is None else n
     full = _fitted(g, length, axis) if length > 1 else g
     back = np.fft.ifft(full, n=length, axis=axis, norm=_SCALE[norm])
@@ -60,7 +66,10 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     half = (2 * (a.shape[axis] - 1) if n is None else n) // 2 + 1
     length = 2 * (a.shape[axis] - 1) if n is None else n
     a = np.moveaxis(_fitted(a, half, axis), axis, -1)
-    first = np.real(a[..., :1])  # what must be real is taken as such
+    # The whole spectrum of a real signal: its second half mirrors the first. The first entry, and
+    # the last one of an even length, must be real; numpy ignores their imaginary parts, and so do
+    # we.
+    first = np.real(a[..., :1])
     last = half - 1 if length % 2 == 0 else half
     parts = [first, a[..., 1:last]]
     if length % 2 == 0 and half > 1:
@@ -71,11 +80,14 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 
 def _over_axes(function: Callable[..., Any], reference: Any, default: Any) -> Callable[..., Any]:
+    """Declare a transform over several axes."""
+
     def transform(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
         a = as_tensor(a)
         if axes is None:
             axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
         sizes = [None] * len(axes) if s is None else s
+        # Last axis first, as numpy does, where an axis occurs twice.
         for axis, n in zip(reversed(axes), reversed(sizes), strict=True):
             a = function(a, n=n, axis=axis, norm=norm)
         return a
@@ -92,6 +104,8 @@ def _half(inner: Callable[..., Any], half: Any, reference: Any, default: Any, la
         if axes is None:
             axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
         sizes = [None] * len(axes) if s is None else list(s)
+        # The axis that is halved must be transformed while the values are real: first on the way to
+        # a spectrum, last on the way back.
         if not last:
             a = half(a, n=sizes[-1], axis=axes[-1], norm=norm)
         for axis, n in zip(axes[:-1], sizes[:-1], strict=True):

@@ -12,11 +12,11 @@ import numpy as np
 
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
-from aiograd.autograd.tensor import Tensor, _plain_index
+from aiograd.autograd.tensor import Tensor, plain_index
 
 
 def _is_basic(index: Any) -> bool:
-    """True for an index that gives a view and meets every element at most once."""
+    """Whether an index gives a view and meets every element at most once."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(
         part is None or isinstance(part, int | np.integer | slice | EllipsisType) for part in parts
@@ -24,12 +24,14 @@ def _is_basic(index: Any) -> bool:
 
 
 def _is_mask(index: Any) -> bool:
+    """Whether an index is an array of truth values, which meets every element at most once."""
     return isinstance(index, np.ndarray) and index.dtype == np.bool_
 
 
 def add_at(values: Any, index: Any, shape: tuple[int, ...]) -> Any:
-    """Zeros of `shape` with `values` added at `index`; repeated places add up."""
+    """Return zeros of `shape` with `values` added at `index`; repeated positions add up."""
     total = np.zeros(shape, values.dtype)
+    # Where no element is met twice an assignment will do; `np.add.at` is many times slower.
     if _is_basic(index) or _is_mask(index):
         total[index] = values
     else:
@@ -43,7 +45,7 @@ scattered: Op = op(
 
 
 def _kept(index: Any) -> Any:
-    """The index as it is now: whoever owns its arrays may change them before backward."""
+    """Return a copy of the index: its owner may change the arrays before backward reads them."""
     if isinstance(index, Tensor):
         return index.data.copy()
     if isinstance(index, np.ndarray):
@@ -54,6 +56,7 @@ def _kept(index: Any) -> Any:
 
 
 def _pick(a: Any, index: Any) -> Any:
+    # A single element comes as a numpy scalar, which has no memory to be recorded.
     return np.asarray(a[index])
 
 
@@ -67,12 +70,14 @@ getitem: Op = new_op(
 
 def _getitem(self: Tensor, index: Any) -> Tensor:
     """Pick elements as numpy does; Tensors may be indices."""
-    index = _kept(index) if self.requires_grad else _plain_index(index)
+    # Without a gradient nothing reads the index later, so it need not be copied.
+    index = _kept(index) if self.requires_grad else plain_index(index)
     picked: Tensor = getitem.apply((self,), {"index": index})
     return picked
 
 
 def _iterate(self: Tensor) -> Any:
+    """Iterate over the first axis; each item is recorded."""
     if not self.shape:
         raise TypeError("a tensor without axes cannot be iterated over")
     return (self[i] for i in range(self.shape[0]))
@@ -82,7 +87,9 @@ setattr(Tensor, "__getitem__", _getitem)  # noqa: B010  mypy knows it by its dec
 setattr(Tensor, "__iter__", _iterate)  # noqa: B010
 
 
-# ── take and its kin ────────────────────────────────────────────────────────────────────────────
+# ── take and similar functions ──────────────────────────────────────────────────────────────────
+#
+# All are made of `a[index]`, whose rule they share; numpy's own functions only compute the index.
 
 
 @composite(np.take)
@@ -92,6 +99,7 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> 
     if axis is None:
         a, axis = a.reshape(-1), 0
     size = a.shape[axis]
+    # The modes only change the indices, so they need no rule.
     if mode == "wrap":
         indices = indices % size
     elif mode == "clip":
@@ -102,7 +110,8 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> 
 
 
 def _whole(indices: Any) -> Any:
-    indices = _plain_index(indices)
+    """Return indices as an array of integers; raise TypeError for anything else."""
+    indices = plain_index(indices)
     indices = np.asarray(indices)
     if indices.dtype.kind not in "iu" and indices.size:
         raise TypeError(f"indices must be integers, not {indices.dtype}")
@@ -130,7 +139,7 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
 @composite(np.compress)
 def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
     """Pick the slices where the condition holds."""
-    chosen = np.flatnonzero(np.asarray(_plain_index(condition)))
+    chosen = np.flatnonzero(np.asarray(plain_index(condition)))
     return take(a, chosen, axis=axis)
 
 
@@ -139,7 +148,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
     """Leave out slices along an axis, or elements of the flattened array."""
     arr = as_tensor(arr)
     size = arr.size if axis is None else arr.shape[axis]
-    return take(arr, np.delete(np.arange(size), _plain_index(obj)), axis=axis)
+    return take(arr, np.delete(np.arange(size), plain_index(obj)), axis=axis)
 
 
 # ── sliding windows ─────────────────────────────────────────────────────────────────────────────
@@ -148,6 +157,8 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
 def _window_arguments(
     x: Any, window_shape: Any, axis: Any = None, *, writeable: bool = False
 ) -> Any:
+    """Sort out the arguments of numpy's function; axes are counted from the front."""
+    # The view would be written to behind the back of the version count.
     if writeable:
         raise TypeError("sliding_window_view() of a Tensor cannot be written to")
     sizes = (window_shape,) if isinstance(window_shape, int) else tuple(window_shape)
@@ -156,8 +167,9 @@ def _window_arguments(
 
 
 def _add_windows(g: Any, sizes: Any, axes: Any, shape: Any) -> Any:
-    """Add every window up at its place: the reverse of taking them."""
+    """Add every window up at its position: the adjoint of taking them."""
     total = np.zeros(shape, g.dtype)
+    # A loop over the elements of one window, which are few, and each step adds all windows at once.
     for offsets in np.ndindex(*sizes):
         place: list[Any] = [slice(None)] * len(shape)
         for axis, offset in zip(axes, offsets, strict=True):
@@ -184,25 +196,29 @@ _slid: Op = op(
 
 
 def _unsort(g: Any, order: Any, axis: int) -> Any:
+    """Put a gradient back into the order before a sort."""
     return np.take_along_axis(g, np.argsort(order, axis=axis), axis=axis)
 
 
 def _sort(
     g: Any, y: Any, a: Any, axis: int | None = -1, kind: Any = None, stable: Any = None
 ) -> Any:
+    """Sort again to find the order; of equal elements any order is right."""
     if axis is None:
         return _sort(g, y, a.reshape(-1)).reshape(a.shape)
+    # The order is computed in backward, so that a forward pass without one pays for one sort only.
     return _unsort(g, np.argsort(plain(a), axis=axis, kind="stable"), axis)
 
 
 def _partition(g: Any, y: Any, a: Any, kth: Any = 0, axis: int | None = -1) -> Any:
+    """The order of a partition, found again as for a sort."""
     if axis is None:
         return _partition(g, y, a.reshape(-1), kth, 0).reshape(a.shape)
     return _unsort(g, np.argpartition(plain(a), kth, axis=axis), axis)
 
 
 def plain(a: Any) -> Any:
-    """The array of a Tensor, for questions that have no gradient."""
+    """Return the array of a Tensor, for questions that have no gradient."""
     return a.data if isinstance(a, Tensor) else a
 
 
@@ -220,6 +236,8 @@ def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
     if axis is None:
         a, axis = a.reshape(-1), 0
     axis %= a.ndim
+    # One number for all: stretching an axis, whose gradient is a sum. An index with repetitions
+    # would scatter the gradient element by element.
     if repeats.size == 1:
         times = int(repeats.reshape(()))
         spread = np.broadcast_to(
@@ -236,6 +254,7 @@ def tile(A: Any, reps: Any) -> Any:  # noqa: N803  numpy's name
     times = tuple(reps) if isinstance(reps, list | tuple) else (int(reps),)
     shape = (1,) * (len(times) - a.ndim) + a.shape
     times = (1,) * (len(shape) - len(times)) + times
+    # An axis of one before each, stretched to the number of copies: a view until the last reshape.
     split = a.reshape([n for size in shape for n in (1, size)])
     spread = np.broadcast_to(split, [n for k, s in zip(times, shape, strict=True) for n in (k, s)])
     return spread.reshape([k * size for k, size in zip(times, shape, strict=True)])

@@ -15,18 +15,23 @@ from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 
 
 def _list(arrays: Any) -> list[Any]:
-    return list(arrays)  # a Tensor gives its rows
+    """Return the arrays to join; a Tensor gives its rows."""
+    return list(arrays)
 
 
 def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
+    """The slice of the gradient that belongs to array number `i`."""
+    # Flattened one after another.
     if axis is None:
         start = sum([a.size for a in arrays[:i]])
         return g[start : start + arrays[i].size].reshape(arrays[i].shape)
+    # Counted from the front, since slices are built up to it.
     axis %= arrays[i].ndim
     start = sum([a.shape[axis] for a in arrays[:i]])
     return g[(slice(None),) * axis + (slice(start, start + arrays[i].shape[axis]),)]
 
 
+# The rules ask for shapes alone (`shapes_only`), so no array is saved, however many are joined.
 concatenate = numpy_op(
     np.concatenate,
     forward=lambda *arrays, axis=0: np.concatenate(arrays, axis=axis),
@@ -85,6 +90,7 @@ def append(arr: Any, values: Any, axis: int | None = None) -> Any:
 def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
     """Make coordinate matrices from coordinate vectors."""
     vectors = [ravel(x) for x in xi]
+    # numpy's default lays the first vector along the second axis, as x goes to the right.
     order = [1, 0, *range(2, len(vectors))] if indexing == "xy" and len(vectors) > 1 else None
     shape = tuple(v.size for v in vectors)
     grids = []
@@ -101,10 +107,12 @@ def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
 def _join_parts(
     gs: Sequence[Any], ys: Any, a: Any, indices_or_sections: Any = 1, axis: int = 0
 ) -> Any:
+    """The adjoint of a split; parts that nobody used come as zeros."""
     return [np.concatenate(gs, axis=axis)]
 
 
 def _splitter(function: Any) -> Op:
+    """Declare one of numpy's two ways to split: it has several outputs and one rule for all."""
     return numpy_op(
         function,
         forward=lambda ary, indices_or_sections, axis=0: tuple(
@@ -136,6 +144,7 @@ def dsplit(ary: Any, indices_or_sections: Any) -> Any:
     return split(ary, indices_or_sections, axis=2)
 
 
+# New in numpy 2.1; on older ones the operation exists without its counterpart.
 @composite(getattr(np, "unstack", None))
 def unstack(x: Any, /, *, axis: int = 0) -> Any:
     """Split into the slices along an axis, which disappears."""

@@ -1,6 +1,9 @@
 """Linear algebra: inverses, determinants, decompositions, norms; on stacks of matrices too.
 
-These are numpy's functions of `np.linalg`, and found as `ag.linalg.<name>` as well.
+These are numpy's functions of `np.linalg`, and found as `ag.linalg.<name>` as well. Rules are made
+of operations that have rules themselves, so higher derivatives exist; where a decomposition is not
+unique (signs, phases, equal singular values), its gradient is right for functions that do not
+depend on the choice, as in torch.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ la = np.linalg
 
 
 def turned(a: Any) -> Any:
-    """The conjugate transpose of the last two axes."""
+    """Return the conjugate transpose of the last two axes."""
     return np.swapaxes(conj(a), -1, -2)
 
 
 def _columns(v: Any) -> Any:
-    """Scale factors for the columns of a matrix."""
+    """Return scale factors for the columns of a matrix."""
     return v[..., None, :]
 
 
@@ -33,12 +36,14 @@ def _columns(v: Any) -> Any:
 
 
 def _solve_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """From A y = b: dy = -A⁻¹ dA y."""
     inner = la.solve(turned(a), g)
     if b.ndim == 1:
         return -inner[..., :, None] * conj(y)[..., None, :]
     return -np.matmul(inner, turned(y))
 
 
+# d(A⁻¹) = -A⁻¹ dA A⁻¹
 inv = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
 det = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
 solve = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
@@ -48,6 +53,8 @@ def _det(g: Any, y: Any, a: Any) -> Any:
     """Through the inverse; for singular matrices through the singular values."""
     if np.all(y != 0):
         return (g * conj(y))[..., None, None] * turned(la.inv(a))
+    # The slope of a determinant is the matrix of cofactors, which a singular matrix has too. It is
+    # the product of all other singular values between the singular vectors.
     u, s, vh = svd(a, full_matrices=False)
     phase = la.det(matmul(u, vh))
     others = np.prod(_without_self(s), axis=-1)
@@ -55,17 +62,19 @@ def _det(g: Any, y: Any, a: Any) -> Any:
 
 
 def _without_self(s: Any) -> Any:
-    """For every value a row of all values, with a one in its own place."""
+    """Return for every value a row of all values, with a one in its own position."""
     eye = np.eye(s.shape[-1], dtype=bool)
     return np.where(eye, 1, s[..., None, :])
 
 
 def _slogdet_forward(a: Any) -> tuple[Any, Any]:
+    """Return both results as arrays: numpy gives scalars for one matrix."""
     sign, logabsdet = la.slogdet(a)
     return np.asarray(sign), np.asarray(logabsdet)
 
 
 def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
+    """The slope of log|det| is the inverse, transposed."""
     inverse = turned(la.inv(a))
     total = gs[1][..., None, None] * inverse
     if ys[0].dtype.kind == "c":  # the phase turns too
@@ -74,6 +83,7 @@ def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
     return [total]
 
 
+# numpy's results have names too, and other classes on every version.
 class Slogdet(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant."""
 
@@ -94,14 +104,16 @@ def slogdet(a: Any) -> Slogdet:
 
 
 def _half_lower(a: Any) -> Any:
-    """The lower triangle with half the diagonal."""
+    """Return the lower triangle with half the diagonal."""
     size = a.shape[-1]
     return np.tril(a) * (1 - 0.5 * np.eye(size)).astype(a.dtype)
 
 
 def _cholesky(g: Any, y: Any, a: Any, upper: bool = False) -> Any:
+    """From A = L Lᴴ; the gradient is Hermitian, as the argument is."""
     lower, g = (turned(y), turned(g)) if upper else (y, g)
     inner = _half_lower(np.matmul(turned(lower), np.tril(g)))
+    # L⁻ᴴ inner L⁻¹, by two solves: an explicit inverse would lose digits.
     half = la.solve(turned(lower), turned(la.solve(turned(lower), turned(inner))))
     return (half + turned(half)) / 2
 
@@ -110,17 +122,19 @@ cholesky = numpy_op(la.cholesky, _cholesky)
 
 
 def _gaps(values: Any) -> Any:
-    """1 / (values[j] - values[i]), zero on the diagonal."""
+    """Return 1 / (values[j] - values[i]), zero on the diagonal."""
     eye = np.eye(values.shape[-1], dtype=bool)
     differences = values[..., None, :] - values[..., :, None]
     return np.where(eye, 0, 1 / np.where(eye, 1, differences))
 
 
 def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  numpy's name
+    """Eigenvalues move along their vectors, vectors turn by the gaps between the values."""
     gw, gv = gs
     w, v = ys
     inner = np.matmul(turned(v), gv) * _gaps(w)
     total = np.matmul(np.matmul(v, inner), turned(v)) + np.matmul(v * _columns(gw), turned(v))
+    # Only the Hermitian part of a change keeps the matrix Hermitian; numpy reads one triangle.
     return [(total + turned(total)) / 2]
 
 
@@ -147,9 +161,11 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
 
 
 def _svd(gs: Any, ys: Any, a: Any) -> Any:
+    """The rotations of U and V, the change of S, and what lies outside of the reduced U or V."""
     gu, gs_, gvh = gs
     u, s, vh = ys
     v, gv = turned(vh), turned(gvh)
+    # U and V are the eigenvectors of A Aᴴ and Aᴴ A, whose eigenvalues are the squares.
     squares = _gaps(s * s)
     gram_u, gram_v = np.matmul(turned(u), gu), np.matmul(turned(v), gv)
     skew_u = squares * (gram_u - turned(gram_u))
@@ -191,7 +207,9 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """
     a = as_tensor(a)
     if not compute_uv:
+        # The same decomposition: the gradient of the values needs the vectors.
         return _svd_op(a)[1]
+    # The vectors beyond the reduced ones are arbitrary; without a gradient numpy may choose.
     if full_matrices and a.shape[-1] != a.shape[-2]:
         if a.requires_grad and recording.get():
             raise TypeError("svd() has a gradient rule for full_matrices=False only")
@@ -200,6 +218,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
 
 
 def _qr(gs: Any, ys: Any, a: Any) -> Any:
+    """Of a wide matrix the right part of R follows from Q alone."""
     gq, gr = gs
     q, r = ys
     rows, columns = a.shape[-2:]
@@ -213,6 +232,7 @@ def _qr(gs: Any, ys: Any, a: Any) -> Any:
 
 
 def _qr_square(gq: Any, gr: Any, q: Any, r: Any) -> Any:
+    """From A = Q R: Qᴴ dQ is skew, so that one triangle determines it."""
     m = np.matmul(r, turned(gr)) - np.matmul(turned(gq), q)
     lower = np.tril(m, -1)
     diagonal = np.real(np.diagonal(m, 0, -2, -1))[..., None, :] * np.eye(m.shape[-1])
@@ -234,15 +254,18 @@ _qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
 @composite(la.qr)
 def qr(a: Any, mode: str = "reduced") -> Qr:
     """Give the reduced QR decomposition."""
+    # The complete Q has arbitrary columns, which have no gradient.
     if mode != "reduced":
         raise TypeError("qr() has a gradient rule for mode='reduced' only")
     return Qr(*_qr_op(a))
 
 
 def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) -> Any:
+    """The gradient of an inverse, and the parts outside of row and column space."""
     rows, columns = a.shape[-2:]
     yh, gh = turned(y), turned(g)
     total = -np.matmul(np.matmul(yh, g), yh)
+    # Projections onto what is outside of column and row space.
     left = np.eye(rows, dtype=a.dtype) - np.matmul(a, y)
     right = np.eye(columns, dtype=a.dtype) - np.matmul(y, a)
     total = total + np.matmul(np.matmul(left, gh), np.matmul(y, yh))
@@ -264,6 +287,7 @@ def matrix_power(a: Any, n: int) -> Any:
     if n < 0:
         a, n = inv(a), -n
     result = as_tensor(np.broadcast_to(np.eye(a.shape[-1], dtype=a.dtype), a.shape))
+    # By repeated squaring: log n products, and as many nodes on the tape.
     while n:
         if n % 2:
             result = matmul(result, a)
@@ -285,8 +309,9 @@ def multi_dot(arrays: Any) -> Any:
 
 
 def _cheapest(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Where to cut every part of a chain, by the number of multiplications."""
+    """Return where to cut every part of a chain, by the number of multiplications."""
     n = len(sizes) - 1
+    # The matrix-chain recurrence: every part from its cheapest cut.
     cost = {(i, i): 0 for i in range(n)}
     cut: dict[tuple[int, int], int] = {}
     for length in range(1, n):
@@ -301,6 +326,7 @@ def _cheapest(sizes: list[int]) -> dict[tuple[int, int], int]:
 
 
 def _multiply(chain: list[Any], cut: dict[tuple[int, int], int], i: int, j: int) -> Any:
+    """Multiply part i … j of a chain, cut where it is cheapest."""
     if i == j:
         return chain[i]
     k = cut[i, j]
@@ -311,12 +337,13 @@ def _multiply(chain: list[Any], cut: dict[tuple[int, int], int], i: int, j: int)
 
 
 def _two_norm(g: Any, y: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The slope at zero is zero."""
+    """The direction of the vector; zero at zero, where there is none."""
     y = kept(y, axis, keepdims, a.ndim)
     return kept(g, axis, keepdims, a.ndim) * (a / np.where(y == 0, 1, y))
 
 
 def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+    """Squares, sum and root as one operation: one node instead of four."""
     squares = np.real(a * np.conjugate(a)) if np.iscomplexobj(a) else a * a
     return np.sqrt(np.add.reduce(squares, axis=axis, keepdims=keepdims))
 
@@ -324,10 +351,12 @@ def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
 _two_norm_op = op("norm", _two_norm_forward, _two_norm)
 
 
+# Only newer versions of numpy have it.
 @composite(getattr(la, "vector_norm", None))
 def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
     """Give the length of vectors, of any order."""
     x = as_tensor(x)
+    # Integers would overflow in the squares.
     if x.dtype.kind not in "fc":
         x = x.astype(np.float64)
     if ord == 2:
@@ -339,13 +368,15 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
         return (size != 0).astype(x.dtype).sum(axis=axis, keepdims=keepdims)
     if ord == 1:
         return size.sum(axis=axis, keepdims=keepdims)
-    if ord < 1:  # the slope of an entry that is zero would be infinite, and is zero
+    if ord < 1:
+        # The slope at an entry that is zero would be infinite; it is taken as zero. The inner
+        # `where` keeps the infinity out of the gradient, the outer one puts the value right.
         zero = size.data == 0
         powers = np.where(zero, 0.0 if ord > 0 else np.inf, np.where(zero, 1, size) ** ord)
     else:
         powers = size**ord
     total = powers.sum(axis=axis, keepdims=keepdims)
-    # a vector of zeros has slope zero, not nan
+    # A vector of zeros has slope zero, not nan.
     return np.where(total == 0, 0, np.where(total == 0, 1, total) ** (1 / ord))
 
 
@@ -356,6 +387,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in (1, -1, np.inf, -np.inf):
+        # Of columns for 1, of rows for infinity.
         sums = np.abs(x).sum(axis=-2 if abs(ord) == 1 else -1)
         result = (np.max if ord > 0 else np.min)(sums, axis=-1)
     elif ord in (2, -2, "nuc"):
@@ -370,6 +402,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Give the norm of vectors or matrices."""
     x = as_tensor(x)
+    # numpy's default is the 2-norm of all elements, for any number of axes.
     if ord is None:
         return vector_norm(x, axis=axis, keepdims=keepdims)
     if axis is None:

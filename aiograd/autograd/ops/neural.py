@@ -1,6 +1,8 @@
-"""What neural networks are made of: activations, normalisation, embeddings, losses.
+"""What neural networks are made of: activations, normalisation, losses.
 
-Convolution and pooling have a module of their own (`convolution.py`).
+Convolution and pooling are in `convolution.py`, tables of rows in `embedding.py`. Formulas that
+overflow or lose digits for large inputs are written so that they do not. Where torch refuses
+complex numbers, so do we: the rules hold for real ones.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.op import op
-from aiograd.autograd.ops.error_function import erf_array
+from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op
 from aiograd.autograd.tensor import Tensor
 
@@ -21,7 +23,8 @@ ROOT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
 def _refuse_complex(name: str, a: Any) -> None:
-    if np.iscomplexobj(a):  # where torch refuses too: the rules hold for real numbers
+    """Raise TypeError for complex numbers."""
+    if np.iscomplexobj(a):
         raise TypeError(f"{name}() takes real numbers, not complex ones")
 
 
@@ -30,27 +33,25 @@ def _refuse_complex(name: str, a: Any) -> None:
 
 def _relu_forward(a: Any) -> Any:
     if a.__class__ is _ndarray and a.size > 2048 and a.dtype.char == "f" and a.flags.c_contiguous:
+        # numpy compares single floats with an array faster than with the number 0.
         y = np.zeros(a.shape, a.dtype)
-        return np.maximum(a, y, out=y)  # numpy compares floats with an array faster than with 0
+        return np.maximum(a, y, out=y)
     return np.maximum(a, 0)
 
 
 def _sigmoid_forward(a: Any) -> Any:
     if np.iscomplexobj(a):
         return 1 / (1 + np.exp(-a))
-    small = np.exp(-np.abs(a))  # never overflows, and keeps its digits far below zero
+    # Never overflows, and keeps its digits far below zero, where 1 / (1 + exp(-a)) has none left.
+    small = np.exp(-np.abs(a))
     upper = 1 / (1 + small)
     return np.where(np.asarray(a) >= 0, upper, small * upper)
-
-
-def _erf_forward(a: Any) -> Any:
-    _refuse_complex("erf", a)
-    return erf_array(a)
 
 
 def _gelu_forward(a: Any, approximate: str = "none") -> Any:
     _refuse_complex("gelu", a)
     if approximate == "tanh":
+        # The approximation of Hendrycks and Gimpel, who introduced the function.
         return 0.5 * a * (1 + np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3)))
     if approximate != "none":
         raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
@@ -58,6 +59,7 @@ def _gelu_forward(a: Any, approximate: str = "none") -> Any:
 
 
 def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
+    """Slope of the exact formula, or of the one by tanh that torch offers beside it."""
     if approximate == "tanh":
         t = np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3))
         slope = ROOT_2_OVER_PI * (1 + 3 * 0.044715 * a**2)
@@ -67,15 +69,18 @@ def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
 
 
 def _silu(g: Any, y: Any, a: Any) -> Any:
+    """Slope of a · σ(a), with the sigmoid computed again: saving it would double the memory."""
     s = sigmoid.of(a)
     return g * conj(s * (1 + a * (1 - s)))
 
 
 def _leaky_relu(g: Any, y: Any, a: Any, negative_slope: float = 0.01) -> Any:
+    """The given slope below zero, and at zero, as in torch."""
     return np.where(a > 0, g, g * negative_slope)
 
 
 def _elu(g: Any, y: Any, a: Any, alpha: float = 1.0) -> Any:
+    """The exponential below zero; of the smaller of a and 0, so that it cannot overflow."""
     return np.where(a > 0, g, g * (alpha * np.exp(np.minimum(a, 0))))
 
 
@@ -88,7 +93,6 @@ def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
 relu       = new_op("relu",       _relu_forward,                         lambda g, y, a: g * (y > 0))
 sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * conj(y * (1 - y)))
 silu       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
-erf        = new_op("erf",        _erf_forward,                          lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
 gelu       = new_op("gelu",       _gelu_forward,                         _gelu)
 softplus   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
 leaky_relu = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)
@@ -98,13 +102,16 @@ elu        = new_op("elu",        _elu_forward,                          _elu)
 
 def _softmax_forward(a: Any, axis: int = -1) -> Any:
     _refuse_complex("softmax", a)
+    # Shifted by the largest: no exponential overflows. The steps below work in this new array.
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
+    # In place: the forward pass allocates one array, not three.
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=axis, keepdims=True)
     return shifted
 
 
 def _softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+    """The gradient minus its weighted mean, weighted."""
     weighted = g * y
     return weighted - y * weighted.sum(axis=axis, keepdims=True)
 
@@ -117,6 +124,7 @@ def _log_softmax_forward(a: Any, axis: int = -1) -> Any:
 
 
 def _log_softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+    """The gradient minus its sum in shares of the softmax."""
     return g - np.exp(y) * g.sum(axis=axis, keepdims=True)
 
 
@@ -135,8 +143,10 @@ def dropout(
     if not training or p == 0:
         return a
     if p == 1:
+        # Not zeros: the result still requires grad, with a gradient of zero.
         return a * 0
     generator = np.random.default_rng() if generator is None else generator
+    # Scaled up here, so that nothing needs scaling when the model is used.
     keep = generator.random(a.shape) >= p
     return a * (keep.astype(a.dtype) / (1 - p))
 
@@ -153,11 +163,14 @@ def _standardize_forward(a: Any, axis: Any, eps: float) -> Any:
 
 
 def _standardize(g: Any, y: Any, a: Any, axis: Any = -1, eps: float = 1e-5) -> Any:
+    """The part of the gradient that changes neither mean nor variance, scaled."""
     scale = 1 / np.sqrt(a.var(axis=axis, keepdims=True) + eps)
     mean = g.mean(axis=axis, keepdims=True)
     return (g - mean - y * (g * y).mean(axis=axis, keepdims=True)) * scale
 
 
+# One operation for all normalisations. Made of means and squares it would be some ten nodes, each
+# with an array of the input's size.
 standardize = op("standardize", _standardize_forward, _standardize)
 
 
@@ -168,6 +181,7 @@ def layer_norm(
     """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
     a = as_tensor(a)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    # `standardize` would take any axes.
     if a.shape[a.ndim - len(shape) :] != shape:
         raise ValueError(f"the last axes of {a.shape} are not the normalized shape {shape}")
     y = standardize(a, axis=tuple(range(-len(shape), 0)), eps=eps)
@@ -198,9 +212,11 @@ def batch_norm(
         if training and running_mean is not None and running_var is not None:
             n = a.size // a.shape[1]
             _blend(running_mean, a.data.mean(axis=axis), momentum)
+            # The running variance is the unbiased one, that of the batch is not: as in torch.
             _blend(running_var, a.data.var(axis=axis) * (n / max(n - 1, 1)), momentum)
     else:
         mean, var = as_tensor(running_mean), as_tensor(running_var)
+        # Running statistics are constants: no gradient reaches them.
         scale = 1 / np.sqrt(var.data + np.asarray(eps, var.dtype))
         y = (a - mean.data.reshape(column)) * scale.reshape(column)
     y = y if weight is None else y * as_tensor(weight).reshape(column)
@@ -208,6 +224,7 @@ def batch_norm(
 
 
 def _blend(running: Any, value: Any, momentum: float) -> None:
+    """Move running statistics towards those of a batch, in place."""
     array = running.data if isinstance(running, Tensor) else running
     array *= 1 - momentum
     array += momentum * value
@@ -219,6 +236,7 @@ def _blend(running: Any, value: Any, momentum: float) -> None:
 
 
 def _reduced(loss: Any, reduction: str) -> Any:
+    """Reduce a loss per element as asked for."""
     if reduction == "none":
         return loss
     if reduction not in ("mean", "sum"):
@@ -227,7 +245,7 @@ def _reduced(loss: Any, reduction: str) -> Any:
 
 
 def _shared(loss: Any, weights: Any) -> Any:
-    """The mean by weights; of nothing it is nan, with slope zero."""
+    """Return the mean by weights; of nothing it is nan, with slope zero, as in torch."""
     return loss / weights if weights else loss * 0 + np.nan
 
 
@@ -259,6 +277,7 @@ def nll_loss(
         raise TypeError(f"classes must be integers, not {classes.dtype}")
     axis = 0 if input.ndim == 1 else 1
     kept = classes != ignore_index
+    # An ignored class may be any number, -100 by default; it must not be used as an index.
     safe = np.where(kept, classes, 0)
     if ((safe < 0) | (safe >= input.shape[axis])).any():
         raise IndexError(f"a class lies outside 0 … {input.shape[axis] - 1}")
@@ -268,25 +287,30 @@ def nll_loss(
         share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
     loss = -np.squeeze(picked, axis=axis) * share
     if reduction == "mean":
+        # The mean by class weights, not by rows, as in torch.
         return _shared(loss.sum(), share.sum())
     return _reduced(loss, reduction)
 
 
 def _class_loss_forward(a: Any, classes: Any) -> Any:
+    """Minus the log probability of the right class, one number per row."""
     logs = _log_softmax_forward(a, 1)
     return -logs[np.arange(len(classes)), classes]
 
 
 def _class_loss_rule(g: Any, y: Any, a: Any, classes: Any) -> Any:
+    """The softmax minus one at the right class: nothing but the logits is saved."""
     right = np.arange(a.shape[1]) == classes[:, None]
     return (softmax.of(a, axis=1) - right) * g[:, None]
 
 
+# The usual loss of a classifier as one operation. Made of log_softmax and a selection it takes
+# twice the arrays, and the gradient of the selection is a scatter into zeros.
 _class_loss = op("cross_entropy", _class_loss_forward, _class_loss_rule)
 
 
 def _are_classes(given: Any, logits: Tensor, ignore_index: int) -> bool:
-    """True for the common case that one operation covers: a row of logits per class, all valid."""
+    """Whether this is the common case that one operation covers: a row per class, all valid."""
     return bool(
         logits.ndim == 2
         and given.dtype.kind in "iu"
@@ -328,10 +352,12 @@ def cross_entropy(
         return hard * (1 - label_smoothing) + smooth * (label_smoothing / size)
     target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
     loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
+    # Probabilities have no single class, so torch divides by the number of rows, weights or not.
     return loss.sum() / max(loss.size, 1) if reduction == "mean" else _reduced(loss, reduction)
 
 
 def _class_column(weight: Any, ndim: int, axis: int) -> Any:
+    """Return class weights in a shape that broadcasts along the class axis."""
     if weight is None:
         return 1.0
     array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
@@ -339,6 +365,7 @@ def _class_column(weight: Any, ndim: int, axis: int) -> Any:
 
 
 def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+    """Return the sum of the weights of all classes that are not ignored."""
     kept = classes != ignore_index
     if weight is None:
         return kept.sum(dtype=dtype)
@@ -347,6 +374,7 @@ def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
 
 
 def _bce_forward(a: Any, target: Any) -> Any:
+    """log(1 + exp(-|a|)) and what is missing: never overflows."""
     _refuse_complex("binary_cross_entropy_with_logits", a)
     _refuse_complex("binary_cross_entropy_with_logits", target)
     return np.maximum(a, 0) - a * target + np.log1p(np.exp(-np.abs(a)))
@@ -366,11 +394,13 @@ def binary_cross_entropy_with_logits(
 ) -> Any:
     """Compare logits with probabilities between 0 and 1, safely for large logits."""
     input, target = as_tensor(input), as_tensor(target)
+    # Broadcasting would quietly compare each with each.
     if input.shape != target.shape:
         raise ValueError(f"input {input.shape} and target {target.shape} differ in shape")
     if pos_weight is None:
         loss = _bce(input, target)
     else:
+        # By softplus, which is stable as well; more nodes, for the rarer case.
         scale = (as_tensor(pos_weight) - 1) * target + 1
         loss = (1 - target) * input + scale * softplus(-input)
     return _reduced(loss if weight is None else loss * weight, reduction)

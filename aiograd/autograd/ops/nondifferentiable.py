@@ -1,4 +1,4 @@
-"""Operations whose results are truths, positions or whole numbers: nothing flows back.
+"""Operations whose results are truth values, positions or whole numbers: they have no gradient.
 
 They give Tensors that do not require grad. `NOT_DIFFERENTIABLE` are further numpy functions that
 simply look at the values; any other function without a gradient rule refuses a Tensor that
@@ -25,6 +25,8 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
+# With rules of None they are operations like others: found by name, as methods and operators, and
+# by other workers.
 DISCRETE = {
     function.__name__: numpy_op(function, *[None] * function.nin) for function in _UFUNCS
 } | {
@@ -34,6 +36,8 @@ DISCRETE = {
     for function in _FUNCTIONS
 }
 
+# These have no counterpart in `ag`. Listed one by one: a function of numpy that is not here and has
+# no rule is refused, so that a new one can never lose a gradient silently.
 NOT_DIFFERENTIABLE: frozenset[Any] = frozenset({
     np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.common_type, np.min_scalar_type,
     np.iscomplexobj, np.isrealobj, np.isscalar, np.may_share_memory, np.shares_memory,

@@ -16,10 +16,14 @@ from aiograd.autograd.ops.zero_stride import all_rows, product
 
 
 def _turned(a: Any) -> Any:
+    """Return the conjugate transpose of the last two axes."""
+    # `.T` costs less than `swapaxes`, and most are plain matrices.
     return conj(a).T if a.ndim == 2 else np.swapaxes(conj(a), -1, -2)
 
 
 def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """The gradient times the other factor, transposed; vectors as numpy's matmul takes them."""
+    # The common case first: no branch on shapes before it.
     if a.ndim == b.ndim == 2:
         return product(g, conj(b).T)
     if b.ndim == 1:
@@ -30,13 +34,16 @@ def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
 
 
 def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
+    """The other factor, transposed, times the gradient."""
     if a.ndim == b.ndim == 2:
         return product(conj(a).T, g)
     if a.ndim == 1:
         return g * conj(a) if b.ndim == 1 else conj(a)[:, None] * g[..., None, :]
     if b.ndim == 1:
         return np.matmul(_turned(a), g[..., None])[..., 0]
-    if b.ndim == 2 and a.ndim > 2:  # one product over all rows instead of a batch and its sum
+    # A batch times one matrix, as in a layer: one product over the rows of all samples, instead of
+    # a product per sample and the sum over them.
+    if b.ndim == 2 and a.ndim > 2:
         a, g = all_rows(a, g)
     return product(_turned(a), g)
 
@@ -45,6 +52,7 @@ matmul = numpy_op(np.matmul, _matmul_left, _matmul_right)
 
 
 def _bmm(a: Any, b: Any) -> Any:
+    """As matmul, for two stacks of matrices only, as torch has it."""
     if np.ndim(a) != 3 or np.ndim(b) != 3:
         raise ValueError(f"bmm() takes two stacks of matrices, not {np.shape(a)} and {np.shape(b)}")
     return np.matmul(a, b)
@@ -102,12 +110,14 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     columns = [i for i in range(b.ndim) if i not in theirs]
     shape = [a.shape[i] for i in rows] + [b.shape[i] for i in columns]
     length = int(np.prod([a.shape[i] for i in ours], dtype=np.int64))
+    # One matrix product, with the summed axes last on the left and first on the right.
     left = a.transpose(rows + ours).reshape(_size(a, rows), length)
     right = b.transpose(theirs + columns).reshape(length, _size(b, columns))
     return matmul(left, right).reshape(tuple(shape))
 
 
 def _size(a: Any, axes: Sequence[int]) -> int:
+    """Return the number of elements along these axes."""
     return int(np.prod([a.shape[i] for i in axes], dtype=np.int64))
 
 
@@ -138,6 +148,7 @@ def cross(
     return np.stack(parts, axis=axisc)
 
 
+# Only newer versions of numpy have it.
 @composite(getattr(np, "vecdot", None))
 def vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
     """Sum products along one axis, the first factor conjugated."""
@@ -148,10 +159,12 @@ def vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
 
 
 def _einsum_arguments(*args: Any, optimize: Any = None, out: Any = None) -> Any:
+    """Turn the call into operands and subscripts that name every axis."""
     if not args or not isinstance(args[0], str):
         raise TypeError("einsum() on Tensors takes its subscripts as a string, e.g. 'ij,jk->ik'")
     subscripts, *operands = args
     operands = [as_tensor(operand) for operand in operands]
+    # The rule computes with the letters, so none may be left out.
     spelled = _spell_out(subscripts, [operand.ndim for operand in operands])
     return operands, {"subscripts": spelled} | ({} if out is None else {"out": out})
 
@@ -169,6 +182,8 @@ def _spell_out(subscripts: str, ndims: Sequence[int]) -> str:
         if "..." in term:
             extra = ndim - len(term) + 3
             longest = max(longest, extra)
+            # Reversed, so that the last axes behind the dots have the same letter in every operand:
+            # they are aligned from the right when they are broadcast.
             terms[i] = term.replace("...", "".join(free[:extra][::-1]))
     rest = "".join(free[:longest][::-1])
     if not arrow:
@@ -178,6 +193,8 @@ def _spell_out(subscripts: str, ndims: Sequence[int]) -> str:
 
 
 def _einsum_forward(*operands: Any, subscripts: str) -> Any:
+    """Compute by BLAS where the arrays are large enough."""
+    # Finding the order of products takes longer than multiplying small arrays.
     large = len(operands) > 1 and sum([operand.size for operand in operands]) > 2048
     return np.einsum(subscripts, *operands, optimize=large)
 
@@ -192,12 +209,16 @@ def _einsum(g: Any, y: Any, i: int, *operands: Any, subscripts: str) -> Any:
     free = iter([letter for letter in string.ascii_letters if letter not in subscripts])
     wanted = ""
     for letter, size in zip(own, operand.shape, strict=True):
-        if letter in wanted:  # a diagonal: an axis of its own, tied by the identity
+        if letter in wanted:
+            # A repeated letter reads a diagonal. numpy cannot write one, so the second axis gets a
+            # letter of its own and is tied to the first by the identity.
             twin = next(free)
             others.append((letter + twin, np.eye(size, dtype=g.dtype)))
             wanted += twin
             continue
-        if letter not in known:  # only summed over
+        if letter not in known:
+            # Only this operand has the axis: it was summed over, so the gradient is the same along
+            # it.
             others.append((letter, np.ones(size, g.dtype)))
         wanted += letter
     asked = ",".join([output, *[term for term, _ in others]]) + "->" + wanted

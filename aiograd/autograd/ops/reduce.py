@@ -9,27 +9,31 @@ import numpy as np
 
 from aiograd.autograd.ops.table import composite, conj, new_op, numpy_op, spread
 
-_total: Any = np.add.reduce  # quicker by position: array, axis, dtype, out, keepdims
+# `np.sum` and `np.max` end here, after some Python. Arguments by position (array, axis, dtype, out,
+# keepdims) are read faster than by name.
+_total: Any = np.add.reduce
 _largest: Any = np.maximum.reduce
 
 Axis = int | tuple[int, ...] | None
 
 
 def kept(value: Any, axis: Axis, keepdims: Any, ndim: int) -> Any:
-    """A reduced value with its reduced axes put back as ones, ready to broadcast."""
+    """Return a reduced value with its reduced axes put back as ones, ready to broadcast."""
+    # A single number broadcasts as it is.
     if axis is None or keepdims or ndim == 0:
         return value
     return value.reshape(ones_at(value.shape, axis, ndim))
 
 
 def ones_at(shape: tuple[int, ...], axis: Axis, ndim: int) -> tuple[int, ...]:
+    """Return a reduced shape with ones at the axes that were reduced."""
     axes = {i % ndim for i in ((axis,) if isinstance(axis, int | np.integer) else axis or ())}
     rest = iter(shape)
     return tuple([1 if i in axes else next(rest) for i in range(ndim)])
 
 
 def count(shape: tuple[int, ...], axis: Axis) -> int:
-    """How many elements are reduced into one."""
+    """Return how many elements are reduced into one."""
     if axis is None:
         return int(np.prod(shape, dtype=np.int64))
     axes = (axis,) if isinstance(axis, int | np.integer) else axis
@@ -42,12 +46,15 @@ def count(shape: tuple[int, ...], axis: Axis) -> int:
 def _sum(
     g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
+    """The gradient of the sum for each element, shown by strides of zero where it is large."""
     return spread(kept(g, axis, keepdims, a.ndim), a.shape)
 
 
 def _mean(
     g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
+    """An even share for each element."""
+    # Divided before it is spread: over the few results, not over all elements.
     share = kept(g, axis, keepdims, a.ndim) / count(a.shape, axis)
     return spread(share, a.shape)
 
@@ -56,8 +63,10 @@ def _var(
     g: Any, y: Any, a: Any, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
     correction: float | None = None,
 ) -> Any:  # fmt: skip
+    """Twice the distance from the mean, over the degrees of freedom."""
     n = count(a.shape, axis) - (ddof if correction is None else correction)
-    twice = 2 / n if n > 0 else np.inf  # the variance of too few is not finite either
+    # The variance of too few elements is not finite, and neither is its slope; torch agrees.
+    twice = 2 / n if n > 0 else np.inf
     return kept(g, axis, keepdims, a.ndim) * ((a - a.mean(axis=axis, keepdims=True)) * twice)
 
 
@@ -65,7 +74,9 @@ def _std(
     g: Any, y: Any, a: Any, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
     correction: float | None = None,
 ) -> Any:  # fmt: skip
-    equal = y == 0  # where the slope is zero
+    """The slope of the variance, through the root."""
+    # Equal elements: the slope of the root is infinite there, torch takes zero.
+    equal = y == 0
     slope = np.where(equal, 0, g / (2 * np.where(equal, 1, y)))
     return _var(slope, None, a, axis, ddof, keepdims, correction)
 
@@ -75,7 +86,7 @@ def _sum_forward(
 ) -> Any:
     if kwargs:
         return np.sum(a, axis, dtype, keepdims=keepdims, **kwargs)
-    return _total(a, axis, dtype, None, keepdims)  # what np.sum ends up with
+    return _total(a, axis, dtype, None, keepdims)
 
 
 sum = numpy_op(np.sum, _sum, forward=_sum_forward)
@@ -89,6 +100,7 @@ std = numpy_op(np.std, _std)
 
 def _extreme(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: Any = False) -> Any:
     """The gradient goes to the extreme element, in even shares to all of them at a tie."""
+    # Compared with the result, which costs less to save than the positions of all ties.
     chosen = a == kept(y, axis, keepdims, a.ndim)
     ties = chosen.sum(axis=axis, keepdims=True, dtype=g.dtype)
     return chosen * (kept(g, axis, keepdims, a.ndim) / ties)
@@ -112,13 +124,14 @@ def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def _prod(
     g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
+    """The product of the others, by division where no element is zero."""
     if np.all(a != 0):
         return kept(g * conj(y), axis, keepdims, a.ndim) / conj(a)
     return kept(g, axis, keepdims, a.ndim) * conj(_product_of_others(a, axis))
 
 
 def _product_of_others(a: Any, axis: Axis) -> Any:
-    """For each element the product of all others, exact beside zeros."""
+    """Return for each element the product of all others, exact beside zeros."""
     if axis is None:
         return _others_along_last(a.reshape(-1)).reshape(a.shape)
     axes = (axis,) if isinstance(axis, int | np.integer) else axis
@@ -129,6 +142,7 @@ def _product_of_others(a: Any, axis: Axis) -> Any:
 
 
 def _others_along_last(a: Any) -> Any:
+    """Multiply what is before and what is after each element: no division."""
     one = np.ones((*a.shape[:-1], 1), a.dtype)
     before = np.concatenate([one, np.cumprod(a[..., :-1], axis=-1)], axis=-1)
     after = np.flip(np.cumprod(np.flip(a[..., 1:], -1), axis=-1), -1)
@@ -136,6 +150,7 @@ def _others_along_last(a: Any) -> Any:
 
 
 def _cumprod(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+    """By division where no element is zero, else by the recurrence from the end."""
     if axis is None:
         return _cumprod(g, y, a.reshape(-1), 0).reshape(a.shape)
     if np.all(a != 0):
@@ -149,6 +164,7 @@ def _cumprod(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None)
 
 
 def _cumsum(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+    """An element counts in its own total and all later ones."""
     if axis is None:
         return np.flip(np.cumsum(np.flip(g))).reshape(a.shape)
     return np.flip(np.cumsum(np.flip(g, axis), axis=axis), axis)
@@ -164,8 +180,11 @@ cumsum = numpy_op(np.cumsum, _cumsum)
 
 def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     top = _largest(a, axis, None, None, True)
+    # One test of one number. A sum that overflows without an infinity in it takes the careful way
+    # too, which gives the same.
     if not isfinite(abs(_total(top, None))):
         return _logsumexp_of_infinities(a, top, axis, keepdims)
+    # Shifted by the largest, so that no exponential overflows and one of them is 1.
     shifted = np.asarray(a - top)
     y = np.log(_total(np.exp(shifted, shifted), axis, None, None, True))
     y += top
@@ -173,6 +192,7 @@ def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
 
 
 def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
+    """An infinite maximum must not be subtracted from itself."""
     top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):  # all -inf: the logarithm of 0 is what is meant
         y = np.log(np.add.reduce(np.exp(a - top), axis=axis, keepdims=True)) + top
@@ -180,6 +200,7 @@ def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
 
 
 def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The softmax, from the result alone."""
     share = np.exp(a - kept(y, axis, keepdims, a.ndim))
     return kept(g, axis, keepdims, a.ndim) * conj(share)
 

@@ -1,4 +1,8 @@
-"""The same numbers in another arrangement: axes moved, merged, added, turned around."""
+"""The same numbers in another arrangement: axes moved, merged, added, turned around.
+
+The gradient of a rearrangement is the rearrangement that undoes it, so no rule here reads a value:
+at most the shape of the argument is saved.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ Axes = int | Sequence[int] | None
 
 
 def _numbers_or_tuple(numbers: tuple[Any, ...]) -> Any:
-    """`t.reshape(2, 3)` means `t.reshape((2, 3))`."""
+    """Return `(2, 3)` for both `t.reshape(2, 3)` and `t.reshape((2, 3))`."""
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -44,6 +48,7 @@ squeeze = numpy_op(
     forward=lambda a, axis=None: np.squeeze(a, axis)[...],
 )
 expand_dims = numpy_op(np.expand_dims, lambda g, y, a, axis=None: np.reshape(g, a.shape))
+# The sweep sums over the axes that were stretched (`sweep.conform`).
 broadcast_to = numpy_op(np.broadcast_to, lambda g, y, a, shape=None: g)
 
 
@@ -67,7 +72,10 @@ def broadcast_arrays(*args: Any) -> Any:
 
 
 def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
+    """Declare one of numpy's functions that add axes."""
+
     def atleast(*arys: Any) -> Any:
+        # The shape is asked of numpy, the reshape is recorded.
         grown = [
             a if a.ndim >= ndim else reshape(a, function(a.data).shape)
             for a in (as_tensor(ary) for ary in arys)
@@ -87,6 +95,7 @@ atleast_3d = _at_least(np.atleast_3d, 3)
 
 
 def _transpose(g: Any, y: Any, a: Any, axes: Sequence[int] | None = None) -> Any:
+    """Transpose by the inverse permutation."""
     if axes is None:
         return np.transpose(g)
     back = sorted(range(len(axes)), key=[i % len(axes) for i in axes].__getitem__)
@@ -113,6 +122,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 @composite(np.matrix_transpose)
 def matrix_transpose(x: Any) -> Any:
     """Exchange the last two axes."""
+    # `swapaxes` on a vector would say something about axes that nobody wrote.
     if as_tensor(x).ndim < 2:
         raise ValueError("a matrix has at least two axes")
     return swapaxes(x, -1, -2)
@@ -134,6 +144,7 @@ rot90 = numpy_op(np.rot90, lambda g, y, a, k=1, axes=(0, 1): np.rot90(g, -k, axe
 
 
 def _roll(g: Any, y: Any, a: Any, shift: Any = 0, axis: Any = None) -> Any:
+    """Roll back."""
     back = tuple(-s for s in shift) if isinstance(shift, list | tuple) else -shift
     return np.roll(g, back, axis)
 
@@ -148,11 +159,13 @@ triu = numpy_op(np.triu, lambda g, y, a, k=0: np.triu(g, k))
 
 
 def _on_diagonal(g: Any, shape: tuple[int, ...], offset: int, axis1: int, axis2: int) -> Any:
-    """Zeros of `shape` with the last axis of `g` on a diagonal."""
+    """Return zeros of `shape` with the last axis of `g` on a diagonal."""
     if g.shape[-1] == 0:
         return np.zeros(shape, g.dtype)
     rows, columns = shape[axis1], shape[axis2]
     first = max(-offset, 0)  # the row of the first diagonal element
+    # No assignment into zeros: with create_graph `g` is a Tensor, and writes are not recorded. Each
+    # row takes one element, and the identity keeps it on the diagonal only.
     place = np.clip(np.arange(rows) - first, 0, g.shape[-1] - 1)
     spread = np.take(g, place, axis=-1)[..., None] * np.eye(rows, columns, offset, dtype=g.dtype)
     return np.moveaxis(spread, (-2, -1), (axis1, axis2))
@@ -184,6 +197,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 def _unpad(g: Any, y: Any, a: Any, pad_width: Any = (), constant_values: Any = 0) -> Any:
+    """Cut the border off."""
     return g[tuple([slice(w[0], w[0] + n) for w, n in zip(pad_width, a.shape, strict=True)])]
 
 
@@ -200,8 +214,11 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     a = as_tensor(array)
     if mode == "constant":
         return _bordered(a, pad_width=np.broadcast_to(pad_width, (a.ndim, 2)).tolist(), **kwargs)
+    # The other modes compute new values (means, ramps), or call a function of the user's.
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
         raise TypeError(f"pad() with mode {mode!r} has no gradient rule")
+    # numpy pads the positions instead of the values: every element of the result is a copy of a
+    # known one, and indexing has the gradient.
     places = np.pad(np.arange(a.size).reshape(a.shape), pad_width, mode, **kwargs)
     return a.reshape(-1)[places]
 
@@ -241,6 +258,7 @@ def gradient(f: Any, *spacing: float, axis: int | tuple[int, ...] | None = None)
 
 
 def _slope(f: Any, step: float, axis: int) -> Any:
+    """Differences over two steps inside, over one at the ends."""
     if f.shape[axis] < 2:
         raise ValueError("gradient() needs at least two elements along an axis")
     before = (slice(None),) * axis
@@ -256,6 +274,7 @@ def ediff1d(ary: Any) -> Any:
     return diff(ravel(ary))
 
 
+# Methods whose arguments are written otherwise than those of the functions of the same name.
 _METHODS: dict[str, Any] = {
     "reshape": _reshape,
     "transpose": _method_transpose,
@@ -264,6 +283,6 @@ _METHODS: dict[str, Any] = {
     "mT": property(lambda self: matrix_transpose(self)),
     "real": property(lambda self: np.real(self)),
     "imag": property(lambda self: np.imag(self)),
-}  # written otherwise than the functions of the same name
+}
 for _name, _method in _METHODS.items():
     setattr(Tensor, _name, _method)

@@ -1,4 +1,7 @@
-"""Statistics made of sums and sorting: no rules of their own, so any derivative is right for free."""
+"""Statistics made of sums and sorting: no rules of their own, so any derivative is right for free.
+
+What has no gradient (numbers of elements, positions) is computed on plain arrays.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from aiograd.autograd.tensor import Tensor
 def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Sum, taking nan for 0."""
     a = as_tensor(a)
+    # `where` gives the replaced elements a gradient of zero, and never multiplies nan by it.
     return sum(np.where(np.isnan(a), 0, a), axis=axis, keepdims=keepdims)
 
 
@@ -24,6 +28,7 @@ def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def nanmean(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     """Average what is not nan."""
     a = as_tensor(a)
+    # How many there are has no gradient.
     known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
     return nansum(a, axis=axis, keepdims=keepdims) / known.astype(a.dtype)
 
@@ -78,11 +83,13 @@ def average(a: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = 
         if not isinstance(axis, int) or weights.ndim != 1:
             raise TypeError("weights of another shape need one axis and must be a vector")
         weights = weights.reshape(ones_at((weights.shape[0],), _others(axis, a.ndim), a.ndim))
+    # Weights may broadcast; each element counts with its own.
     total = sum(weights * np.ones(a.shape, weights.dtype), axis=axis, keepdims=keepdims)
     return sum(a * weights, axis=axis, keepdims=keepdims) / total
 
 
 def _others(axis: int, ndim: int) -> tuple[int, ...]:
+    """Return all axes but one."""
     return tuple(i for i in range(ndim) if i != axis % ndim)
 
 
@@ -92,11 +99,13 @@ def quantile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) ->
     a, q = as_tensor(a), np.asarray(q, dtype=np.float64)
     where = 0 if axis is None else axis
     ordered = np.sort(a.reshape(-1) if axis is None else a, axis=where)
+    # Between which two elements of the sorted array, and how far.
     place = q * (ordered.shape[where] - 1)
     low = np.floor(place).astype(np.intp)
     share = (place - low).astype(a.dtype)
     share = share.reshape(share.shape + (1,) * (ordered.ndim - 1))
     lower = np.moveaxis(np.take(ordered, low.reshape(-1), axis=where), where, 0)
+    # The largest element has none above it; its share is zero.
     above = np.minimum(low + 1, ordered.shape[where] - 1)
     upper = np.moveaxis(np.take(ordered, above.reshape(-1), axis=where), where, 0)
     lower, upper = (x.reshape(q.shape + x.shape[1:]) for x in (lower, upper))
@@ -107,6 +116,7 @@ def quantile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) ->
 
 
 def _all(axis: int | None, ndim: int) -> Axis:
+    """Return all axes for None."""
     return tuple(range(ndim)) if axis is None else axis
 
 
@@ -130,6 +140,7 @@ def cov(m: Any, *, rowvar: bool = True, bias: bool = False, ddof: float | None =
     """Give the covariance matrix of variables, one per row (or column, without `rowvar`)."""
     m = np.atleast_2d(as_tensor(m))
     m = m if rowvar or m.shape[0] == 1 else m.T
+    # `ddof` wins over `bias`, as in numpy.
     freedom = count(m.shape, 1) - ((0 if bias else 1) if ddof is None else ddof)
     away = m - mean(m, axis=1, keepdims=True)
     return np.squeeze(away @ np.conj(away).T / freedom)

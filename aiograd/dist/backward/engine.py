@@ -28,6 +28,7 @@ from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
+from aiograd.autograd.backward import entries as roots_of
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.boundary import crossed_all
@@ -37,7 +38,6 @@ from aiograd.dist.backward.abort import Endings
 from aiograd.dist.backward.mail import flatten, unflatten
 from aiograd.dist.backward.outcomes import Report
 from aiograd.dist.backward.state import Answer, Message, Pass, Terms
-from aiograd.dist.backward.roots import entries as roots_of
 from aiograd.dist.backward.active import Late, Running
 from aiograd.dist.backward.plan import Topology
 from aiograd.errors import (
@@ -101,7 +101,7 @@ class Engine:
     ) -> None:
         context.check()
         seconds = self._budget(timeout)
-        entries = roots_of(roots, create_graph)
+        entries = roots_of(roots, create_graph=create_graph, allow_leaf=False)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         running = self._start(context, terms, entries, ())

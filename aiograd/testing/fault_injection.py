@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, FaultAction
 
 __all__ = ["CALLS", "CONTROL", "Faults"]
 
@@ -62,17 +62,17 @@ class Faults:
         """Make faults that only delay: calls and ops by 1.5 s, unless said otherwise."""
         return cls(fail={}, delay=dict.fromkeys(kinds, seconds))
 
-    def on_send(self, kind: str, to: str) -> Verdict:
+    def on_send(self, kind: str, to: str) -> FaultAction:
         """Decide about one message; failing comes before dropping, and so on."""
-        for action, verdict, limits in self._counted:
+        for name, action, limits in self._counted:
             limit = limits.get(kind, 0)
-            if self._seen[action, kind, to] < limit:
-                self._seen[action, kind, to] += 1
-                self.hit[action, kind] += 1
-                return verdict
+            if self._seen[name, kind, to] < limit:
+                self._seen[name, kind, to] += 1
+                self.hit[name, kind] += 1
+                return action
         if kind in self.delay:
             self.hit["delay", kind] += 1
-            return Verdict("delay", self.delay[kind])
+            return FaultAction("delay", self.delay[kind])
         return SEND
 
 

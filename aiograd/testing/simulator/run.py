@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiograd.rpc.extension import Verdict
+from aiograd.rpc.extension import FaultAction
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.actors import CALLS, Act, Actor, overtaken_call
 from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS
@@ -104,7 +104,7 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
 
 
 async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
-    def on_send(node: Node, kind: str, to: str) -> Verdict:
+    def on_send(node: Node, kind: str, to: str) -> FaultAction:
         return player.message(node.name, kind)
 
     if any(fault.on for fault in plan.faults):

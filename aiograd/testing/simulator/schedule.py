@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, FaultAction
 from aiograd.testing.simulator.world import World
 
 
@@ -49,7 +49,7 @@ HARMFUL: Final = DEATHS | {
     *("vanish", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse")
 }
 ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
-VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
+MESSAGE_ACTIONS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
 HINDERING: Final = frozenset({"pause", "cut", "cut_one_way", "clog"})
 SHORT: Final = 2.0  # seconds; a cut that ends earlier is not seen
@@ -242,22 +242,22 @@ class Player:
         """From now on nothing goes wrong any more."""
         self._triggered.clear()
 
-    def message(self, name: str, kind: str) -> Verdict:
+    def message(self, name: str, kind: str) -> FaultAction:
         """A message of this kind is about to leave a node: what becomes of it."""
         kind = ALIASES.get(kind, kind)
         self.messages[kind] += 1
         if not self._triggered:
             return SEND
-        verdict = SEND
+        action = SEND
         count = self._seen[name, kind] = self._seen.get((name, kind), 0) + 1
         for fault in [f for f in self._triggered if (f.a, f.on, f.at) == (name, kind, count)]:
             self._triggered.remove(fault)
-            if fault.kind in VERDICTS:
+            if fault.kind in MESSAGE_ACTIONS:
                 self.harm.note(fault)
                 self.world.trace("fault", str(fault))
-                verdict = VERDICTS[fault.kind]
+                action = MESSAGE_ACTIONS[fault.kind]
                 continue
             # After the callback that sends it, and sometimes after the bytes have left.
             later = 0.0 if fault.amount else LATER
             self.world.loop.call_later(later, self.happen, fault, context=self.world.context)
-        return verdict
+        return action

@@ -22,7 +22,7 @@ from aiograd.dist import attach as attach_autograd
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.extension import Verdict
+from aiograd.rpc.extension import FaultAction
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rref import attach as attach_references
@@ -32,7 +32,7 @@ from aiograd.testing.simulator.threads import SimPool, Threads
 from aiograd.testing.simulator.trace import Trace
 
 SECRET: Final = b"a secret for simulated workers .."
-OnSend = Callable[["Node", str, str], Verdict]
+OnSend = Callable[["Node", str, str], FaultAction]
 
 
 class SimRuntime(Runtime):
@@ -108,7 +108,7 @@ class Node:
             await part.close()
         await self.agent.close()
 
-    def on_send(self, kind: str, to: str) -> Verdict:
+    def on_send(self, kind: str, to: str) -> FaultAction:
         """As the agent's faults: every message passes here."""
         assert self.world.on_send is not None
         self.world.trace("message", self.name, to, kind)

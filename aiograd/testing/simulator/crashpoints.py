@@ -42,7 +42,7 @@ from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import Owner, SimulationError
-from aiograd.testing.simulator.network import Manner
+from aiograd.testing.simulator.network import WireSettings
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
 from aiograd.testing.simulator.programs import PROGRAMS, Program
 from aiograd.testing.simulator.run import Errors, hushed, quiet
@@ -184,8 +184,8 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
         gc.collect()  # services of a dead worker of the last case complain when they are freed
     options = Options(timeout=TIMEOUT, secret=None, lease=0.5, heartbeat=2.0)
     # Seed 0 is the plain one: all messages take equally long. Others vary that, and the order.
-    manner = Manner(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
-    world = World(case.seed, options=options, manner=manner, trace=trace)
+    wire = WireSettings(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
+    world = World(case.seed, options=options, wire=wire, trace=trace)
     harm = Harm(world)
     book = Ledger(world, harm)
     trial = Trial(program, world, book)

@@ -204,8 +204,8 @@ class Ledger:
 
     @property
     def _journey(self) -> float:
-        manner = self.world.wire.manner
-        return manner.latency + manner.jitter
+        settings = self.world.wire.settings
+        return settings.latency + settings.jitter
 
 
 def ledger() -> Ledger:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aiograd.rpc.options import Options
-from aiograd.testing.simulator.network import Manner
+from aiograd.testing.simulator.network import WireSettings
 from aiograd.testing.simulator.schedule import Fault
 
 THEMES: Final = (
@@ -43,7 +43,7 @@ class Plan:
     seed: int
     names: list[str]
     options: Options
-    manner: Manner
+    wire: WireSettings
     profile: str
     faults: list[Fault]
     actors: int
@@ -62,8 +62,8 @@ def make_plan(seed: int) -> Plan:
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
     profile = rng.choice(MIXED)
-    options, manner = _options(rng), _manner(rng)
-    if manner.latency > 0.001:  # a few round trips must not be late
+    options, wire = _options(rng), _wire_settings(rng)
+    if wire.latency > 0.001:  # a few round trips must not be late
         options = replace(options, timeout=20.0)
     # Drawn by itself: a seed without a crowd means the same as before there were any.
     draw = random.Random(f"{seed} crowd")
@@ -77,7 +77,7 @@ def make_plan(seed: int) -> Plan:
         seed=seed,
         names=names,
         options=options,
-        manner=manner,
+        wire=wire,
         profile=profile,
         faults=_with_forks(seed, PROFILES[profile](rng, names)),
         actors=rng.randint(2, 5),
@@ -99,7 +99,7 @@ def _replaced_plan(seed: int) -> Plan:
         seed=seed,
         names=names,
         options=Options(timeout=20.0, secret=None, lease=2.0),
-        manner=Manner(*rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03)))),
+        wire=WireSettings(*rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03)))),
         profile="replaced",
         faults=PROFILES["replaced"](rng, names),
         actors=rng.randint(2, 4),
@@ -120,10 +120,10 @@ def _options(rng: random.Random) -> Options:
     return options
 
 
-def _manner(rng: random.Random) -> Manner:
+def _wire_settings(rng: random.Random) -> WireSettings:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
     window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
-    return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
+    return WireSettings(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
 
 
 def _with_forks(seed: int, faults: list[Fault]) -> list[Fault]:

@@ -75,7 +75,7 @@ class Errors(logging.Handler):
 def run(plan: Plan, *, trace: bool = False) -> Report:
     """Simulate one plan."""
     with quiet() as errors:
-        world = World(plan.seed, options=plan.options, manner=plan.manner, trace=trace)
+        world = World(plan.seed, options=plan.options, wire=plan.wire, trace=trace)
         player = Player(world, plan.faults)
         book = Ledger(world, player.harm)
         world.ledger = book  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rref import attach as attach_references
 from aiograd.testing.simulator.loop import OWNER, SimLoop
-from aiograd.testing.simulator.network import HostNetwork, Manner, Wire
+from aiograd.testing.simulator.network import HostNetwork, Wire, WireSettings
 from aiograd.testing.simulator.threads import SimPool, Threads
 from aiograd.testing.simulator.trace import Trace
 
@@ -145,7 +145,7 @@ class World:
         seed: int,
         *,
         options: Options | None = None,
-        manner: Manner | None = None,
+        wire: WireSettings | None = None,
         trace: bool = False,
     ) -> None:
         self.seed = seed
@@ -154,7 +154,7 @@ class World:
         self.trace = Trace(self.loop, all_of_it=trace)
         self.context = contextvars.Context()  # of what belongs to no node
         rng = random.Random(f"{seed} wire")
-        self.wire = Wire(self.loop, rng, manner or Manner(), self.trace)
+        self.wire = Wire(self.loop, rng, wire or WireSettings(), self.trace, self.context)
         self.nodes: dict[str, Node] = {}  # the latest start of each worker
         self.dead: list[Node] = []
         self._told: dict[tuple[Node, str], float] = {}  # who hears next of which restart, and when

@@ -14,10 +14,9 @@ from aiograd.rpc.api import rpc_async
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read
-from aiograd.testing.simulator.functions import here
 from aiograd.testing.simulator.gradients import heavy
 from aiograd.testing.simulator.plan import REPLACED, make_plan
-from aiograd.testing.simulator.world import World
+from aiograd.testing.simulator.world import World, here
 
 LEAF, OTHER = ag.ones(2, requires_grad=True), ag.ones(2, requires_grad=True)
 SUMS = {LEAF: np.array([2.0, 4.0])}

@@ -68,7 +68,7 @@ class Bench:
             loop.run_until_complete(loop.create_task(work, context=self.world.context))
             assert not loop.troubles
         finally:
-            self.world.bury()
+            self.world.dispose()
             loop.close()
 
 

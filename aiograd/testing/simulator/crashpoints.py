@@ -189,7 +189,7 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     harm = Harm(world)
     book = Ledger(world, harm)
     trial = Trial(program, world, book)
-    world.ledger, world.trial = book, trial  # type: ignore[attr-defined]
+    world.parts.update({Ledger: book, Trial: trial})
     boundaries = Boundaries(world, trial, harm, case)
     main = world.loop.create_task(_main(world, program, trial, boundaries), context=world.context)
     errors.messages.clear()  # what the run before has left behind may speak when it is let go
@@ -202,7 +202,7 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     for trouble in world.loop.troubles:
         book.violated("I7", f"asyncio complains: {trouble}")
     with hushed():
-        world.bury()
+        world.dispose()
         world.loop.close()
     violations, lines = list(book.violations), world.trace.lines()
     return Result(case, boundaries.points, violations, book.outcomes, world.trace.digest, lines)

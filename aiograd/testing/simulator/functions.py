@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiograd.rpc.api import inline, rpc_async, rpc_sync
-from aiograd.testing.simulator.ledger import CallId, ledger
-from aiograd.testing.simulator.loop import OWNER
-
-if TYPE_CHECKING:
-    from aiograd.testing.simulator.world import Node
+from aiograd.testing.simulator.ledger import CallId, enter, leave
 
 
 class Boom(Exception):
     """What functions raise on purpose."""
-
-
-def enter(id: CallId) -> None:
-    book = ledger()
-    book.ran[id] = book.ran.get(id, 0) + 1
-    book.began[id] = book.world.loop.time()
-    book.world.trace("run", id)
-
-
-def here() -> Node:
-    """The node that runs this function."""
-    owner = OWNER.get()
-    assert owner is not None
-    return owner  # type: ignore[return-value]
-
-
-def _leave(id: CallId) -> None:
-    book = ledger()
-    book.stopped[id] = book.world.loop.time()
 
 
 async def work(id: CallId, value: Any, seconds: float) -> Any:
@@ -43,14 +20,14 @@ async def work(id: CallId, value: Any, seconds: float) -> Any:
     try:
         await asyncio.sleep(seconds)
     finally:
-        _leave(id)
+        leave(id)
     return value
 
 
 async def measure(id: CallId, value: Any) -> int:
     """Take something large, and give something small."""
     enter(id)
-    _leave(id)
+    leave(id)
     return len(value)
 
 
@@ -75,7 +52,7 @@ async def count(id: CallId, numbers: int, seconds: float) -> AsyncIterator[int]:
                 await asyncio.sleep(seconds)
             yield number
     finally:
-        _leave(id)
+        leave(id)
 
 
 def count_in_thread(id: CallId, numbers: int) -> Iterator[int]:
@@ -97,7 +74,7 @@ async def chain(id: CallId, path: list[str], value: int) -> int:
         back = await rpc_async(path[0], chain, ((*id, 0), path[1:], value + 1))
         return int(back)
     finally:
-        _leave(id)
+        leave(id)
 
 
 def chain_in_threads(id: CallId, path: list[str], value: int) -> int:

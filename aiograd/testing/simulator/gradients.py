@@ -28,9 +28,8 @@ from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read
-from aiograd.testing.simulator.functions import enter, here
-from aiograd.testing.simulator.ledger import ANY, CallId, equal
-from aiograd.testing.simulator.world import Node
+from aiograd.testing.simulator.ledger import ANY, CallId, enter, equal
+from aiograd.testing.simulator.world import Node, here
 
 Expression = tuple[Any, ...]
 SHAPE = (2, 2)

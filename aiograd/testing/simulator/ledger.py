@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,12 +26,8 @@ from aiograd.errors import (
     UnknownContext,
     WorkerLost,
 )
-from aiograd.testing.simulator.loop import OWNER
-from aiograd.testing.simulator.schedule import DEATHS
-
-if TYPE_CHECKING:
-    from aiograd.testing.simulator.schedule import Harm
-    from aiograd.testing.simulator.world import Node, World
+from aiograd.testing.simulator.schedule import DEATHS, Harm
+from aiograd.testing.simulator.world import Node, World, here
 
 LATE: Final = 0.25  # seconds after its deadline by which every call has ended
 CANCELLED: Final = 0.5  # seconds in which a cancelled coroutine has ended
@@ -208,11 +204,24 @@ class Ledger:
         return settings.latency + settings.jitter
 
 
-def ledger() -> Ledger:
-    """The book of the simulation that runs this function."""
-    owner = OWNER.get()
-    assert owner is not None
-    return owner.world.ledger  # type: ignore[attr-defined,no-any-return]
+def current_ledger() -> Ledger:
+    """Return the ledger of the simulation that runs this function."""
+    found: Ledger = here().world.parts[Ledger]
+    return found
+
+
+def enter(id: CallId) -> None:
+    """Note that the function of a call begins to run; every function of a workload does so."""
+    ledger = current_ledger()
+    ledger.ran[id] = ledger.ran.get(id, 0) + 1
+    ledger.began[id] = ledger.world.loop.time()
+    ledger.world.trace("run", id)
+
+
+def leave(id: CallId) -> None:
+    """Note that the function of a call has ended, by whatever means."""
+    ledger = current_ledger()
+    ledger.stopped[id] = ledger.world.loop.time()
 
 
 class Anything:

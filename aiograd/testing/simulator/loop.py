@@ -37,7 +37,7 @@ class Owner(Protocol):
     busy_until: float  # its callbacks wait until then
     cost: float  # seconds that each of its callbacks takes
     held: deque[asyncio.Handle]  # callbacks that wait
-    buried: list[Any]  # callbacks that will never run, kept so that nothing is finalised
+    discarded: list[Any]  # callbacks that will never run, kept so that nothing is finalised
 
 
 OWNER: Final[contextvars.ContextVar[Owner | None]] = contextvars.ContextVar("owner", default=None)
@@ -172,7 +172,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if owner is None:
             handle._run()
         elif not owner.alive:
-            owner.buried.append(handle)
+            owner.discarded.append(handle)
         elif owner.held or owner.busy_until > self._now:
             self._hold(owner, handle)
         else:
@@ -198,7 +198,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 if owner.cost:
                     owner.busy_until = max(owner.busy_until, self._now + owner.cost)
         if not owner.alive:
-            owner.buried.extend(owner.held)
+            owner.discarded.extend(owner.held)
             owner.held.clear()
         elif owner.held:
             self._wake_at(owner)

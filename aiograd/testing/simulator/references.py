@@ -13,8 +13,9 @@ from typing import Any
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
 from aiograd.testing.simulator.actors import Act, Actor
-from aiograd.testing.simulator.functions import Boom, enter, here
-from aiograd.testing.simulator.ledger import ANY, CallId, ledger
+from aiograd.testing.simulator.functions import Boom
+from aiograd.testing.simulator.ledger import ANY, CallId, current_ledger, enter
+from aiograd.testing.simulator.world import here
 
 PATIENCE = 60.0  # seconds; a release is repeated until the owner answers or is gone
 
@@ -44,8 +45,7 @@ async def make(number: int, seconds: float, *id: Any) -> Value:
     if number < 0:
         raise Boom("this value cannot be made")
     value = Value(number)
-    book = ledger()
-    book.values.append((here(), weakref.ref(value)))
+    current_ledger().values.append((here(), weakref.ref(value)))
     return value
 
 

@@ -78,7 +78,7 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
         world = World(plan.seed, options=plan.options, wire=plan.wire, trace=trace)
         player = Player(world, plan.faults)
         book = Ledger(world, player.harm)
-        world.ledger = book  # type: ignore[attr-defined]
+        world.parts[Ledger] = book
         loop = world.loop
         main = loop.create_task(_main(world, plan, player, book), context=world.context)
         try:
@@ -195,10 +195,10 @@ def hushed() -> Iterator[None]:
 def bury(world: World) -> None:
     """Let go of everything."""
     with hushed():
-        world.bury()
+        world.dispose()
         world.loop.close()
         for node in (*world.dead, *world.nodes.values()):
-            node.buried.clear()
+            node.discarded.clear()
             node.held.clear()
             node.shelf.clear()
         del node, world

@@ -19,9 +19,8 @@ from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.agreement import Outcome, disagreement, read, same
-from aiograd.testing.simulator.functions import enter, here
 from aiograd.testing.simulator.gradients import leaf
-from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger
+from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger, enter
 from aiograd.testing.simulator.programs import (
     NUMBERS,
     SECONDS,
@@ -30,7 +29,7 @@ from aiograd.testing.simulator.programs import (
     derivative,
     loss_of,
 )
-from aiograd.testing.simulator.world import Node, World
+from aiograd.testing.simulator.world import Node, World, here
 
 NOTICED: Final = 1.0  # seconds after a loss can be known, by which a pass that needs it has failed
 JOURNEYS: Final = 0.1  # seconds: more than all messages of an ending together
@@ -298,7 +297,7 @@ async def numbers(id: CallId, context_id: int, start: int) -> Any:
 async def lead(id: CallId, xs: list[Tensor]) -> None:
     """Start passes on this worker, in the context of whoever calls."""
     enter(id)
-    trial: Trial = here().world.trial  # type: ignore[attr-defined]
+    trial: Trial = here().world.parts[Trial]
     await trial.lead(xs)
 
 

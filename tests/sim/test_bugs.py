@@ -12,7 +12,7 @@ import pytest
 from aiograd.testing.simulator.crashpoints import Case, hunt, run_case
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.run import quiet, run
+from aiograd.testing.simulator.run import isolated, run
 
 QUICK = (
     *("run_twice", "late_deadline", "no_lease", "early_free", "answer_twice", "forget_context"),
@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_point_finds_a_planted_bug_and_nothing_without_it(name: str) -> None:
     case = Case.parse(CASES[name], 0)
-    with quiet() as errors:
+    with isolated() as errors:
         with planted(name) as bug:
             assert not run_case(case, errors).ok, bug.text
         result = run_case(case, errors)

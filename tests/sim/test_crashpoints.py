@@ -21,7 +21,7 @@ from aiograd.testing.simulator.crashpoints import (
     told,
 )
 from aiograd.testing.simulator.programs import PROGRAMS
-from aiograd.testing.simulator.run import quiet
+from aiograd.testing.simulator.run import isolated
 
 CASES = int(os.environ.get("AIOGRAD_CRASHPOINTS", "600"))
 SHAPES = list(dict.fromkeys(name.partition("/")[0] for name in PROGRAMS))
@@ -46,7 +46,7 @@ def test_there_are_two_hundred_programs_of_every_kind() -> None:
 
 @pytest.mark.parametrize("program", ["chain2/once", "shared/twice", "single/led-heavy"])
 def test_a_case_is_the_same_run_every_time_and_differs_only_after_its_fault(program: str) -> None:
-    with quiet() as errors:
+    with isolated() as errors:
         calm = run_case(Case(program), errors)
         assert calm.points == run_case(Case(program), errors).points
         every = list(cases(program, calm.points))
@@ -57,7 +57,7 @@ def test_a_case_is_the_same_run_every_time_and_differs_only_after_its_fault(prog
 
 
 def test_every_fault_comes_at_every_callback_and_deaths_also_at_writes() -> None:
-    with quiet() as errors:
+    with isolated() as errors:
         points = run_case(Case("chain2/once"), errors).points
     found = Counter((case.at, case.victim, case.fault) for case in cases("chain2/once", points))
     assert set(found.values()) == {1}

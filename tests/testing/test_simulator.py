@@ -19,8 +19,7 @@ from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault, SimulationFailed
 from aiograd.testing.simulator.loop import Deadlock, SimLoop, SimulationError
 from aiograd.testing.simulator.plan import make_plan
-from aiograd.testing.simulator.run import run
-from aiograd.testing.simulator.shrink import minimize, shrink
+from aiograd.testing.simulator.run import minimize, run, shrink
 from aiograd.testing.simulator.world import here
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from aiograd._progress import Progress
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.run import Report, run
-from aiograd.testing.simulator.shrink import shrink
+from aiograd.testing.simulator.run import Report, run, shrink
 
 
 def _say(text: str) -> None:

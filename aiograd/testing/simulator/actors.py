@@ -22,9 +22,9 @@ Act = Callable[["Actor"], Awaitable[None]]
 class Actor:
     """One task of user code, on one node."""
 
-    def __init__(self, book: Ledger, node: Node, number: int, names: list[str]) -> None:
-        self.book, self.node, self.number, self.names = book, node, number, names
-        self.random = random.Random(f"{book.world.seed} actor {number}")
+    def __init__(self, ledger: Ledger, node: Node, number: int, names: list[str]) -> None:
+        self.ledger, self.node, self.number, self.names = ledger, node, number, names
+        self.random = random.Random(f"{ledger.world.seed} actor {number}")
         self._calls = 0
 
     async def run(self, acts: list[Act], count: int) -> None:
@@ -43,9 +43,9 @@ class Actor:
     def begin(self, what: str, to: str, timeout: float, quick: bool = True) -> Entry:
         self._calls += 1
         id: CallId = (self.number, self._calls)
-        now = self.book.world.loop.time()
+        now = self.ledger.world.loop.time()
         # Nested calls that wait for each other's place in the queue are late by design.
-        quick = quick and self.book.world.options.max_inflight > 64
+        quick = quick and self.ledger.world.options.max_inflight > 64
         return Entry(id, self.node, to, what, timeout, now, quick)
 
     async def call(
@@ -59,9 +59,9 @@ class Actor:
         errors: tuple[type[BaseException], ...] = (),
     ) -> Any:
         to = to or self.someone()
-        limit = timeout if timeout is not None else self.book.world.options.timeout
+        limit = timeout if timeout is not None else self.ledger.world.options.timeout
         entry = self.begin(func.__name__, to, limit, quick)
-        return await self.book.watch(
+        return await self.ledger.watch(
             entry,
             lambda: rpc_async(to, func, (entry.id, *args), timeout=timeout),
             expected,
@@ -89,7 +89,7 @@ async def large_call(actor: Actor) -> None:
 
 async def overtaken_call(actor: Actor) -> None:
     """A large call, and thousands of small ones that overtake it on the same link."""
-    to, timeout = actor.someone(), actor.book.world.options.timeout
+    to, timeout = actor.someone(), actor.ledger.world.options.timeout
     array = np.zeros(OVERTAKEN, np.uint8)
     large, crowd = actor.begin("measure", to, timeout), actor.begin("same", to, timeout)
     begun: list[Any] = []
@@ -99,9 +99,9 @@ async def overtaken_call(actor: Actor) -> None:
         begun.append(Group([to]).map(functions.same, range(CROWD)))  # before any of it is sent
         return future
 
-    await actor.book.watch(large, begin, OVERTAKEN)
+    await actor.ledger.watch(large, begin, OVERTAKEN)
     if begun:
-        await actor.book.watch(crowd, begun.pop, list(range(CROWD)))
+        await actor.ledger.watch(crowd, begun.pop, list(range(CROWD)))
 
 
 async def plain_call(actor: Actor) -> None:
@@ -124,8 +124,8 @@ async def wide_call(actor: Actor) -> None:
     value = actor.random.randrange(100)
     # What fails inside comes as a group, whose members are judged one by one.
     to = actor.someone()
-    entry = actor.begin("fan_out", to, actor.book.world.options.timeout)
-    await actor.book.watch(
+    entry = actor.begin("fan_out", to, actor.ledger.world.options.timeout)
+    await actor.ledger.watch(
         entry,
         lambda: rpc_async(to, functions.fan_out, (entry.id, names, value)),
         value * len(names),
@@ -139,11 +139,11 @@ async def late_call(actor: Actor) -> None:
 
 
 async def cancelled_call(actor: Actor) -> None:
-    to, seconds, timeout = actor.someone(), 3.0, actor.book.world.options.timeout
+    to, seconds, timeout = actor.someone(), 3.0, actor.ledger.world.options.timeout
     # Work that takes all the time it has may be done in time or not.
     entry = actor.begin("work", to, timeout, quick=2 * seconds <= timeout)
     task = asyncio.ensure_future(
-        actor.book.watch(entry, lambda: rpc_async(to, functions.work, (entry.id, 1, seconds)), 1)
+        actor.ledger.watch(entry, lambda: rpc_async(to, functions.work, (entry.id, 1, seconds)), 1)
     )
     await asyncio.sleep(actor.random.choice((0.0, 0.001, 0.002, 0.5, 2.999, 3.001)))
     task.cancel()
@@ -154,7 +154,7 @@ async def read_stream(actor: Actor) -> None:
     """All of a stream, or only its beginning."""
     to, numbers = actor.someone(), actor.random.choice((0, 1, 5, 30))
     until = actor.random.choice((0, 3, 100, 100))
-    options = actor.book.world.options
+    options = actor.ledger.world.options
     entry = actor.begin("count", to, options.timeout * (numbers + 2))
     entry.patient = True
     func: Any = functions.count
@@ -171,7 +171,7 @@ async def read_stream(actor: Actor) -> None:
                     break
         return got
 
-    await actor.book.watch(entry, read, list(range(min(numbers, until + 1))))
+    await actor.ledger.watch(entry, read, list(range(min(numbers, until + 1))))
 
 
 CALLS: list[Act] = [

@@ -45,7 +45,7 @@ from aiograd.testing.simulator.loop import Owner, SimulationError
 from aiograd.testing.simulator.network import WireSettings
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
 from aiograd.testing.simulator.programs import PROGRAMS, Program
-from aiograd.testing.simulator.run import Errors, hushed, quiet
+from aiograd.testing.simulator.run import Errors, isolated, silenced
 from aiograd.testing.simulator.schedule import Fault, Harm
 from aiograd.testing.simulator.trial import Trial
 from aiograd.testing.simulator.world import Node, World
@@ -178,7 +178,7 @@ class Boundaries:
 
 
 def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
-    """Run one case; inside `quiet()`."""
+    """Run one case; inside `isolated()`."""
     program = PROGRAMS[case.program]
     if program.leader == "rref":
         gc.collect()  # services of a dead worker of the last case complain when they are freed
@@ -187,29 +187,29 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     wire = WireSettings(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
     world = World(case.seed, options=options, wire=wire, trace=trace)
     harm = Harm(world)
-    book = Ledger(world, harm)
-    trial = Trial(program, world, book)
-    world.parts.update({Ledger: book, Trial: trial})
+    ledger = Ledger(world, harm)
+    trial = Trial(program, world, ledger)
+    world.parts.update({Ledger: ledger, Trial: trial})
     boundaries = Boundaries(world, trial, harm, case)
     main = world.loop.create_task(_main(world, program, trial, boundaries), context=world.context)
     errors.messages.clear()  # what the run before has left behind may speak when it is let go
     try:
         world.loop.run_until_complete(main)
     except SimulationError as error:
-        book.violated("I1", str(error))
+        ledger.violated("I1", str(error))
     for message in errors.messages:
-        book.violated("I7", f"logged as an error: {message}")
+        ledger.violated("I7", f"logged as an error: {message}")
     for trouble in world.loop.troubles:
-        book.violated("I7", f"asyncio complains: {trouble}")
-    with hushed():
+        ledger.violated("I7", f"asyncio complains: {trouble}")
+    with silenced():
         world.dispose()
         world.loop.close()
-    violations, lines = list(book.violations), world.trace.lines()
-    return Result(case, boundaries.points, violations, book.outcomes, world.trace.digest, lines)
+    violations, lines = list(ledger.violations), world.trace.lines()
+    return Result(case, boundaries.points, violations, ledger.outcomes, world.trace.digest, lines)
 
 
 async def _main(world: World, program: Program, trial: Trial, boundaries: Boundaries) -> None:
-    book = trial.book
+    ledger = trial.ledger
     await world.start(program.workers)
     if not program.cold:
         await _connect(world, program)
@@ -219,22 +219,22 @@ async def _main(world: World, program: Program, trial: Trial, boundaries: Bounda
     task = driver.spawn(trial.run())
     while driver.alive and not task.done():
         if world.loop.time() > LIMIT:
-            book.violated("I1", f"the program has not ended after {LIMIT:g} s")
+            ledger.violated("I1", f"the program has not ended after {LIMIT:g} s")
             break
         await asyncio.wait([task], timeout=1.0)
     boundaries.counting = False
     if driver.alive and task.done() and (error := task.exception()) is not None:
-        book.violated("I2", f"the program failed: {error!r}")
+        ledger.violated("I2", f"the program failed: {error!r}")
     for seconds in AFTER if not driver.alive else ():
         await asyncio.sleep(seconds)
         trial.look_everywhere()
     world.loop.boundary = world.wire.on_write = None
     await asyncio.sleep(SETTLE_CUT if trial.fault == "cut" else SETTLE)
-    await invariants.check_quiet(world, book, LET_GO, (1.0,))
-    book.finish()  # now that whoever was cut off has noticed
+    await invariants.check_at_rest(world, ledger, LET_GO, (1.0,))
+    ledger.finish()  # now that whoever was cut off has noticed
     await _check_alive(world, trial)
     await world.stop()
-    await invariants.check_closed(world, book)
+    await invariants.check_closed(world, ledger)
 
 
 async def _connect(world: World, program: Program) -> None:
@@ -259,7 +259,7 @@ async def _check_alive(world: World, trial: Trial) -> None:
             async with asyncio.timeout(invariants.RECOVER):
                 await living[0].spawn(_hello(node.name))
         except Exception as error:
-            trial.book.violated("I9", f"{living[0].name} to {node.name}: {error!r}")
+            trial.ledger.violated("I9", f"{living[0].name} to {node.name}: {error!r}")
 
 
 # ── many cases ──────────────────────────────────────────────────────────────────────────────────
@@ -313,7 +313,7 @@ def run_portion(portion: Portion) -> Tally:
     """Count the boundaries of a program, and run cases of it."""
     tally = Tally(programs=1)
     rng = random.Random(f"{portion.seed} {portion.program} cases")
-    with quiet() as errors:
+    with isolated() as errors:
         calm = run_case(Case(portion.program, seed=portion.seed), errors)
         if not calm.ok:
             tally.failed.append(calm)
@@ -341,7 +341,7 @@ def sample(count: int, seed: int, programs: Iterable[str] = PROGRAMS) -> list[Po
 def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | None:
     """How many cases it takes to find a planted bug, and what was found; None: it was not."""
     rng = random.Random(f"{seed} hunt")
-    with planted(bug), quiet() as errors:
+    with planted(bug), isolated() as errors:
         for tried in range(1, limit + 1):
             program = rng.choice(list(PROGRAMS))
             result = run_case(Case(program, seed=seed), errors)
@@ -416,7 +416,7 @@ def _hunt(names: list[str], limit: int, seed: int) -> int:
 
 
 def _replay(case: Case, *, trace: bool) -> int:
-    with quiet() as errors:
+    with isolated() as errors:
         result = run_case(case, errors, trace=trace)
     if trace or not result.ok:
         _say("\n".join(result.trace))

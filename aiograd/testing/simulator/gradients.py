@@ -27,7 +27,7 @@ from aiograd.errors import AiogradError, BackwardFailed, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
 from aiograd.testing.simulator.actors import Act, Actor
-from aiograd.testing.simulator.agreement import Outcome, disagreement, read
+from aiograd.testing.simulator.invariants import Outcome, disagreement, read
 from aiograd.testing.simulator.ledger import ANY, CallId, enter, equal
 from aiograd.testing.simulator.world import Node, here
 
@@ -158,7 +158,7 @@ async def heavy_backward(actor: Actor) -> None:
 async def _backward(actor: Actor, expression: Expression) -> None:
     passes = actor.random.choice((1, 1, 1, 2))
     xs = [leaf(0), leaf(1)]
-    starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
+    starts = {name: node.start_number for name, node in actor.ledger.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if actor.random.random() < 0.3:
@@ -212,8 +212,8 @@ class Expected:
 
     def agree(self, outcome: Outcome, passes: int) -> None:
         """Read the gradients of every living worker, this very moment (I11)."""
-        book = self.actor.book
-        for name, node in sorted(book.world.nodes.items()):
+        ledger = self.actor.ledger
+        for name, node in sorted(ledger.world.nodes.items()):
             same_start = node.start_number == self.starts[name]
             # A worker that came back meanwhile has nothing to show of a pass that failed; in a good
             # pass the forward calls may have reached it.
@@ -224,21 +224,21 @@ class Expected:
                 outcome,
                 self.sums(node, passes) if same_start else {},
                 reached=False,  # not known here: sums of earlier passes may be shown
-                forgotten=book.harm.lossy and node is not self.actor.node,
+                forgotten=ledger.harm.lossy and node is not self.actor.node,
             )
             if wrong:
-                book.violated("I11", f"{name} {wrong}")
+                ledger.violated("I11", f"{name} {wrong}")
 
 
 async def _read_by_call(
     actor: Actor, ctx: Any, worker: str, args: tuple[int, int], expected: Any
 ) -> None:
     """After a good pass a call of its originator finds the numbers, wherever they are."""
-    entry = actor.begin("gradient_of", worker, actor.book.world.options.timeout)
+    entry = actor.begin("gradient_of", worker, actor.ledger.world.options.timeout)
     facts = (entry.id, ctx.id, *args)
-    await actor.book.watch(entry, lambda: rpc_async(worker, gradient_of, facts), expected)
+    await actor.ledger.watch(entry, lambda: rpc_async(worker, gradient_of, facts), expected)
     if entry.outcome == "BackwardFailed":
-        actor.book.violated("I11", f"{worker} raises BackwardFailed after a good pass")
+        actor.ledger.violated("I11", f"{worker} raises BackwardFailed after a good pass")
 
 
 async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
@@ -248,8 +248,8 @@ async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
 
 async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
     """What the forward pass of a program gives; None if a fault came in between."""
-    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
-    return await actor.book.watch(
+    entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
+    return await actor.ledger.watch(
         entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
     )
 
@@ -257,9 +257,9 @@ async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
 async def _waste(actor: Actor, xs: list[Tensor]) -> None:
     """Results that nobody uses must not be waited for."""
     to = actor.someone()
-    entry = actor.begin("there", to, actor.book.world.options.timeout)
+    entry = actor.begin("there", to, actor.ledger.world.options.timeout)
     wasted = draw(actor.random, to, actor.names, 2)
-    await actor.book.watch(
+    await actor.ledger.watch(
         entry,
         lambda: rpc_async(to, there, (entry.id, wasted, xs)),
         ANY,
@@ -268,9 +268,9 @@ async def _waste(actor: Actor, xs: list[Tensor]) -> None:
 
 
 async def _pass(actor: Actor, ctx: Any, loss: Tensor, retain: bool) -> bool:
-    limit = actor.book.world.options.timeout
+    limit = actor.ledger.world.options.timeout
     entry = actor.begin("backward", actor.node.name, limit + 2.0)  # the survivors are told
-    await actor.book.watch(entry, lambda: ctx.backward(loss, retain_graph=retain), None)
+    await actor.ledger.watch(entry, lambda: ctx.backward(loss, retain_graph=retain), None)
     return entry.outcome == "ok"
 
 
@@ -279,10 +279,10 @@ async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) ->
 
     A worker that the pass never reached may show the sum of earlier passes.
     """
-    ctx, limit = expected.ctx, actor.book.world.options.timeout
+    ctx, limit = expected.ctx, actor.ledger.world.options.timeout
     with contextlib.suppress(BackwardFailed, UnknownContext):
         numbers = ctx.gradients
-        actor.book.violated("I3", f"{numbers!r:.100} after a failed pass")
+        actor.ledger.violated("I3", f"{numbers!r:.100} after a failed pass")
     expected.agree(Outcome.FAILED, earlier)
     for (worker, name), copy in sorted(expected.ws.items()):
         before = None if copy.grad is None or not earlier else np.asarray(copy.grad) * earlier
@@ -292,17 +292,17 @@ async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) ->
             args = (id, ctx.id, name, expected.starts[worker])
             shown = await rpc_async(worker, gradient_of, args)
         if shown is not None and not equal(shown, before):
-            actor.book.violated("I11", f"{worker} shows a gradient after a failed pass")
+            actor.ledger.violated("I11", f"{worker} shows a gradient after a failed pass")
     expected.agree(Outcome.FAILED, earlier)
 
 
 async def leave_early(actor: Actor) -> None:
     """A context is left while calls made in it are still under way."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
-    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+    entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
     async with context():
         task = asyncio.ensure_future(
-            actor.book.watch(
+            actor.ledger.watch(
                 entry,
                 lambda: _forward(entry.id, expression, [leaf(0), leaf(1)]),
                 ANY,
@@ -317,7 +317,7 @@ async def cancel_backward(actor: Actor) -> None:
     """A pass is cancelled at some moment; the next one in the same context is right."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs = [leaf(0), leaf(1)]
-    starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
+    starts = {name: node.start_number for name, node in actor.ledger.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if loss is None or loss.grad_fn is None:
@@ -342,18 +342,18 @@ async def derivative(actor: Actor) -> None:
         if loss is None or loss.grad_fn is None:
             return
         oracle(expression, copies, {}).sum().backward()
-        limit = actor.book.world.options.timeout + 2.0
+        limit = actor.ledger.world.options.timeout + 2.0
         entry = actor.begin("grad", actor.node.name, limit)
-        found = await actor.book.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
+        found = await actor.ledger.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
         if found is None:
             return
         for value, copy in zip(found, copies, strict=True):
             expected = None if copy.grad is None else np.asarray(copy.grad)
             got = None if value is None else np.asarray(value)
             if not equal(got, expected):
-                actor.book.violated("I3", f"grad gave {got!r:.100}, not {expected!r:.100}")
+                actor.ledger.violated("I3", f"grad gave {got!r:.100}, not {expected!r:.100}")
         if ctx.gradients:
-            actor.book.violated("I3", "grad left gradients in the context")
+            actor.ledger.violated("I3", "grad left gradients in the context")
 
 
 GRADIENTS: list[Act] = [backward, backward, backward, leave_early, cancel_backward, derivative]

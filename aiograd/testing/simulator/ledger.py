@@ -55,7 +55,7 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The book of one simulation."""
+    """The ledger of one simulation."""
 
     world: World
     harm: Harm

@@ -86,21 +86,21 @@ async def relay(id: CallId, path: list[str], rref: RRef) -> Any:
 
 def _create(actor: Actor, number: int, owner: str | None = None) -> RRef:
     owner = owner or actor.someone()
-    entry = actor.begin("make", owner, actor.book.world.options.timeout)
+    entry = actor.begin("make", owner, actor.ledger.world.options.timeout)
     seconds = actor.random.choice((0.0, 0.0, 0.01, 0.3))
     return remote(owner, make, (number, seconds, *entry.id))
 
 
 async def _look(actor: Actor, rref: RRef, expected: Value) -> None:
-    entry = actor.begin("to_here", rref.owner_name(), actor.book.world.options.timeout)
-    await actor.book.watch(entry, rref.to_here, expected)
+    entry = actor.begin("to_here", rref.owner_name(), actor.ledger.world.options.timeout)
+    await actor.ledger.watch(entry, rref.to_here, expected)
 
 
 async def _let_go(actor: Actor, rref: RRef) -> None:
     if actor.random.random() < 0.5:
         return  # the garbage collector does it
     entry = actor.begin("release", rref.owner_name(), PATIENCE)
-    await actor.book.watch(entry, rref.release, None)
+    await actor.ledger.watch(entry, rref.release, None)
 
 
 async def use_reference(actor: Actor) -> None:
@@ -109,8 +109,8 @@ async def use_reference(actor: Actor) -> None:
     for _ in range(actor.random.randint(0, 3)):
         await _look(actor, rref, Value(number))
     if actor.random.random() < 0.3:
-        entry = actor.begin("method", rref.owner_name(), actor.book.world.options.timeout)
-        await actor.book.watch(entry, lambda: rref.rpc_async().plus(1), number + 1)
+        entry = actor.begin("method", rref.owner_name(), actor.ledger.world.options.timeout)
+        await actor.ledger.watch(entry, lambda: rref.rpc_async().plus(1), number + 1)
     await _let_go(actor, rref)
 
 
@@ -126,10 +126,10 @@ async def leave_reference(actor: Actor) -> None:
     """Somebody else keeps it; our own goes; the value must still be there."""
     number, result_store = actor.random.randrange(1000), actor.someone()
     rref = _create(actor, number)
-    entry = actor.begin("shelve", result_store, actor.book.world.options.timeout)
+    entry = actor.begin("shelve", result_store, actor.ledger.world.options.timeout)
     key = entry.id
     args = [entry.id, key, rref]
-    await actor.book.watch(entry, lambda: rpc_async(result_store, shelve, tuple(args)), None)
+    await actor.ledger.watch(entry, lambda: rpc_async(result_store, shelve, tuple(args)), None)
     args.clear()
     kept = entry.outcome == "ok"
     await _let_go(actor, rref)
@@ -140,8 +140,8 @@ async def leave_reference(actor: Actor) -> None:
     if actor.random.random() < 0.5:
         await actor.call(unshelve, key, expected=Value(number), to=result_store, errors=(KeyError,))
         return
-    entry = actor.begin("give", result_store, actor.book.world.options.timeout)
-    got = await actor.book.watch(
+    entry = actor.begin("give", result_store, actor.ledger.world.options.timeout)
+    got = await actor.ledger.watch(
         entry, lambda: rpc_async(result_store, give, (entry.id, key)), ANY, errors=(KeyError,)
     )
     if got is not None:
@@ -150,8 +150,8 @@ async def leave_reference(actor: Actor) -> None:
 
 async def fail_reference(actor: Actor) -> None:
     rref = _create(actor, -1)
-    entry = actor.begin("to_here", rref.owner_name(), actor.book.world.options.timeout)
-    await actor.book.watch(entry, rref.to_here, NEVER, errors=(Boom,))
+    entry = actor.begin("to_here", rref.owner_name(), actor.ledger.world.options.timeout)
+    await actor.ledger.watch(entry, rref.to_here, NEVER, errors=(Boom,))
 
 
 async def forget_reference(actor: Actor) -> None:
@@ -164,7 +164,7 @@ async def forget_reference(actor: Actor) -> None:
 async def own_reference(actor: Actor) -> None:
     """A value of one's own, lent to others."""
     value = Value(actor.random.randrange(1000))
-    actor.book.values.append((actor.node, weakref.ref(value)))
+    actor.ledger.values.append((actor.node, weakref.ref(value)))
     expected = Value(value.number)
     rref = RRef(value)
     del value

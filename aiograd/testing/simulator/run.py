@@ -7,10 +7,10 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiograd.rpc.extension import FaultAction
 from aiograd.testing.simulator import invariants
@@ -20,9 +20,10 @@ from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
 from aiograd.testing.simulator.references import REFERENCES
-from aiograd.testing.simulator.schedule import LATER, Player
+from aiograd.testing.simulator.schedule import LATER, Fault, Player
 from aiograd.testing.simulator.world import Node, World
 
+T = TypeVar("T")
 ACTS: Final[dict[str, list[Act]]] = {
     "calls": CALLS,
     "references": REFERENCES,
@@ -74,36 +75,36 @@ class Errors(logging.Handler):
 
 def run(plan: Plan, *, trace: bool = False) -> Report:
     """Simulate one plan."""
-    with quiet() as errors:
+    with isolated() as errors:
         world = World(plan.seed, options=plan.options, wire=plan.wire, trace=trace)
         player = Player(world, plan.faults)
-        book = Ledger(world, player.harm)
-        world.parts[Ledger] = book
+        ledger = Ledger(world, player.harm)
+        world.parts[Ledger] = ledger
         loop = world.loop
-        main = loop.create_task(_main(world, plan, player, book), context=world.context)
+        main = loop.create_task(_main(world, plan, player, ledger), context=world.context)
         try:
             loop.run_until_complete(main)
         except SimulationError as error:
-            book.violated("I1", str(error))
+            ledger.violated("I1", str(error))
         for message in errors.messages:
-            book.violated("I7", f"logged as an error: {message}")
+            ledger.violated("I7", f"logged as an error: {message}")
         for trouble in loop.troubles:
-            book.violated("I7", f"asyncio complains: {trouble}")
+            ledger.violated("I7", f"asyncio complains: {trouble}")
         report = Report(
             plan,
-            list(book.violations),
+            list(ledger.violations),
             world.trace.digest,
             world.trace.lines(),
-            dict(sorted(book.outcomes.items())),
+            dict(sorted(ledger.outcomes.items())),
             dict(sorted(player.messages.items())),
             loop.time(),
             loop.steps,
         )
-        bury(world)
+        dispose(world)
         return report
 
 
-async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
+async def _main(world: World, plan: Plan, player: Player, ledger: Ledger) -> None:
     def on_send(node: Node, kind: str, to: str) -> FaultAction:
         return player.message(node.name, kind)
 
@@ -115,36 +116,36 @@ async def _main(world: World, plan: Plan, player: Player, book: Ledger) -> None:
     tasks: dict[asyncio.Task[Any], Node] = {}
     for number in range(plan.actors):
         node = world.nodes[plan.names[number % len(plan.names)]]
-        actor = Actor(book, node, number, plan.names)
+        actor = Actor(ledger, node, number, plan.names)
         acts = [act for theme in plan.themes for act in ACTS[theme]]
         tasks[node.spawn(actor.run(acts, plan.acts))] = node
     if plan.crowd:
         node = world.nodes[plan.names[0]]
-        actor = Actor(book, node, plan.actors, plan.names)
+        actor = Actor(ledger, node, plan.actors, plan.names)
         tasks[node.spawn(actor.run([overtaken_call], 1))] = node
     await player.play()
-    await _all_ended(world, tasks, book)
+    await _all_ended(world, tasks, ledger)
     player.stop()
-    book.finish()
+    ledger.finish()
     await asyncio.sleep(2 * LATER)  # for a fault that the last message has triggered
     await asyncio.sleep(max(0.0, player.harm.until - world.loop.time()))
-    await invariants.check_alive(world, book, 9000)
-    await invariants.check_quiet(world, book)
-    await invariants.check_alive(world, book, 9001)
+    await invariants.check_alive(world, ledger, 9000)
+    await invariants.check_at_rest(world, ledger)
+    await invariants.check_alive(world, ledger, 9001)
     await world.stop()
-    await invariants.check_closed(world, book)
+    await invariants.check_closed(world, ledger)
 
 
-async def _all_ended(world: World, tasks: dict[asyncio.Task[Any], Node], book: Ledger) -> None:
+async def _all_ended(world: World, tasks: dict[asyncio.Task[Any], Node], ledger: Ledger) -> None:
     """Wait for the actors of living nodes."""
     while waiting := [task for task, node in tasks.items() if node.alive and not task.done()]:
         if world.loop.time() > LIMIT:
-            book.violated("I1", f"{len(waiting)} programs have not ended after {LIMIT:g} s")
+            ledger.violated("I1", f"{len(waiting)} programs have not ended after {LIMIT:g} s")
             break
         await asyncio.wait(waiting, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
     for task, node in tasks.items():
         if node.alive and task.done() and (error := task.exception()) is not None:
-            book.violated("I2", f"a program on {node.name} failed: {error!r}")
+            ledger.violated("I2", f"a program on {node.name} failed: {error!r}")
 
 
 def _collect(world: World) -> None:
@@ -153,7 +154,7 @@ def _collect(world: World) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[Errors]:
+def isolated() -> Iterator[Errors]:
     """No garbage collection but ours, and logs where we can see them."""
     errors = Errors()
     loggers = [logging.getLogger("aiograd"), logging.getLogger("asyncio")]
@@ -180,7 +181,7 @@ def quiet() -> Iterator[Errors]:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """What is let go of makes no sound: what crashed never ran its `finally` blocks."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
@@ -192,9 +193,9 @@ def hushed() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def bury(world: World) -> None:
+def dispose(world: World) -> None:
     """Let go of everything."""
-    with hushed():
+    with silenced():
         world.dispose()
         world.loop.close()
         for node in (*world.dead, *world.nodes.values()):
@@ -203,3 +204,42 @@ def bury(world: World) -> None:
             node.shelf.clear()
         del node, world
         gc.collect()
+
+
+# ── making a failing run smaller ─────────────────────────────────────────────────────────────────
+
+
+def minimize(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+    """Return a part of `items` that fails, of which no single item can be left out.
+
+    Delta debugging: leave out halves, then quarters, and so on.
+    """
+    current, pieces = list(items), 2
+    while len(current) > 1:
+        size = max(1, len(current) // pieces)
+        for start in range(0, len(current), size):
+            rest = current[:start] + current[start + size :]
+            if rest and fails(rest):
+                current, pieces = rest, max(pieces - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(current), pieces * 2)
+    return [] if current and fails([]) else current
+
+
+def shrink(plan: Plan) -> Report:
+    """Run `plan` with as few of its faults as still violate one of the same invariants."""
+    broken = _broken(run(plan))
+
+    # Another invariant would be another bug: a run that fails in another way does not count.
+    def fails(faults: list[Fault]) -> bool:
+        """Whether the run with these faults violates one of the same invariants."""
+        return bool(broken & _broken(run(plan.with_faults(faults))))
+
+    return run(plan.with_faults(minimize(plan.faults, fails)))
+
+
+def _broken(report: Report) -> set[str]:
+    return {text.partition(":")[0] for text in report.violations}

@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import PROFILES
-from aiograd.testing.simulator.run import bury, quiet
+from aiograd.testing.simulator.run import dispose, isolated
 from aiograd.testing.simulator.schedule import Fault, Player
 from aiograd.testing.simulator.world import World
 
@@ -57,7 +57,7 @@ def simulate(
     """
     names = [f"worker{i}" for i in range(workers)]
     planned = _faults(faults, names, seed)
-    with quiet() as errors:
+    with isolated() as errors:
         world = World(seed, options=options)
         player = Player(world, planned)
         world.on_send = lambda node, kind, to: player.message(node.name, kind)
@@ -73,7 +73,7 @@ def simulate(
             raise
         finally:
             troubles = [*world.loop.troubles, *errors.messages]
-            bury(world)
+            dispose(world)
             if troubles:
                 raise SimulationFailed(f"seed {seed}: {troubles[0]}")
 

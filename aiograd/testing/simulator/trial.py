@@ -18,8 +18,8 @@ from aiograd.dist.registry import Contexts, context, current_context, get_gradie
 from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.agreement import Outcome, disagreement, read, same
 from aiograd.testing.simulator.gradients import leaf
+from aiograd.testing.simulator.invariants import Outcome, disagreement, read, same
 from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger, enter
 from aiograd.testing.simulator.programs import (
     NUMBERS,
@@ -39,8 +39,8 @@ RETAINED: Final = frozenset({"retain", "create", "pair"})  # kinds of passes tha
 class Trial:
     """One run of one program: what has been said of its passes, and what is wrong."""
 
-    def __init__(self, program: Program, world: World, book: Ledger) -> None:
-        self.program, self.world, self.book = program, world, book
+    def __init__(self, program: Program, world: World, ledger: Ledger) -> None:
+        self.program, self.world, self.ledger = program, world, ledger
         self.context_id: int | None = None
         self.xs: list[Tensor] = [leaf(4)]
         self.outcome = Outcome.GOOD  # of the last pass that began
@@ -111,7 +111,7 @@ class Trial:
         elif kind == "grad":
             (found,) = await grad(loss, [self._own()], retain_graph=True)
             if not np.array_equal(np.asarray(found), derivative(self.program)):
-                self.book.violated("I3", f"grad gave {found!r:.100}")
+                self.ledger.violated("I3", f"grad gave {found!r:.100}")
         elif kind == "second":
             (first,) = await grad(loss, [self._own()], create_graph=True)
             assert first is not None
@@ -135,7 +135,7 @@ class Trial:
         limit = self.world.options.timeout
         entry = self._entry("backward", here().name, limit + 2.0)
         try:
-            await self.book.watch(entry, lambda: self._noting(make), None)
+            await self.ledger.watch(entry, lambda: self._noting(make), None)
         except asyncio.CancelledError:  # whoever called us is lost
             self.outcome = Outcome.FAILED
             raise
@@ -169,9 +169,9 @@ class Trial:
             # Edges to the lost one count as gone. The pass fails when it needs one of them.
             limit += SECONDS * sum(part.heavy for part in self.program.root.walk())
         if late > limit:
-            self.book.violated("I1", f"the pass failed {late:.3f} s after the loss")
+            self.ledger.violated("I1", f"the pass failed {late:.3f} s after the loss")
         if self.fault in ("kill", "replace") and self.blamed != self.victim:
-            self.book.violated("I11", f"{self.victim} was lost, but {self.why}")
+            self.ledger.violated("I11", f"{self.victim} was lost, but {self.why}")
 
     def _look_for_untold(self) -> None:
         """Survivors that took part are told of a loss before the originator raises."""
@@ -179,7 +179,7 @@ class Trial:
         for node in self.world.living:
             undecided = isinstance(read(node, self.context_id), PassUndecided)
             if undecided and self._took_part(node):
-                self.book.violated("I11", f"{node.name} was not told that the pass failed")
+                self.ledger.violated("I11", f"{node.name} was not told that the pass failed")
 
     async def _read_by_call(self, ctx: Any, worker: str) -> None:
         """What a call of the originator finds after the outcome."""
@@ -191,16 +191,16 @@ class Trial:
         entry = self._entry("numbers", worker, self.world.options.timeout)
         args = (entry.id, ctx.id, start)
         if self.outcome is Outcome.GOOD:
-            await self.book.watch(entry, lambda: rpc_async(worker, numbers, args), expected)
+            await self.ledger.watch(entry, lambda: rpc_async(worker, numbers, args), expected)
             if entry.outcome in ("BackwardFailed", "PassUndecided"):
-                self.book.violated("I11", f"{worker} raises {entry.outcome} after a good pass")
+                self.ledger.violated("I11", f"{worker} raises {entry.outcome} after a good pass")
             return
         try:
             found = await rpc_async(worker, numbers, args)
         except AiogradError:
             return
         if found and (found != expected or self._took_part(node)):
-            self.book.violated("I11", f"{worker} answers {found!r:.100} after a failed pass")
+            self.ledger.violated("I11", f"{worker} answers {found!r:.100} after a failed pass")
 
     # ── calls ───────────────────────────────────────────────────────────────────────────────────
 
@@ -211,7 +211,7 @@ class Trial:
 
     async def _watch(self, what: str, to: str, make: Any, expected: Any) -> Any:
         entry = self._entry(what, to, self.world.options.timeout * 4)
-        return await self.book.watch(entry, lambda: make(entry.id), expected)
+        return await self.ledger.watch(entry, lambda: make(entry.id), expected)
 
     # ── readings ────────────────────────────────────────────────────────────────────────────────
 
@@ -255,7 +255,7 @@ class Trial:
         once = (node.name, wrong)  # it would say so again after every callback
         if wrong and once not in self._wrong and not self._is_excused(node, answer):
             self._wrong.add(once)
-            self.book.violated("I11", f"{node.name} {wrong}")
+            self.ledger.violated("I11", f"{node.name} {wrong}")
 
     def _is_excused(self, node: Node, answer: Any) -> bool:
         if node.start_number and not answer:

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from aiograd.testing.simulator.crashpoints import Case, hunt, run_case
+from aiograd.testing.simulator.crashpoints.cases import Case, hunt, run_case
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
 from aiograd.testing.simulator.run import isolated, run

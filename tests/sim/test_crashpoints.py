@@ -10,17 +10,17 @@ from collections import Counter
 
 import pytest
 
-from aiograd.testing.simulator.crashpoints import (
+from aiograd.testing.simulator.crashpoints.cases import (
     DEADLY,
     FAULTS,
     Case,
     cases,
+    describe,
     run_case,
     run_portion,
     sample,
-    told,
 )
-from aiograd.testing.simulator.programs import PROGRAMS
+from aiograd.testing.simulator.crashpoints.programs import PROGRAMS
 from aiograd.testing.simulator.run import isolated
 
 CASES = int(os.environ.get("AIOGRAD_CRASHPOINTS", "600"))
@@ -33,7 +33,7 @@ def test_workers_agree_on_every_outcome_wherever_a_fault_falls(shape: str) -> No
     for portion in sample(CASES, 0, programs):
         tally = run_portion(portion)
         assert tally.points > 0
-        assert not tally.failed, "\n".join(map(told, tally.failed[:5]))
+        assert not tally.failed, "\n".join(map(describe, tally.failed[:5]))
 
 
 def test_there_are_two_hundred_programs_of_every_kind() -> None:
@@ -80,10 +80,10 @@ def test_every_fault_comes_at_every_callback_and_deaths_also_at_writes() -> None
 def test_a_case_is_replayed_from_its_name() -> None:
     case = Case("chain3/once", 57, "c", "kill", 4)
     assert Case.parse(str(case), 4) == case
-    assert f"CASE={case} SEED=4" in told(_failed(case))
+    assert f"CASE={case} SEED=4" in describe(_failed(case))
 
 
 def _failed(case: Case):
-    from aiograd.testing.simulator.crashpoints import Result
+    from aiograd.testing.simulator.crashpoints.cases import Result
 
     return Result(case, [], ["I3: something"], {}, "")

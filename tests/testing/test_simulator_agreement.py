@@ -13,9 +13,9 @@ from aiograd.errors import BackwardFailed, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault
-from aiograd.testing.simulator.gradients import heavy
 from aiograd.testing.simulator.invariants import Outcome, disagreement, read
 from aiograd.testing.simulator.plan import REPLACED, make_plan
+from aiograd.testing.simulator.workload.gradients import heavy
 from aiograd.testing.simulator.world import World, here
 
 LEAF, OTHER = ag.ones(2, requires_grad=True), ag.ones(2, requires_grad=True)

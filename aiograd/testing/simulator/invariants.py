@@ -42,8 +42,8 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.registry import Contexts
 from aiograd.errors import AiogradError, BackwardFailed, PassUndecided, UnknownContext, WorkerLost
 from aiograd.rpc.api import rpc_async
-from aiograd.testing.simulator.functions import plain
 from aiograd.testing.simulator.ledger import Ledger
+from aiograd.testing.simulator.workload.calls import plain
 from aiograd.testing.simulator.world import Node, World
 
 SETTLE: Final = 25.0  # seconds after the last program has ended

@@ -14,13 +14,14 @@ from typing import Any, Final, TypeVar
 
 from aiograd.rpc.extension import FaultAction
 from aiograd.testing.simulator import invariants
-from aiograd.testing.simulator.actors import CALLS, Act, Actor, overtaken_call
-from aiograd.testing.simulator.gradients import DRAINS, GRADIENTS
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import Plan
-from aiograd.testing.simulator.references import REFERENCES
 from aiograd.testing.simulator.schedule import LATER, Fault, Player
+from aiograd.testing.simulator.workload.actor import Act, Actor
+from aiograd.testing.simulator.workload.calls import CALLS, overtaken_call
+from aiograd.testing.simulator.workload.gradients import DRAINS, GRADIENTS
+from aiograd.testing.simulator.workload.references import REFERENCES
 from aiograd.testing.simulator.world import Node, World
 
 T = TypeVar("T")

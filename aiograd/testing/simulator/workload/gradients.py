@@ -26,9 +26,9 @@ from aiograd.dist.registry import context, get_gradients
 from aiograd.errors import AiogradError, BackwardFailed, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.actors import Act, Actor
 from aiograd.testing.simulator.invariants import Outcome, disagreement, read
 from aiograd.testing.simulator.ledger import ANY, CallId, enter, equal
+from aiograd.testing.simulator.workload.actor import Act, Actor
 from aiograd.testing.simulator.world import Node, here
 
 Expression = tuple[Any, ...]

@@ -24,8 +24,8 @@ from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.tensor import Tensor
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.gradients import heavy, leaf, parameter
 from aiograd.testing.simulator.ledger import CallId, enter
+from aiograd.testing.simulator.workload.gradients import heavy, leaf, parameter
 
 SECONDS: Final = 1.5  # that a heavy gradient takes: more than a loss takes to be noticed
 NUMBERS: Final = {"a": 0, "b": 1, "c": 2, "d": 3}

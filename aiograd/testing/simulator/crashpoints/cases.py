@@ -1,53 +1,33 @@
-"""Crash points: small programs, with one fault at every boundary of every one of them.
+"""Cases: one fault at one boundary of one program; how to run one, count them and run many.
 
-    make crashpoints                                       all cases of 225 programs
-    make crashpoints ALL=1                                 and of 60 larger ones
-    make crashpoints SAMPLE=5000 SEED=7                    so many of them, drawn from the seed
-    make crashpoints CASE=chain3/once:57:c:kill TRACE=1    one of them, and all that happens in it
-
-A boundary is the moment before a callback of a worker, or before a worker writes to a connection.
-A program is run once without a fault to count them. Then it is run again for each case: at one
-boundary, one worker is
-
-    killed     its process ends; what it wrote before still arrives
-    replaced   killed, and at once started again under its name
-    resumed    its connections are reset, and come back half a second later
-    cut        nobody hears of it any more, nor it of anybody
-
-Others see of a callback only what it writes. So a boundary before a write matters to the writer's
-own death alone; all other faults there do the same as at the next callback. For the same reason a
-fault of one worker is not tried again at boundaries of others as long as no time has passed, it has
-done nothing itself and nobody has written anything: the run would be the same.
-
-The same simulator as that of random seeds runs the programs, and the same invariants are checked.
+A program is run once without a fault to count its boundaries. Then it is run again for each case.
+Other workers see of a callback only what it writes. So a boundary before a write matters to the
+writer's own death alone; all other faults there do the same as at the next callback. For the same
+reason a fault of one worker is not tried again at boundaries of others as long as no time has
+passed, it has done nothing itself and no worker has written anything: the run would be the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import multiprocessing
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from aiograd._progress import Progress
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
+from aiograd.testing.simulator.crashpoints.programs import PROGRAMS, Program
+from aiograd.testing.simulator.crashpoints.trial import Trial
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import Owner, SimulationError
 from aiograd.testing.simulator.network import WireSettings
-from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.programs import PROGRAMS, Program
+from aiograd.testing.simulator.planted_bugs import planted
 from aiograd.testing.simulator.run import Errors, isolated, silenced
 from aiograd.testing.simulator.schedule import Fault, Harm
-from aiograd.testing.simulator.trial import Trial
 from aiograd.testing.simulator.world import Node, World
 
 FAULTS: Final = ("kill", "replace", "resume", "cut")
@@ -107,6 +87,14 @@ class Result:
     @property
     def ok(self) -> bool:
         return not self.violations
+
+
+def describe(result: Result) -> str:
+    """Say what failed, and how to replay it."""
+    case = result.case
+    return (
+        f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
+    )
 
 
 class Boundaries:
@@ -351,81 +339,3 @@ def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | Non
             if not result.ok:
                 return tried, result
     return None
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m aiograd.testing.simulator.crashpoints")
-    parser.add_argument("--sample", type=int, default=0, help="about so many cases; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of events and the sample")
-    parser.add_argument("--only", default="", help="programs whose names contain this")
-    parser.add_argument("--all", action="store_true", help="also the largest shapes, not sampled")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--case", help="replay one case: PROGRAM:POINT:WORKER:FAULT")
-    parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
-    parser.add_argument("--trace", action="store_true", help="with --case: print every event")
-    args = parser.parse_args()
-    if args.case is not None:
-        return _replay(Case.parse(args.case, args.seed), trace=args.trace)
-    if args.bug is not None:
-        return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.sample, args.seed)
-    programs = [name for name in PROGRAMS if args.only in name]
-    if not (args.only or args.sample or args.all):
-        programs = [name for name in programs if name.partition("/")[0] not in LARGE]
-    return _run_all(sample(args.sample, args.seed, programs), args.processes)
-
-
-def _run_all(portions: list[Portion], processes: int) -> int:
-    tally, begin = Tally(), time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        found = pool.imap_unordered(run_portion, portions)
-        for part in (bar := Progress(found, "programs", total=len(portions))):
-            tally.add(part)
-            for result in part.failed[:3]:
-                bar.say(told(result))
-    seconds = time.perf_counter() - begin
-    kinds = Counter(text.split(":")[0] for result in tally.failed for text in result.violations)
-    _say(
-        f"{tally.programs} programs, {tally.points} points, {tally.cases} cases, "
-        f"{tally.runs} runs, {len(tally.failed)} violations {dict(sorted(kinds.items())) or ''}"
-    )
-    _say(f"outcomes {dict(sorted(tally.outcomes.items()))}")
-    _say(f"{seconds:.1f} s, {tally.runs / seconds:.0f} runs/s in {processes} processes")
-    return bool(tally.failed)
-
-
-def told(result: Result) -> str:
-    case = result.case
-    return (
-        f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
-    )
-
-
-def _hunt(names: list[str], limit: int, seed: int) -> int:
-    missed = 0
-    for name in names:
-        found = hunt(name, limit or 2000, seed)
-        missed += found is None
-        tries, text = (found[0], told(found[1])) if found is not None else (0, "NOT FOUND")
-        _say(f"{name}: {tries} {text}")
-    return bool(missed)
-
-
-def _replay(case: Case, *, trace: bool) -> int:
-    with isolated() as errors:
-        result = run_case(case, errors, trace=trace)
-    if trace or not result.ok:
-        _say("\n".join(result.trace))
-    at = result.points[case.at] if 0 <= case.at < len(result.points) else None
-    _say(f"{case}: {'ok' if result.ok else 'FAILED'}  at {at}, {len(result.points)} points")
-    _say("\n".join(f"  {text}" for text in result.violations))
-    _say(f"  trace {result.digest}  outcomes {result.outcomes}")
-    return not result.ok
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,10 +18,7 @@ from aiograd.dist.registry import Contexts, context, current_context, get_gradie
 from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.gradients import leaf
-from aiograd.testing.simulator.invariants import Outcome, disagreement, read, same
-from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger, enter
-from aiograd.testing.simulator.programs import (
+from aiograd.testing.simulator.crashpoints.programs import (
     NUMBERS,
     SECONDS,
     Program,
@@ -29,6 +26,9 @@ from aiograd.testing.simulator.programs import (
     derivative,
     loss_of,
 )
+from aiograd.testing.simulator.invariants import Outcome, disagreement, read, same
+from aiograd.testing.simulator.ledger import ANY, CallId, Entry, Ledger, enter
+from aiograd.testing.simulator.workload.gradients import leaf
 from aiograd.testing.simulator.world import Node, World, here
 
 NOTICED: Final = 1.0  # seconds after a loss can be known, by which a pass that needs it has failed

@@ -12,9 +12,9 @@ from typing import Any
 
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
-from aiograd.testing.simulator.actors import Act, Actor
-from aiograd.testing.simulator.functions import Boom
 from aiograd.testing.simulator.ledger import ANY, CallId, current_ledger, enter
+from aiograd.testing.simulator.workload.actor import Act, Actor
+from aiograd.testing.simulator.workload.calls import Boom
 from aiograd.testing.simulator.world import here
 
 PATIENCE = 60.0  # seconds; a release is repeated until the owner answers or is gone

@@ -1,0 +1,222 @@
+"""What simulated programs do with calls and streams: the functions, and the acts that call them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from aiograd.rpc.api import Group, inline, rpc_async, rpc_stream, rpc_sync
+from aiograd.testing.simulator.ledger import CallId, enter, leave
+from aiograd.testing.simulator.workload.actor import Act, Actor
+
+OVERTAKEN: Final = 6 << 20  # bytes: more chunks than leave before the first of the small calls
+CROWD: Final = 5000  # small calls
+
+
+class Boom(Exception):
+    """What functions raise on purpose."""
+
+
+async def work(id: CallId, value: Any, seconds: float) -> Any:
+    """Take some time."""
+    enter(id)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        leave(id)
+    return value
+
+
+async def measure(id: CallId, value: Any) -> int:
+    """Take something large, and give something small."""
+    enter(id)
+    leave(id)
+    return len(value)
+
+
+@inline
+def same(value: int) -> int:
+    """One of thousands: too many for the ledger."""
+    return value
+
+
+def plain(id: CallId, value: int) -> int:
+    """Run in a thread."""
+    enter(id)
+    return value + 1
+
+
+async def count(id: CallId, numbers: int, seconds: float) -> AsyncIterator[int]:
+    """A stream."""
+    enter(id)
+    try:
+        for number in range(numbers):
+            if seconds:
+                await asyncio.sleep(seconds)
+            yield number
+    finally:
+        leave(id)
+
+
+def count_in_thread(id: CallId, numbers: int) -> Iterator[int]:
+    enter(id)
+    yield from range(numbers)
+
+
+async def fail(id: CallId, text: str) -> None:
+    enter(id)
+    raise Boom(text)
+
+
+async def chain(id: CallId, path: list[str], value: int) -> int:
+    """Go from worker to worker, and come back with a number larger by the length of the way."""
+    enter(id)
+    try:
+        if not path:
+            return value
+        back = await rpc_async(path[0], chain, ((*id, 0), path[1:], value + 1))
+        return int(back)
+    finally:
+        leave(id)
+
+
+def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
+    """The same with blocking calls."""
+    enter(id)
+    if not path:
+        return value
+    return int(rpc_sync(path[0], chain_in_threads, ((*id, 0), path[1:], value + 1)))
+
+
+async def fan_out(id: CallId, names: list[str], value: int) -> int:
+    """Ask several workers at once."""
+    enter(id)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(name, (*id, i), value)) for i, name in enumerate(names)]
+    return sum(task.result() for task in tasks)
+
+
+async def _ask(name: str, id: CallId, value: int) -> int:
+    return int(await rpc_async(name, work, (id, value, 0.01)))
+
+
+# ── what actors do ──────────────────────────────────────────────────────────────────────────────
+
+
+async def small_calls(actor: Actor) -> None:
+    to = actor.someone()
+    values = [actor.random.randrange(1000) for _ in range(actor.random.randint(1, 6))]
+    async with asyncio.TaskGroup() as group:
+        for value in values:
+            seconds = actor.random.choice((0.0, 0.0, 0.01, 0.5))
+            group.create_task(actor.call(work, value, seconds, expected=value, to=to))
+
+
+async def large_call(actor: Actor) -> None:
+    size = actor.random.choice((100, 20_000, 300_000))
+    array = np.arange(size, dtype=np.float64) + actor.random.randrange(100)
+    await actor.call(work, array, 0.0, expected=array)
+
+
+async def overtaken_call(actor: Actor) -> None:
+    """A large call, and thousands of small ones that overtake it on the same link."""
+    to, timeout = actor.someone(), actor.ledger.world.options.timeout
+    array = np.zeros(OVERTAKEN, np.uint8)
+    large, crowd = actor.begin("measure", to, timeout), actor.begin("same", to, timeout)
+    begun: list[Any] = []
+
+    def begin() -> Any:
+        future = rpc_async(to, measure, (large.id, array))
+        begun.append(Group([to]).map(same, range(CROWD)))  # before any of it is sent
+        return future
+
+    await actor.ledger.watch(large, begin, OVERTAKEN)
+    if begun:
+        await actor.ledger.watch(crowd, begun.pop, list(range(CROWD)))
+
+
+async def plain_call(actor: Actor) -> None:
+    value = actor.random.randrange(1000)
+    await actor.call(plain, value, expected=value + 1)
+
+
+async def failing_call(actor: Actor) -> None:
+    await actor.call(fail, "on purpose", expected=None, errors=(Boom,))
+
+
+async def nested_call(actor: Actor) -> None:
+    path = actor.others(actor.random.randint(1, 4))
+    func = actor.random.choice((chain, chain_in_threads))
+    await actor.call(func, path, 5, expected=5 + len(path))
+
+
+async def wide_call(actor: Actor) -> None:
+    names = actor.others(actor.random.randint(1, 4))
+    value = actor.random.randrange(100)
+    # What fails inside comes as a group, whose members are judged one by one.
+    to = actor.someone()
+    entry = actor.begin("fan_out", to, actor.ledger.world.options.timeout)
+    await actor.ledger.watch(
+        entry,
+        lambda: rpc_async(to, fan_out, (entry.id, names, value)),
+        value * len(names),
+        errors=(ExceptionGroup,),
+    )
+
+
+async def late_call(actor: Actor) -> None:
+    timeout = actor.random.choice((0.05, 0.3, 1.0))
+    await actor.call(work, 1, timeout * 20, expected=None, timeout=timeout, quick=False)
+
+
+async def cancelled_call(actor: Actor) -> None:
+    to, seconds, timeout = actor.someone(), 3.0, actor.ledger.world.options.timeout
+    # Work that takes all the time it has may be done in time or not.
+    entry = actor.begin("work", to, timeout, quick=2 * seconds <= timeout)
+    task = asyncio.ensure_future(
+        actor.ledger.watch(entry, lambda: rpc_async(to, work, (entry.id, 1, seconds)), 1)
+    )
+    await asyncio.sleep(actor.random.choice((0.0, 0.001, 0.002, 0.5, 2.999, 3.001)))
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def read_stream(actor: Actor) -> None:
+    """All of a stream, or only its beginning."""
+    to, numbers = actor.someone(), actor.random.choice((0, 1, 5, 30))
+    until = actor.random.choice((0, 3, 100, 100))
+    options = actor.ledger.world.options
+    entry = actor.begin("count", to, options.timeout * (numbers + 2))
+    entry.patient = True
+    func: Any = count
+    args: tuple[Any, ...] = (entry.id, numbers, actor.random.choice((0.0, 0.0, 0.001, 0.05)))
+    if actor.random.random() < 0.3:
+        func, args = count_in_thread, args[:2]
+
+    async def read() -> list[int]:
+        got: list[int] = []
+        async with rpc_stream(to, func, args) as stream:
+            async for number in stream:
+                got.append(number)
+                if len(got) > until:
+                    break
+        return got
+
+    await actor.ledger.watch(entry, read, list(range(min(numbers, until + 1))))
+
+
+CALLS: list[Act] = [
+    small_calls,
+    small_calls,
+    large_call,
+    plain_call,
+    failing_call,
+    nested_call,
+    wide_call,
+    late_call,
+    cancelled_call,
+    read_stream,
+]

@@ -13,8 +13,7 @@ from aiograd.errors import WorkerLost
 from aiograd.rpc.options import Options
 from aiograd.testing.soak import jobs, run
 from aiograd.testing.soak.jobs import Wrong
-from aiograd.testing.soak.report import DRIFT, SETTLED, Report, held
-from aiograd.testing.soak.run import soak
+from aiograd.testing.soak.run import DRIFT, SETTLED, Report, held, soak
 
 
 def options() -> Options:

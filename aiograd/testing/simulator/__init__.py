@@ -9,15 +9,14 @@
     ledger         what programs did, judged call by call
     invariants     what must hold after a run, and what workers may answer about a pass
     workload/      programs for random seeds
+    planted_bugs   bugs that the simulator has to find; imports only the library
     run            one seed, and the same with fewer faults
     simulate       a program of the user's own
     crashpoints/   small programs with a fault at every boundary
-    planted_bugs   bugs that the simulator has to find
     __main__       the command line: replay seeds, look for planted bugs
 
-Imports go upwards in this list, with two exceptions: `workload` imports `ledger` and `invariants`,
-which imports `workload.calls` for the call that shows that a worker is alive; and `planted_bugs`
-imports only the library, whose methods it replaces.
+A module imports only modules above it. Of `workload/`, `calls` stands above `invariants`, which
+checks with one of its functions that workers answer, and the other modules stand below.
 """
 
 from aiograd.testing.simulator.schedule import Fault

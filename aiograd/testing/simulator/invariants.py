@@ -1,4 +1,4 @@
-"""What must hold, however the faults fell: the checks after the programs have ended.
+"""What must hold, whatever the faults: the checks after the programs have ended.
 
 I1  every awaited call ends by its deadline + 0.25 s               (ledger)
 I2  a result is the oracle's, or the error is typed and justified  (ledger)
@@ -7,9 +7,8 @@ I4  a call runs at most once, exactly once if it gave a result     (ledger)
 I5  a value lives while it has a holder, and not much longer       (ledger, here)
 I6  no context is left
 I7  at rest nothing is left: calls, tasks, bytes, timers
-I8  who was only away for a while lost nothing: resets and cuts below two seconds change no outcome
-                                                                   (ledger)
-I9  within 10 s of the last fault every living pair can talk again, whoever had lost whom
+I8  resets, and cuts below two seconds, change no outcome            (ledger)
+I9  within 10 s of the last fault every living pair can call again, also if one had lost the other
 I10 the same seed gives the same trace                             (tests)
 I11 outcome agreement: nobody contradicts the originator of a pass (here, gradients)
 
@@ -47,8 +46,8 @@ from aiograd.testing.simulator.workload.calls import plain
 from aiograd.testing.simulator.world import Node, World
 
 SETTLE: Final = 25.0  # seconds after the last program has ended
-LOOKS: Final = 3
-PINGS: Final = 1024  # bytes; the last signs of life are never acknowledged all
+LOOKS: Final = 3  # at the counters
+PINGS: Final = 1024  # bytes; the latest heartbeats are never all acknowledged
 RECOVER: Final = 10.0  # seconds for a fresh call
 RETRY: Final = 0.25  # seconds between two attempts at one
 Sums = dict[Tensor, Any]  # leaf of one worker → the gradient that it should show
@@ -60,17 +59,23 @@ async def check_at_rest(
     seconds: float = SETTLE,
     shares: tuple[float, ...] = (0.4, 0.4, 0.2),
 ) -> None:
-    """I7: nothing is left of what the programs did."""
+    """Check I5 and I7: nothing is left of what the programs did.
+
+    Wait for `seconds` and two leases before, in `shares` with a collection of garbage at each.
+    """
     for share in shares:
-        for node in world.living:  # a last call of the dead may come later than the end of all
+        # Each time again: the last call of a crashed worker may arrive after all programs ended.
+        for node in world.living:
             node.shelf.clear()
-        gc.collect()  # references in tracebacks of failed calls
+        # Tracebacks of failed calls hold references, in cycles.
+        gc.collect()
         await asyncio.sleep((seconds + 2 * world.options.lease) * share)
     kept = [node.name for node, value in ledger.values if node.alive and value() is not None]
     if kept:
         ledger.violated("I5", f"values that nobody holds are still kept on {kept}")
     looks = []
-    for _ in range(LOOKS):  # a heartbeat may be on its way at one of them
+    # Several looks, of which the lowest counts: a heartbeat may be under way at one of them.
+    for _ in range(LOOKS):
         looks.append({node: node.counters() for node in world.living})
         await asyncio.sleep(0.37)
     for node in world.living:
@@ -89,7 +94,10 @@ async def check_at_rest(
 
 
 async def check_alive(world: World, ledger: Ledger, number: int) -> None:
-    """I9: a call on every living pair succeeds, soon if not at once; nobody suspects anybody."""
+    """Check I9: a call on every living pair succeeds in `RECOVER` seconds; no peer is suspect.
+
+    No pair is excused, whatever happened to it: after the last fault all have to find each other.
+    """
     tasks = [
         (node, other, node.spawn(_ping(world, other.name, (number, i, j))))
         for i, node in enumerate(world.living)
@@ -107,7 +115,9 @@ async def check_alive(world: World, ledger: Ledger, number: int) -> None:
             ledger.violated("I9", f"{node.name} to {other.name}: {task.result()!r}")
         elif other.name in node.agent.links.suspects():
             doubtful.append((node, other))
-    if doubtful:  # a reset after so many bytes may have come a moment ago
+    # A `reset_after` may have come a moment ago, with the bytes of this very call. The session
+    # then has its time to resume.
+    if doubtful:
         await asyncio.sleep(world.options.resume + 1.0)
     for node, other in doubtful:
         if other.name in node.agent.links.suspects():
@@ -115,7 +125,7 @@ async def check_alive(world: World, ledger: Ledger, number: int) -> None:
 
 
 async def _ping(world: World, to: str, id: tuple[int, ...]) -> int:
-    """Call until it goes well: a dial of a lost peer may have begun before the network was back."""
+    """Call until it succeeds: the dial of a lost peer may have begun before the network healed."""
     limit = world.loop.time() + RECOVER - 1.0
     for attempt in itertools.count():
         left = limit - world.loop.time()
@@ -129,7 +139,7 @@ async def _ping(world: World, to: str, id: tuple[int, ...]) -> int:
 
 
 async def check_closed(world: World, ledger: Ledger) -> None:
-    """I7: a closed worker leaves no task and no timer behind."""
+    """Check I7: a closed worker leaves no task and no timer behind."""
     await asyncio.sleep(1.0)
     for node in world.living:
         left = world.loop.pending(node)
@@ -143,7 +153,7 @@ async def check_closed(world: World, ledger: Ledger) -> None:
 
 
 class Outcome(Enum):
-    """What the originator of a pass has said of it."""
+    """What the originator of a pass has decided."""
 
     RUNNING = "running"
     GOOD = "good"
@@ -151,7 +161,7 @@ class Outcome(Enum):
 
 
 def read(node: Node, context_id: int) -> dict[Tensor, Any] | AiogradError:
-    """What this worker answers now when its gradients of a context are read there."""
+    """Return what a worker answers now when its gradients of a context are read there."""
     context = node.agent.parts[Contexts].find(context_id)
     if context is None:
         return UnknownContext(context_id)
@@ -170,10 +180,10 @@ def disagreement(
     reached: bool = True,
     forgotten: bool = False,
 ) -> str:
-    """What is wrong with an answer; "" if nothing is.
+    """Say what is wrong with an answer; "" if nothing is.
 
     `sums` are those of all passes that ended well. `reached`: the pass has come to this worker.
-    `forgotten`: the worker may have given up the context, since it lost the one who opened it.
+    `forgotten`: the worker may have dropped the context, since it lost the worker that opened it.
     """
     if isinstance(answer, AiogradError):
         return _wrong_error(answer, outcome, forgotten or not sums)
@@ -198,6 +208,7 @@ def _wrong_error(error: AiogradError, outcome: Outcome, forgotten: bool) -> str:
 
 
 def same(answer: dict[Tensor, Any], sums: Sums) -> bool:
+    """Tell whether an answer shows exactly these gradients, and no others."""
     return answer.keys() == sums.keys() and all(
         np.array_equal(answer[leaf], gradient) for leaf, gradient in sums.items()
     )

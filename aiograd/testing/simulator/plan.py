@@ -1,4 +1,9 @@
-"""What one seed means: how many workers, which limits, what kind of wire, which faults."""
+"""What one seed means: how many workers, which options, what kind of wire, which faults.
+
+Seeds are written down when they find something, so a seed should go on to mean what it meant. A new
+kind of plan is therefore drawn by a generator of its own (`random.Random(f"{seed} purpose")`):
+an additional draw from the shared one would change every seed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,8 @@ THEMES: Final = (
     ["calls", "references", "gradients"],
 )
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
-CROWDED: Final = 0.01  # of the seeds: a crowd takes as long as three other seeds
-FORKED: Final = 0.3  # of those that crash: they have forked a child
+CROWDED: Final = 0.01  # share of seeds with a crowd, which takes as long as three other seeds
+FORKED: Final = 0.3  # share of crashes in which a forked child keeps the connections
 MESSAGES: Final = (
     "call",
     "reply",
@@ -30,9 +35,11 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
-# Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
+# Messages with a number of their own, by which the receiver notices a copy. A reply has none, and
+# copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
-REPLACED: Final = 0.15  # of all seeds: workers are replaced while threads compute gradients
+REPLACED: Final = 0.15  # share of seeds that replace workers while threads compute gradients
+# Messages that the library repeats until they are answered: losing one must change nothing.
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
 
@@ -53,26 +60,28 @@ class Plan:
     collections: list[float] = field(default_factory=list)  # when garbage is collected
 
     def with_faults(self, faults: list[Fault]) -> Plan:
+        """Copy the plan with other faults, for shrinking; everything else happens as before."""
         return replace(self, faults=faults)
 
 
 def make_plan(seed: int) -> Plan:
+    """Draw everything about a run from its seed."""
     if random.Random(f"{seed} drains").random() < REPLACED:
         return _replaced_plan(seed)
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
     profile = rng.choice(MIXED)
     options, wire = _options(rng), _wire_settings(rng)
-    if wire.latency > 0.001:  # a few round trips must not be late
+    # On a slow wire a few round trips take seconds; calls would be late without any fault.
+    if wire.latency > 0.001:
         options = replace(options, timeout=20.0)
-    # Drawn by itself: a seed without a crowd means the same as before there were any.
     draw = random.Random(f"{seed} crowd")
     crowd = draw.random() < CROWDED
     if crowd:
-        # All of it is under way at once, and has time to cross the narrowest wire.
+        # All calls are under way at once, and have time to cross the narrowest wire.
         options = replace(options, max_inflight=8192, timeout=20.0)
-        if draw.random() < 0.7:  # where nothing goes wrong, nothing excuses a call that is lost
-            profile = "calm"
+        if draw.random() < 0.7:
+            profile = "calm"  # without faults there is no excuse for a lost call
     return Plan(
         seed=seed,
         names=names,
@@ -89,10 +98,7 @@ def make_plan(seed: int) -> Plan:
 
 
 def _replaced_plan(seed: int) -> Plan:
-    """A seed of the profile `replaced`, with programs to which it matters.
-
-    Drawn apart from the others, so that their seeds still mean what they meant.
-    """
+    """Draw a plan of the profile `replaced`, with programs to which it matters."""
     rng = random.Random(f"{seed} replaced plan")
     names = [f"worker{i}" for i in range(rng.choice((3, 3, 4)))]
     return Plan(
@@ -110,6 +116,7 @@ def _replaced_plan(seed: int) -> Plan:
 
 
 def _options(rng: random.Random) -> Options:
+    # The default lease of 10 s would make every check at rest wait for it; some seeds use it.
     options = Options(timeout=rng.choice((3.0, 6.0, 20.0)), secret=None, lease=2.0)
     if rng.random() < 0.3:
         options = replace(options, max_inflight=rng.choice((1, 2, 8)))
@@ -122,14 +129,15 @@ def _options(rng: random.Random) -> Options:
 
 def _wire_settings(rng: random.Random) -> WireSettings:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
+    # A small window on a slow wire would take minutes for a large array.
     window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
     return WireSettings(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
 
 
 def _with_forks(seed: int, faults: list[Fault]) -> list[Fault]:
-    """Let some of those that crash have forked a child, which keeps their connections open.
+    """Let some of the crashes leave a forked child, which keeps the connections open.
 
-    Drawn apart from all else, so that seeds go on to mean what they meant.
+    No connection ends then, so only the parent of the process knows of its end at first.
     """
     rng = random.Random(f"{seed} forks")
     return [
@@ -153,7 +161,7 @@ def _calm(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Nobody is lost, some are only away or slow for a while."""
+    """No worker is lost, some are only paused or slow for a while."""
     faults = []
     for _ in range(rng.randint(1, 5)):
         at, name = rng.uniform(0.0, SPAN), rng.choice(names)
@@ -170,7 +178,7 @@ def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _wire(rng: random.Random, names: list[str]) -> list[Fault]:
-    """The wire fails, everybody lives."""
+    """The wire fails, all processes live."""
     faults = []
     for _ in range(rng.randint(1, 4)):
         a, b = _two(rng, names)
@@ -210,7 +218,7 @@ def _deaths(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Something happens just when a certain message is sent."""
+    """A fault happens just when a certain message is sent."""
     faults = []
     for _ in range(rng.randint(1, 3)):
         a, b = _two(rng, names)
@@ -226,7 +234,7 @@ def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _backward(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Something happens in the middle of a backward pass."""
+    """A fault happens in the middle of a backward pass, with one of its messages."""
     faults = []
     for _ in range(rng.randint(1, 4)):
         a, b = _two(rng, names)
@@ -249,7 +257,7 @@ def _mail(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Clog one after the other, and let them go in another order."""
+    """Clog one host after the other, and unclog them in another order: a "swizzle-clog"."""
     faults = []
     start = rng.uniform(0.0, 2.0)
     for index, name in enumerate(rng.sample(names, len(names))):
@@ -299,4 +307,5 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "everything": _everything,
     "replaced": _replaced,
 }
-MIXED: Final = [name for name in PROFILES if name != "replaced"]  # of which a plan draws one
+# Profiles of which a plan draws one. Another entry would change the draw of every seed.
+MIXED: Final = [name for name in PROFILES if name != "replaced"]

@@ -1,4 +1,4 @@
-"""Run one plan: start the world, let actors and faults loose, wait for quiet, check everything."""
+"""Run one plan: start the world, let actors and faults work, then check every invariant."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIMIT: Final = 240.0  # simulated seconds after which a program that has not end
 
 @dataclass
 class Report:
-    """What came of one run."""
+    """The result of one run; its text names what failed, and the faults of the plan."""
 
     plan: Plan
     violations: list[str]
@@ -49,6 +49,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether every invariant held."""
         return not self.violations
 
     def __str__(self) -> str:
@@ -64,18 +65,19 @@ class Report:
 
 
 class Errors(logging.Handler):
-    """What the library only logs although it should not happen."""
+    """Collects errors that the library only logs, although they should not happen."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler`."""
         self.messages.append(record.getMessage()[:1500])
 
 
 def run(plan: Plan, *, trace: bool = False) -> Report:
-    """Simulate one plan."""
+    """Simulate one plan; `trace` keeps all events, instead of the last 50."""
     with isolated() as errors:
         world = World(plan.seed, options=plan.options, wire=plan.wire, trace=trace)
         player = Player(world, plan.faults)
@@ -86,6 +88,7 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
         try:
             loop.run_until_complete(main)
         except SimulationError as error:
+            # A deadlock or a livelock: some call will never end.
             ledger.violated("I1", str(error))
         for message in errors.messages:
             ledger.violated("I7", f"logged as an error: {message}")
@@ -107,8 +110,10 @@ def run(plan: Plan, *, trace: bool = False) -> Report:
 
 async def _main(world: World, plan: Plan, player: Player, ledger: Ledger) -> None:
     def on_send(node: Node, kind: str, to: str) -> FaultAction:
+        """Let the player decide about every message."""
         return player.message(node.name, kind)
 
+    # Only if a message can trigger a fault: without an injector, small calls take the fast path.
     if any(fault.on for fault in plan.faults):
         world.on_send = on_send
     await world.start(plan.names)
@@ -128,8 +133,11 @@ async def _main(world: World, plan: Plan, player: Player, ledger: Ledger) -> Non
     await _all_ended(world, tasks, ledger)
     player.stop()
     ledger.finish()
-    await asyncio.sleep(2 * LATER)  # for a fault that the last message has triggered
+    # A fault that the last message has triggered comes a little later, and must not fall into the
+    # check that all pairs can call again.
+    await asyncio.sleep(2 * LATER)
     await asyncio.sleep(max(0.0, player.harm.until - world.loop.time()))
+    # Before and after the rest: sessions have to come back, and to stay.
     await invariants.check_alive(world, ledger, 9000)
     await invariants.check_at_rest(world, ledger)
     await invariants.check_alive(world, ledger, 9001)
@@ -138,7 +146,8 @@ async def _main(world: World, plan: Plan, player: Player, ledger: Ledger) -> Non
 
 
 async def _all_ended(world: World, tasks: dict[asyncio.Task[Any], Node], ledger: Ledger) -> None:
-    """Wait for the actors of living nodes."""
+    """Wait for the actors of living nodes; those of crashed nodes never end."""
+    # Looked at every second: a node may crash while its actor is awaited.
     while waiting := [task for task, node in tasks.items() if node.alive and not task.done()]:
         if world.loop.time() > LIMIT:
             ledger.violated("I1", f"{len(waiting)} programs have not ended after {LIMIT:g} s")
@@ -156,12 +165,17 @@ def _collect(world: World) -> None:
 
 @contextmanager
 def isolated() -> Iterator[Errors]:
-    """No garbage collection but ours, and logs where we can see them."""
+    """Keep a run apart from its process: garbage collection and logs are those of the run.
+
+    The collector would free references at moments that depend on all that the process has ever
+    allocated, so it is off, and called at seeded moments. Errors in logs are yielded.
+    """
     errors = Errors()
     loggers = [logging.getLogger("aiograd"), logging.getLogger("asyncio")]
     before = [(logger.level, logger.propagate) for logger in loggers]
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.collect()
+    # What exists now is not looked at by the collections of the run, which makes them quick.
     gc.freeze()
     gc.disable()
     for logger in loggers:
@@ -175,7 +189,8 @@ def isolated() -> Iterator[Errors]:
             logger.removeHandler(errors)
             logger.setLevel(level)
             logger.propagate = propagate
-        if not frozen:  # else it is somebody's wish that it stays so, and quicker the next time
+        # If something was frozen before, its owner wants it to stay so.
+        if not frozen:
             gc.unfreeze()
         if enabled:
             gc.enable()
@@ -183,7 +198,7 @@ def isolated() -> Iterator[Errors]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """What is let go of makes no sound: what crashed never ran its `finally` blocks."""
+    """Silence finalisers and warnings: crashed code is freed without having run to its end."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
@@ -195,7 +210,7 @@ def silenced() -> Iterator[None]:
 
 
 def dispose(world: World) -> None:
-    """Let go of everything."""
+    """Free everything that a simulation has made."""
     with silenced():
         world.dispose()
         world.loop.close()

@@ -9,7 +9,7 @@
     def test_a_lost_owner_is_noticed():
         ag.testing.simulate(program, seed=7, workers=2)
 
-The program is the driver of `workers` simulated workers, and takes simulated time: an hour passes
+The program runs on a driver beside `workers` simulated workers, in simulated time: an hour passes
 in seconds. Calls, streams, references and gradients are the library's own code. Not simulated: what
 the cluster layer adds (barriers, scaling), real sockets, and threads that the program starts.
 """
@@ -31,11 +31,12 @@ from aiograd.testing.simulator.world import World
 
 T = TypeVar("T")
 DRIVER: Final = "driver"
+# Not drawn for the driver: its program could not go on. A list of faults may contain them.
 _FATAL: Final = frozenset({"crash", "vanish", "restart", "replace", "pause", "slow"})
 
 
 class SimulationFailed(AssertionError):
-    """The program hung, or left an error behind that nobody looked at."""
+    """The program left an error behind that no code retrieved, or the library logged one."""
 
 
 def simulate(
@@ -50,10 +51,13 @@ def simulate(
     """Run `program` on simulated workers `worker0 …` and return its result.
 
     `program` may take one argument: the world, with `crash(name)`, `restart(name)`,
-    `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a kind of
-    trouble drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
-    "everything"), or a list of `Fault`s. The same seed gives the same run. A program that has not
-    ended after `limit` simulated seconds hangs.
+    `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a profile, whose
+    faults are drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
+    "everything"), or a list of `Fault`s. The same seed gives the same run.
+
+    Errors of the program are raised with the seed and the last events as notes. Raise
+    `SimulationError` if the program has not ended after `limit` simulated seconds, and
+    `SimulationFailed` if it leaves an error behind that no code retrieved.
     """
     names = [f"worker{i}" for i in range(workers)]
     planned = _faults(faults, names, seed)
@@ -72,6 +76,7 @@ def simulate(
             error.add_note("\n".join(world.trace.lines()))
             raise
         finally:
+            # Read before everything is freed: what is freed may log errors, too.
             troubles = [*world.loop.troubles, *errors.messages]
             dispose(world)
             if troubles:

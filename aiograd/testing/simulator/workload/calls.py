@@ -17,11 +17,11 @@ CROWD: Final = 5000  # small calls
 
 
 class Boom(Exception):
-    """What functions raise on purpose."""
+    """What functions raise by intent."""
 
 
 async def work(id: CallId, value: Any, seconds: float) -> Any:
-    """Take some time."""
+    """Take some time on the loop, and return the value."""
     enter(id)
     try:
         await asyncio.sleep(seconds)
@@ -31,7 +31,7 @@ async def work(id: CallId, value: Any, seconds: float) -> Any:
 
 
 async def measure(id: CallId, value: Any) -> int:
-    """Take something large, and give something small."""
+    """Take something large, and return something small."""
     enter(id)
     leave(id)
     return len(value)
@@ -39,18 +39,18 @@ async def measure(id: CallId, value: Any) -> int:
 
 @inline
 def same(value: int) -> int:
-    """One of thousands: too many for the ledger."""
+    """Return the value, without a note in the ledger: there are thousands of these calls."""
     return value
 
 
 def plain(id: CallId, value: int) -> int:
-    """Run in a thread."""
+    """Add one, in a thread."""
     enter(id)
     return value + 1
 
 
 async def count(id: CallId, numbers: int, seconds: float) -> AsyncIterator[int]:
-    """A stream."""
+    """Stream numbers, from the loop."""
     enter(id)
     try:
         for number in range(numbers):
@@ -62,17 +62,19 @@ async def count(id: CallId, numbers: int, seconds: float) -> AsyncIterator[int]:
 
 
 def count_in_thread(id: CallId, numbers: int) -> Iterator[int]:
+    """Stream numbers, from a thread."""
     enter(id)
     yield from range(numbers)
 
 
 async def fail(id: CallId, text: str) -> None:
+    """Raise an error of the user's own."""
     enter(id)
     raise Boom(text)
 
 
 async def chain(id: CallId, path: list[str], value: int) -> int:
-    """Go from worker to worker, and come back with a number larger by the length of the way."""
+    """Call from worker to worker; the value grows by one with each of them."""
     enter(id)
     try:
         if not path:
@@ -84,7 +86,7 @@ async def chain(id: CallId, path: list[str], value: int) -> int:
 
 
 def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
-    """The same with blocking calls."""
+    """Do the same with blocking calls, each of which holds a thread on its worker."""
     enter(id)
     if not path:
         return value
@@ -92,7 +94,7 @@ def chain_in_threads(id: CallId, path: list[str], value: int) -> int:
 
 
 async def fan_out(id: CallId, names: list[str], value: int) -> int:
-    """Ask several workers at once."""
+    """Call several workers at once, in a TaskGroup: one failure cancels the others."""
     enter(id)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ask(name, (*id, i), value)) for i, name in enumerate(names)]
@@ -107,6 +109,7 @@ async def _ask(name: str, id: CallId, value: int) -> int:
 
 
 async def small_calls(actor: Actor) -> None:
+    """Make a few calls to one worker at once, which share messages and overtake each other."""
     to = actor.someone()
     values = [actor.random.randrange(1000) for _ in range(actor.random.randint(1, 6))]
     async with asyncio.TaskGroup() as group:
@@ -116,21 +119,27 @@ async def small_calls(actor: Actor) -> None:
 
 
 async def large_call(actor: Actor) -> None:
+    """Send an array there and back: inside one frame, and in chunks."""
     size = actor.random.choice((100, 20_000, 300_000))
     array = np.arange(size, dtype=np.float64) + actor.random.randrange(100)
     await actor.call(work, array, 0.0, expected=array)
 
 
 async def overtaken_call(actor: Actor) -> None:
-    """A large call, and thousands of small ones that overtake it on the same link."""
+    """Make a large call, and thousands of small ones that overtake it on the same link.
+
+    So a number of a message is thousands behind the newest when it arrives: bookkeeping that
+    remembers only the last few thousand took such a call for a copy.
+    """
     to, timeout = actor.someone(), actor.ledger.world.options.timeout
     array = np.zeros(OVERTAKEN, np.uint8)
     large, crowd = actor.begin("measure", to, timeout), actor.begin("same", to, timeout)
     begun: list[Any] = []
 
     def begin() -> Any:
+        """Begin all calls in one callback, before the first byte of the large one is sent."""
         future = rpc_async(to, measure, (large.id, array))
-        begun.append(Group([to]).map(same, range(CROWD)))  # before any of it is sent
+        begun.append(Group([to]).map(same, range(CROWD)))
         return future
 
     await actor.ledger.watch(large, begin, OVERTAKEN)
@@ -139,24 +148,28 @@ async def overtaken_call(actor: Actor) -> None:
 
 
 async def plain_call(actor: Actor) -> None:
+    """Call a function that runs in a thread."""
     value = actor.random.randrange(1000)
     await actor.call(plain, value, expected=value + 1)
 
 
 async def failing_call(actor: Actor) -> None:
+    """Call a function that raises: its own error arrives, unless a fault comes first."""
     await actor.call(fail, "on purpose", expected=None, errors=(Boom,))
 
 
 async def nested_call(actor: Actor) -> None:
+    """Make a call that makes calls, on loops or in threads."""
     path = actor.others(actor.random.randint(1, 4))
     func = actor.random.choice((chain, chain_in_threads))
     await actor.call(func, path, 5, expected=5 + len(path))
 
 
 async def wide_call(actor: Actor) -> None:
+    """Make a call that makes several calls at once."""
     names = actor.others(actor.random.randint(1, 4))
     value = actor.random.randrange(100)
-    # What fails inside comes as a group, whose members are judged one by one.
+    # A failure inside arrives as a group, which is not judged itself.
     to = actor.someone()
     entry = actor.begin("fan_out", to, actor.ledger.world.options.timeout)
     await actor.ledger.watch(
@@ -168,13 +181,15 @@ async def wide_call(actor: Actor) -> None:
 
 
 async def late_call(actor: Actor) -> None:
+    """Make a call that cannot end in time, so that it ends at its deadline."""
     timeout = actor.random.choice((0.05, 0.3, 1.0))
     await actor.call(work, 1, timeout * 20, expected=None, timeout=timeout, quick=False)
 
 
 async def cancelled_call(actor: Actor) -> None:
+    """Cancel a call at a random moment: before it is sent, while it runs, as it returns."""
     to, seconds, timeout = actor.someone(), 3.0, actor.ledger.world.options.timeout
-    # Work that takes all the time it has may be done in time or not.
+    # If its work takes most of the time it has, a timeout needs no other reason.
     entry = actor.begin("work", to, timeout, quick=2 * seconds <= timeout)
     task = asyncio.ensure_future(
         actor.ledger.watch(entry, lambda: rpc_async(to, work, (entry.id, 1, seconds)), 1)
@@ -185,7 +200,7 @@ async def cancelled_call(actor: Actor) -> None:
 
 
 async def read_stream(actor: Actor) -> None:
-    """All of a stream, or only its beginning."""
+    """Read all of a stream, or only its beginning."""
     to, numbers = actor.someone(), actor.random.choice((0, 1, 5, 30))
     until = actor.random.choice((0, 3, 100, 100))
     options = actor.ledger.world.options
@@ -197,6 +212,7 @@ async def read_stream(actor: Actor) -> None:
         func, args = count_in_thread, args[:2]
 
     async def read() -> list[int]:
+        """Read up to `until` + 1 items, and leave the stream."""
         got: list[int] = []
         async with rpc_stream(to, func, args) as stream:
             async for number in stream:

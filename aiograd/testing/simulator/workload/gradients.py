@@ -1,13 +1,13 @@
-"""What simulated programs do with gradients: random expressions spread over workers, differentiated
-there and, as the oracle, all on one worker.
+"""What simulated programs do with gradients: differentiate random expressions over workers.
 
-Numbers are small integers in floats, so that sums in any order are exactly equal.
+The oracle is the same expression on one worker, with local autograd. Numbers are small integers in
+floats, so that sums in any order are exactly equal.
 
     ("x", i)               a tensor of the actor
     ("w", worker, j)       a parameter that lives on a worker
     ("at", worker, e)      e, computed on that worker
     ("add" | "mul", a, b)  ("double", a)
-    ("heavy", seconds, a)  a, whose gradient takes so long that a thread computes it
+    ("heavy", seconds, a)  a, whose gradient is computed in a thread for some seconds
     ("shared", worker, e)  e, made and kept by that worker, fetched here through a reference
 """
 
@@ -36,12 +36,13 @@ SHAPE = (2, 2)
 
 
 def leaf(number: int) -> Tensor:
+    """Make a leaf whose values depend on its number only: the oracle makes the same."""
     values = np.arange(4.0).reshape(SHAPE) % 3 + number % 3 + 1
     return Tensor(values, requires_grad=True)
 
 
 def parameter(name: int) -> Tensor:
-    """A parameter of this worker, made when first asked for."""
+    """Return a parameter of this worker, made at its first use."""
     shelf = here().shelf
     key = ("parameter", name)
     if key not in shelf:
@@ -62,7 +63,7 @@ def draw(
     depth: int,
     kinds: tuple[str, ...] = KINDS,
 ) -> Expression:
-    """A random expression to be computed on `worker`."""
+    """Draw a random expression to be computed on `worker`."""
     kind = rng.choice(kinds if depth else ("x", "w"))
     if kind == "x":
         return ("x", rng.randrange(2))
@@ -80,7 +81,7 @@ def draw(
 
 
 async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
-    """Compute an expression here, and its parts wherever they belong."""
+    """Compute an expression here, and its parts on their workers."""
     kind = expression[0]
     if kind == "x":
         return xs[expression[1]]
@@ -104,7 +105,10 @@ async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
 
 
 def heavy(value: Tensor, seconds: float) -> Tensor:
-    """The same value; its gradient is computed in a thread, and takes so many simulated seconds."""
+    """Return the same value; its gradient takes some simulated seconds, in a thread.
+
+    So a fault can fall into the middle of a drain, which takes no simulated time otherwise.
+    """
     node = here()
     result = value * 1.0
     if result.requires_grad:
@@ -113,11 +117,13 @@ def heavy(value: Tensor, seconds: float) -> Tensor:
 
 
 async def there(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
+    """Compute an expression on another worker."""
     enter(id)
     return await evaluate((*id, 0), expression, xs)
 
 
 def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], Tensor]) -> Tensor:
+    """Compute an expression locally; put the parameters that it uses into `ws`."""
     kind = expression[0]
     if kind == "x":
         return xs[expression[1]]
@@ -132,9 +138,10 @@ def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], T
 
 
 async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any:
-    """The gradient of a parameter of this worker; None if there is none."""
+    """Return the gradient of a parameter of this worker; None if there is none."""
     enter(id)
-    if here().start_number != start:  # the call itself has brought the context here
+    # A worker that was restarted since knows the context only from this very call.
+    if here().start_number != start:
         raise UnknownContext(context_id)
     found = get_gradients(context_id).get(parameter(name))
     return None if found is None else np.asarray(found)
@@ -144,13 +151,13 @@ async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any
 
 
 async def backward(actor: Actor) -> None:
-    """Build an expression over several workers, play it backwards, compare every gradient."""
+    """Build an expression over several workers, run it backward, compare every gradient."""
     depth = actor.random.randint(2, 4)
     await _backward(actor, draw(actor.random, actor.node.name, actor.names, depth))
 
 
 async def heavy_backward(actor: Actor) -> None:
-    """The same with gradients that threads compute, while workers come and go."""
+    """Do the same with gradients that take time in threads, while workers are replaced."""
     depth = actor.random.randint(3, 5)
     await _backward(actor, draw(actor.random, actor.node.name, actor.names, depth, HEAVY))
 
@@ -163,6 +170,7 @@ async def _backward(actor: Actor, expression: Expression) -> None:
         loss = await _loss(actor, expression, xs)
         if actor.random.random() < 0.3:
             await _waste(actor, xs)
+        # No graph: the expression was a leaf of the actor, or a fault came before its end.
         if loss is None or loss.grad_fn is None:
             return
         expected = Expected(actor, ctx, expression, xs, starts)
@@ -178,7 +186,10 @@ async def _backward(actor: Actor, expression: Expression) -> None:
 
 
 class Expected:
-    """What every worker should show after the passes of one context."""
+    """What every worker should show after the passes of one context.
+
+    `starts` are the starts of all workers before the forward pass: a later one has other leaves.
+    """
 
     def __init__(
         self,
@@ -194,7 +205,7 @@ class Expected:
         oracle(expression, self.copies, self.ws).sum().backward()
 
     def sums(self, node: Node, passes: int) -> dict[Tensor, Any]:
-        """The gradients of this worker's leaves after so many good passes."""
+        """Return the gradients of a worker's leaves after some good passes."""
         if not passes:
             return {}
         pairs = [
@@ -211,12 +222,16 @@ class Expected:
         }
 
     def agree(self, outcome: Outcome, passes: int) -> None:
-        """Read the gradients of every living worker, this very moment (I11)."""
+        """Check I11: read the gradients of every living worker, at this very moment.
+
+        Without a call, which would bring the outcome along and hide a worker that did not know it.
+        """
         ledger = self.actor.ledger
         for name, node in sorted(ledger.world.nodes.items()):
             same_start = node.start_number == self.starts[name]
-            # A worker that came back meanwhile has nothing to show of a pass that failed; in a good
-            # pass the forward calls may have reached it.
+            # A worker that was restarted meanwhile has nothing to show of a pass that failed. In a
+            # good pass the forward calls may have reached the new start, and what it computed is
+            # not known here.
             if not node.alive or not node.parts or not (same_start or outcome is Outcome.FAILED):
                 continue
             wrong = disagreement(
@@ -233,7 +248,7 @@ class Expected:
 async def _read_by_call(
     actor: Actor, ctx: Any, worker: str, args: tuple[int, int], expected: Any
 ) -> None:
-    """After a good pass a call of its originator finds the numbers, wherever they are."""
+    """Check that a call of the originator finds the gradients after a good pass."""
     entry = actor.begin("gradient_of", worker, actor.ledger.world.options.timeout)
     facts = (entry.id, ctx.id, *args)
     await actor.ledger.watch(entry, lambda: rpc_async(worker, gradient_of, facts), expected)
@@ -247,7 +262,7 @@ async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
 
 
 async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
-    """What the forward pass of a program gives; None if a fault came in between."""
+    """Run the forward pass of a program; return None if a fault prevented it."""
     entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
     return await actor.ledger.watch(
         entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
@@ -255,7 +270,7 @@ async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
 
 
 async def _waste(actor: Actor, xs: list[Tensor]) -> None:
-    """Results that nobody uses must not be waited for."""
+    """Make a result that no loss uses: a pass must not wait for its edges."""
     to = actor.someone()
     entry = actor.begin("there", to, actor.ledger.world.options.timeout)
     wasted = draw(actor.random, to, actor.names, 2)
@@ -269,13 +284,14 @@ async def _waste(actor: Actor, xs: list[Tensor]) -> None:
 
 async def _pass(actor: Actor, ctx: Any, loss: Tensor, retain: bool) -> bool:
     limit = actor.ledger.world.options.timeout
-    entry = actor.begin("backward", actor.node.name, limit + 2.0)  # the survivors are told
+    # A failed pass raises only when the survivors have been told, which has its own limit.
+    entry = actor.begin("backward", actor.node.name, limit + 2.0)
     await actor.ledger.watch(entry, lambda: ctx.backward(loss, retain_graph=retain), None)
     return entry.outcome == "ok"
 
 
 async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) -> None:
-    """Nobody shows a number of a failed pass: neither now, nor later, nor to a call.
+    """Check that no worker shows a number of a failed pass: now, later, or to a call.
 
     A worker that the pass never reached may show the sum of earlier passes.
     """
@@ -297,7 +313,7 @@ async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) ->
 
 
 async def leave_early(actor: Actor) -> None:
-    """A context is left while calls made in it are still under way."""
+    """Leave a context while calls that were made in it are still under way."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
     async with context():
@@ -314,7 +330,7 @@ async def leave_early(actor: Actor) -> None:
 
 
 async def cancel_backward(actor: Actor) -> None:
-    """A pass is cancelled at some moment; the next one in the same context is right."""
+    """Cancel a pass at a random moment; the next one in the same context must be right."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs = [leaf(0), leaf(1)]
     starts = {name: node.start_number for name, node in actor.ledger.world.nodes.items()}
@@ -334,7 +350,7 @@ async def cancel_backward(actor: Actor) -> None:
 
 
 async def derivative(actor: Actor) -> None:
-    """`grad` gives numbers and leaves nothing behind."""
+    """Check that `grad` returns the gradients, and leaves none in the context."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs, copies = [leaf(0), leaf(1)], [leaf(0), leaf(1)]
     async with context() as ctx:

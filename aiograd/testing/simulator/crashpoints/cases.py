@@ -38,10 +38,10 @@ TIMEOUT: Final = 20.0  # of calls and passes: far longer than any loss takes to 
 AFTER: Final = (0.05, 0.5, 1.5, 6.0)  # seconds after which survivors are read again
 SETTLE: Final = 1.5  # seconds after which nothing is left but garbage
 SETTLE_CUT: Final = 15.0  # the same after a cut, which is noticed late
-LET_GO: Final = 0.5  # seconds, and two leases, in which what garbage held is given back
+COLLECTED: Final = 0.5  # seconds, and two leases, in which what garbage held is released
 LIMIT: Final = 120.0  # simulated seconds after which a program hangs
-# Shapes with a third of all cases, and little that smaller ones do not have: only sampled, unless
-# they are asked for.
+# Shapes with a third of all cases, and little that smaller ones do not have: left out unless cases
+# are sampled, or all are asked for.
 LARGE: Final = frozenset({"mixed", "diamondx", "chain3x", "sharedx"})
 COLLECT: Final = 25  # runs between two collections of garbage
 ABOUT: Final = 208_000  # cases of all programs, to turn a number of cases into a share
@@ -69,13 +69,14 @@ class Case(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, seed: int) -> Case:
+        """Read a case from its text, PROGRAM:POINT:WORKER:FAULT."""
         program, at, victim, fault = text.split(":")
         return cls(program, int(at), victim, fault, seed)
 
 
 @dataclass
 class Result:
-    """What came of one case."""
+    """The result of one case; `points` are the boundaries up to its fault."""
 
     case: Case
     points: list[Point]
@@ -86,6 +87,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
+        """Whether every invariant held."""
         return not self.violations
 
 
@@ -107,15 +109,17 @@ class Boundaries:
         self._last: Owner | None = None
 
     def callback(self, owner: Owner | None) -> None:
-        """Before a callback: see what the last one has changed, then maybe let the fault happen."""
+        """Before a callback: judge what the last one has changed, then reach a boundary."""
         last, self._last = self._last, owner
+        # A callback changes its own node only, so it is enough to read that one. Readings after
+        # every callback are what finds an outcome that is wrong for a moment.
         if isinstance(last, Node):
             self._trial.look(last)
         if isinstance(owner, Node):
             self._reached(Point("callback", owner.name, self._world.loop.time()))
 
     def write(self, node: Node) -> None:
-        """Before a write."""
+        """Before a write: reach a boundary."""
         self._reached(Point("write", node.name, self._world.loop.time()))
 
     def _reached(self, point: Point) -> None:
@@ -128,12 +132,14 @@ class Boundaries:
     def _happen(self) -> None:
         world, trial, case = self._world, self._trial, self._case
         world.trace("fault", str(case))
-        # What follows is drawn for this case alone, so that cases differ.
+        # What follows is drawn for this case alone: with the generator of the seed all cases of a
+        # program would draw the same delays.
         world.random = random.Random(str(case))
         trial.victim, trial.fault = case.victim, case.fault
         now, victim = world.loop.time(), case.victim
         trial.lost = world.nodes[victim].agent.incarnation
         if case.fault in DEADLY:
+            # The end of a stream takes one journey, plus at most as much jitter.
             trial.known_by = now + 2 * LATENCY
             self._harm.note(Fault(now, "crash", victim))
             world.crash(victim)
@@ -142,6 +148,7 @@ class Boundaries:
                 world.loop.create_task(world.restart(victim, told), context=world.context)
             return
         if case.fault == "cut":
+            # Nothing tells of a cut: a peer is missed after its silence, at a heartbeat.
             trial.known_by = now + world.options.silence + world.options.heartbeat
             for other in world.nodes:
                 if other != victim:
@@ -166,12 +173,13 @@ class Boundaries:
 
 
 def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
-    """Run one case; inside `isolated()`."""
+    """Run one case; inside `isolated()`, which yields `errors`."""
     program = PROGRAMS[case.program]
     if program.leader == "rref":
-        gc.collect()  # services of a dead worker of the last case complain when they are freed
+        # Services of a dead worker of the last case log errors when they are freed.
+        gc.collect()
     options = Options(timeout=TIMEOUT, secret=None, lease=0.5, heartbeat=2.0)
-    # Seed 0 is the plain one: all messages take equally long. Others vary that, and the order.
+    # With seed 0 all messages take equally long. Other seeds vary that, and the order.
     wire = WireSettings(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
     world = World(case.seed, options=options, wire=wire, trace=trace)
     harm = Harm(world)
@@ -180,7 +188,8 @@ def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
     world.parts.update({Ledger: ledger, Trial: trial})
     boundaries = Boundaries(world, trial, harm, case)
     main = world.loop.create_task(_main(world, program, trial, boundaries), context=world.context)
-    errors.messages.clear()  # what the run before has left behind may speak when it is let go
+    # Parts of the run before may log errors when they are freed, which is up to now.
+    errors.messages.clear()
     try:
         world.loop.run_until_complete(main)
     except SimulationError as error:
@@ -218,15 +227,19 @@ async def _main(world: World, program: Program, trial: Trial, boundaries: Bounda
         trial.look_everywhere()
     world.loop.boundary = world.wire.on_write = None
     await asyncio.sleep(SETTLE_CUT if trial.fault == "cut" else SETTLE)
-    await invariants.check_at_rest(world, ledger, LET_GO, (1.0,))
-    ledger.finish()  # now that whoever was cut off has noticed
+    await invariants.check_at_rest(world, ledger, COLLECTED, (1.0,))
+    # Only now: a worker that was cut off notices it late, and its calls end then.
+    ledger.finish()
     await _check_alive(world, trial)
     await world.stop()
     await invariants.check_closed(world, ledger)
 
 
 async def _connect(world: World, program: Program) -> None:
-    """Open the connections that the program needs, so that handshakes are no part of it."""
+    """Open the connections that the program needs, so that handshakes are no part of it.
+
+    Programs of the variant `cold` do without.
+    """
     for here, there in program.pairs():
         await world.nodes[here].spawn(_hello(there))
 
@@ -236,11 +249,11 @@ async def _hello(to: str) -> Any:
 
 
 async def nothing() -> None:
-    """Does nothing, on another worker."""
+    """Do nothing, on another worker."""
 
 
 async def _check_alive(world: World, trial: Trial) -> None:
-    """I9: whoever is not cut off can be called."""
+    """Check I9: every worker that is not cut off can be called."""
     living = [n for n in world.living if not (trial.fault == "cut" and n.name == trial.victim)]
     for node in living[1:]:
         try:
@@ -254,9 +267,10 @@ async def _check_alive(world: World, trial: Trial) -> None:
 
 
 def cases(program: str, points: Iterable[Point], seed: int = 0) -> Iterator[Case]:
-    """Every fault at every boundary of a program, each that differs from the last once."""
+    """Yield every fault at every boundary of a program, without those that repeat a run."""
     workers = PROGRAMS[program].workers
-    tried: dict[str, float] = {}  # worker → when its faults were tried, if nothing happened since
+    # worker → when its faults were tried last, if neither it nor any write has happened since
+    tried: dict[str, float] = {}
     for at, point in enumerate(points):
         if point.kind == "write":
             yield from (Case(program, at, point.worker, fault, seed) for fault in DEADLY)
@@ -271,7 +285,7 @@ def cases(program: str, points: Iterable[Point], seed: int = 0) -> Iterator[Case
 
 @dataclass
 class Tally:
-    """What came of many cases."""
+    """The sum of many cases."""
 
     programs: int = 0
     points: int = 0
@@ -281,6 +295,7 @@ class Tally:
     failed: list[Result] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
+        """Add the sum of other cases."""
         self.programs += other.programs
         self.points += other.points
         self.cases += other.cases
@@ -303,6 +318,7 @@ def run_portion(portion: Portion) -> Tally:
     rng = random.Random(f"{portion.seed} {portion.program} cases")
     with isolated() as errors:
         calm = run_case(Case(portion.program, seed=portion.seed), errors)
+        # Without a fault it should work; its boundaries would mean nothing otherwise.
         if not calm.ok:
             tally.failed.append(calm)
             return tally
@@ -321,13 +337,16 @@ def run_portion(portion: Portion) -> Tally:
 
 
 def sample(count: int, seed: int, programs: Iterable[str] = PROGRAMS) -> list[Portion]:
-    """About so many cases of all programs; all cases if `count` is 0."""
+    """Choose about `count` cases of all programs; all cases if `count` is 0."""
     share = min(1.0, count / ABOUT) if count else 1.0
     return [Portion(program, share, seed) for program in programs]
 
 
 def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | None:
-    """How many cases it takes to find a planted bug, and what was found; None: it was not."""
+    """Look for a planted bug in random cases; return how many it took, and the first violation.
+
+    Return None if `limit` cases have not found it.
+    """
     rng = random.Random(f"{seed} hunt")
     with planted(bug), isolated() as errors:
         for tried in range(1, limit + 1):

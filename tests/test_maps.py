@@ -41,9 +41,6 @@ TODO: set[str] = {
     "rpc/transport",
     "rref",
     "rref/refcount",
-    "testing",
-    "testing/simulator",
-    "testing/soak",
     "viz",
     "wire",
 }

@@ -13,7 +13,8 @@
     run            one seed, and the same with fewer faults
     simulate       a program of the user's own
     crashpoints/   small programs with a fault at every boundary
-    __main__       the command line: replay seeds, look for planted bugs
+
+`python -m aiograd.testing.simulator` replays seeds and looks for planted bugs.
 
 A module imports only modules above it. Of `workload/`, `calls` stands above `invariants`, which
 checks with one of its functions that workers answer, and the other modules stand below.

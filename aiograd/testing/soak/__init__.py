@@ -8,7 +8,6 @@ every worker is 0 again.
 
     jobs       what actors do, the functions they call, and how each answer is checked
     run        actors, killer, memory and the report; imports `jobs`
-    __main__   the command line
 """
 
 from aiograd.testing.soak.run import Report, soak

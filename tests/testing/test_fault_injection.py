@@ -1,4 +1,4 @@
-"""Which messages are hit, as plain values; what then happens is tested with the agent."""
+"""Which messages faults choose; what happens to them is tested with the agent."""
 
 from __future__ import annotations
 

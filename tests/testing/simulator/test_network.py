@@ -12,7 +12,7 @@ from aiograd.testing.simulator.world import Node, World
 
 
 class Reader(asyncio.BufferedProtocol):
-    """Collects what comes."""
+    """Collects the bytes that arrive."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -181,7 +181,7 @@ def test_a_crashed_process_sends_its_last_bytes_or_some_of_them():
     bench.run(work())
 
 
-def test_nobody_listens_is_refused():
+def test_connecting_to_an_address_without_a_listener_is_refused():
     bench = Bench()
 
     async def work() -> None:

@@ -1,6 +1,6 @@
-"""The simulator finds bugs that were planted.
+"""The simulator finds planted bugs.
 
-AIOGRAD_BUGS=1 hunts all of them, by seeds or by crash points.
+AIOGRAD_BUGS=1 looks for all of them, by seeds or by crash points.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUICK = (
     *("resend_all", "resend_nothing", "no_ack", "half_frames", "forget_overtaken"),
     "unheeded_exit",
 )
-# What crash points find sooner than random seeds, and one of them that does.
+# Bugs that crash points find sooner than random seeds, and a case that finds each.
 CASES = {
     "successors": "selfa/heavy-twice:16:b:replace",
     "late_loss": "fan2/heavy-root:11:c:kill",
@@ -32,7 +32,7 @@ CASES = {
     "untold": "mixed/pair:-1::",
     "show_partial": "mixed/pair:84:d:replace",
 }
-# Only a few of the crash points of heavy programs find these: one is tried below, not hunted for.
+# Only a few crash points of heavy programs find these: one is tried below, none is searched for.
 RARE = {"kept_to_itself"}
 HUNTED = [name for name in BUGS if name not in RARE] if os.environ.get("AIOGRAD_BUGS") else QUICK
 LIMIT = 2000 if os.environ.get("AIOGRAD_BUGS") else 100

@@ -98,6 +98,7 @@ async def check_alive(world: World, ledger: Ledger, number: int) -> None:
 
     No pair is excused, whatever happened to it: after the last fault all have to find each other.
     """
+    # Each worker also calls itself, which needs no network.
     tasks = [
         (node, other, node.spawn(_ping(world, other.name, (number, i, j))))
         for i, node in enumerate(world.living)
@@ -166,6 +167,7 @@ def read(node: Node, context_id: int) -> dict[Tensor, Any] | AiogradError:
     if context is None:
         return UnknownContext(context_id)
     try:
+        # As code of that worker would read them.
         found: dict[Tensor, Tensor] = node.agent.context.copy().run(lambda: context.gradients)
     except AiogradError as error:
         return error

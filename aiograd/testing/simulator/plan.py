@@ -16,6 +16,7 @@ from aiograd.rpc.options import Options
 from aiograd.testing.simulator.network import WireSettings
 from aiograd.testing.simulator.schedule import Fault
 
+# What actors do. One theme alone gives a kind of program more acts per seed than a mixture.
 THEMES: Final = (
     ["calls"],
     ["references"],
@@ -183,7 +184,9 @@ def _wire(rng: random.Random, names: list[str]) -> list[Fault]:
     for _ in range(rng.randint(1, 4)):
         a, b = _two(rng, names)
         kind = rng.choice(("cut", "cut_one_way", "reset", "reset_after", "close", "refuse"))
+        # Below the two seconds that must not be noticed, around `resume` and `silence`, and beyond.
         seconds = rng.choice((0.05, 1.0, 4.0, 7.0, 12.0))
+        # Bytes until a reset: inside a handshake, inside a header, inside a large body.
         amount = float(rng.choice((1, 30, 300, 3000, 200_000)))
         at = rng.uniform(0.0, SPAN)
         if kind in ("cut", "cut_one_way"):
@@ -201,6 +204,7 @@ def _cuts(rng: random.Random, names: list[str]) -> list[Fault]:
     for _ in range(rng.randint(4, 16)):
         a, b = _two(rng, names)
         kind = rng.choice(("reset_after", "reset_after", "reset_after", "reset", "close"))
+        # Uniform in the exponent: as many resets within 10 bytes as between 1,000 and 10,000.
         amount = float(int(10 ** rng.uniform(0.0, 4.5))) if kind == "reset_after" else 0.0
         faults.append(Fault(rng.uniform(0.0, SPAN), kind, a, b, 0.0, amount))
     return faults
@@ -212,6 +216,7 @@ def _deaths(rng: random.Random, names: list[str]) -> list[Fault]:
     for name in rng.sample(names, rng.randint(1, max(1, len(names) // 2))):
         at = rng.uniform(0.0, SPAN)
         faults.append(Fault(at, rng.choice(("crash", "crash", "vanish")), name))
+        # Some restarts come before others can know of the death, some after everything has ended.
         if rng.random() < 0.6:
             faults.append(Fault(at + rng.choice((0.01, 0.5, 3.0, 9.0)), "restart", name))
     return faults
@@ -251,6 +256,7 @@ def _mail(rng: random.Random, names: list[str]) -> list[Fault]:
     faults = []
     for _ in range(rng.randint(2, 12)):
         kind = rng.choice(("drop", "fail", "duplicate", "duplicate"))
+        # A lost call is never repeated: dropping one would only test its timeout.
         message = rng.choice(NUMBERED if kind == "duplicate" else REPEATED)
         faults.append(Fault(float(rng.randint(1, 8)), kind, rng.choice(names), on=message))
     return faults

@@ -56,6 +56,7 @@ HARMFUL: Final = DEATHS | {
 }
 ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on its fast path
 MESSAGE_ACTIONS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
+# Faults after which a session resumes, if its two ends have a chance; and those that take it away.
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
 HINDERING: Final = frozenset({"pause", "cut", "cut_one_way", "clog"})
 SHORT: Final = 2.0  # seconds; the library promises that a shorter cut changes no outcome
@@ -124,6 +125,7 @@ def _close(world: World, fault: Fault) -> None:
 
 
 def _refuse(world: World, fault: Fault) -> None:
+    # A count, as for cuts: refusals overlap.
     refusing = world.wire.refusing
     refusing[fault.a] = refusing.get(fault.a, 0) + 1
 
@@ -139,6 +141,7 @@ def _restart(world: World, fault: Fault) -> None:
 
 
 def _replace(world: World, fault: Fault) -> None:
+    # A dead worker is not replaced: `restart` faults bring it back at their own time.
     if world.nodes[fault.a].alive:
         world.crash(fault.a)
         _restart(world, fault)
@@ -270,6 +273,7 @@ class Player:
         """Decide about a message that is about to leave a node; it may trigger faults."""
         kind = ALIASES.get(kind, kind)
         self.messages[kind] += 1
+        # The usual case, and every message of a run passes here.
         if not self._triggered:
             return SEND
         action = SEND

@@ -64,6 +64,7 @@ def simulate(
     with isolated() as errors:
         world = World(seed, options=options)
         player = Player(world, planned)
+        # Set in any case, unlike in `run`: the trace then shows every message by its kind.
         world.on_send = lambda node, kind, to: player.message(node.name, kind)
         main = world.loop.create_task(
             _main(world, player, names, program, limit), context=world.context

@@ -114,6 +114,7 @@ async def calls(site: Site, random: Random) -> None:
         x = random.randrange(1000)
         func, y = random.choice([(double, 2 * x), (triple, 3 * x), (negative, -x)])
         wanted.append((rpc_async(random.choice(site.names), func, (x,)), y))
+    # If one fails, the others are still awaited below: their errors must not be lost.
     try:
         for future, y in wanted:
             _check(await site.within(None, future), y, "a small call")
@@ -225,7 +226,8 @@ async def _all_seen(futures: Sequence[asyncio.Future[Any]]) -> None:
 
 
 Job = Callable[[Site, Random], Awaitable[None]]
-JOBS: dict[Job, int] = {  # with their weights
+# Jobs and their weights, as `random.choices` takes them.
+JOBS: dict[Job, int] = {
     calls: 10,
     arrays: 2,
     nested: 4,

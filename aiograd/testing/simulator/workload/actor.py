@@ -46,6 +46,7 @@ class Actor:
 
         `quick`: its function needs far less time than it has, so that a timeout needs a reason.
         """
+        # Counted per actor, so that faults of one actor's calls do not change the ids of another.
         self._calls += 1
         id: CallId = (self.number, self._calls)
         now = self.ledger.world.loop.time()

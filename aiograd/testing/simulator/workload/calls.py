@@ -12,8 +12,10 @@ from aiograd.rpc.api import Group, inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.testing.simulator.ledger import CallId, enter, leave
 from aiograd.testing.simulator.workload.actor import Act, Actor
 
-OVERTAKEN: Final = 6 << 20  # bytes: more chunks than leave before the first of the small calls
-CROWD: Final = 5000  # small calls
+# Bytes of the call that is overtaken: more chunks than leave before the first of the small calls.
+OVERTAKEN: Final = 6 << 20
+# Small calls: more than the 4,096 numbers that an earlier bookkeeping of copies remembered.
+CROWD: Final = 5000
 
 
 class Boom(Exception):
@@ -114,12 +116,14 @@ async def small_calls(actor: Actor) -> None:
     values = [actor.random.randrange(1000) for _ in range(actor.random.randint(1, 6))]
     async with asyncio.TaskGroup() as group:
         for value in values:
+            # Most return at once, with replies that share a message; the others are overtaken.
             seconds = actor.random.choice((0.0, 0.0, 0.01, 0.5))
             group.create_task(actor.call(work, value, seconds, expected=value, to=to))
 
 
 async def large_call(actor: Actor) -> None:
     """Send an array there and back: inside one frame, and in chunks."""
+    # 800 bytes, 160 kB and 2.4 MB: a small frame, a large one, and several chunks.
     size = actor.random.choice((100, 20_000, 300_000))
     array = np.arange(size, dtype=np.float64) + actor.random.randrange(100)
     await actor.call(work, array, 0.0, expected=array)
@@ -143,6 +147,7 @@ async def overtaken_call(actor: Actor) -> None:
         return future
 
     await actor.ledger.watch(large, begin, OVERTAKEN)
+    # `begin` may have raised before the small calls were made: their worker was lost.
     if begun:
         await actor.ledger.watch(crowd, begun.pop, list(range(CROWD)))
 
@@ -194,6 +199,7 @@ async def cancelled_call(actor: Actor) -> None:
     task = asyncio.ensure_future(
         actor.ledger.watch(entry, lambda: rpc_async(to, work, (entry.id, 1, seconds)), 1)
     )
+    # Before the call is sent, on its way, while it runs, and just before and after its reply.
     await asyncio.sleep(actor.random.choice((0.0, 0.001, 0.002, 0.5, 2.999, 3.001)))
     task.cancel()
     await asyncio.wait([task])
@@ -204,6 +210,7 @@ async def read_stream(actor: Actor) -> None:
     to, numbers = actor.someone(), actor.random.choice((0, 1, 5, 30))
     until = actor.random.choice((0, 3, 100, 100))
     options = actor.ledger.world.options
+    # The timeout of a stream holds for each item, and the entry is that of all of them.
     entry = actor.begin("count", to, options.timeout * (numbers + 2))
     entry.patient = True
     func: Any = count
@@ -224,6 +231,7 @@ async def read_stream(actor: Actor) -> None:
     await actor.ledger.watch(entry, read, list(range(min(numbers, until + 1))))
 
 
+# Drawn with equal chances, so an act that stands here twice is drawn twice as often.
 CALLS: list[Act] = [
     small_calls,
     small_calls,

@@ -51,6 +51,8 @@ def parameter(name: int) -> Tensor:
     return found
 
 
+# Drawn with equal chances. Calls to other workers stand here more than once: edges between workers
+# are what is tested.
 KINDS = ("add", "mul", "double", "at", "at", "x", "w")
 HEAVY = ("add", "mul", "heavy", "heavy", "at", "at", "at", "shared", "w")
 SECONDS = (0.0, 0.01, 0.1, 0.4)  # that a heavy gradient takes
@@ -97,6 +99,7 @@ async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
         return await evaluate((*id, 0), expression[1], xs) * 2.0
     if kind == "heavy":
         return heavy(await evaluate((*id, 0), expression[2], xs), expression[1])
+    # Both operands at the same time, so that the calls of one forward pass overtake each other.
     async with asyncio.TaskGroup() as group:
         first = group.create_task(evaluate((*id, 1), expression[1], xs))
         second = group.create_task(evaluate((*id, 2), expression[2], xs))
@@ -110,6 +113,7 @@ def heavy(value: Tensor, seconds: float) -> Tensor:
     So a fault can fall into the middle of a drain, which takes no simulated time otherwise.
     """
     node = here()
+    # A node of its own: a hook on `value` would also slow down its other uses.
     result = value * 1.0
     if result.requires_grad:
         result.register_hook(lambda gradient: node.runtime.threads.sleep(seconds, node.context))
@@ -178,6 +182,7 @@ async def _backward(actor: Actor, expression: Expression) -> None:
             if not await _pass(actor, ctx, loss, retain=passes > 1):
                 await _look_after_failure(actor, expected, number)
                 return
+            # Right after the originator knows: a participant may be undecided, but not disagree.
             expected.agree(Outcome.GOOD, number + 1)
         for (worker, name), copy in sorted(expected.ws.items()):
             gradient = None if copy.grad is None else np.asarray(copy.grad) * passes
@@ -343,6 +348,7 @@ async def cancel_backward(actor: Actor) -> None:
         await asyncio.sleep(actor.random.choice((0.0, 0.0005, 0.001, 0.01)))
         first.cancel()
         await asyncio.wait([first])
+        # The pass may have ended before it was cancelled; then its gradients count.
         done = not first.cancelled() and first.exception() is None
         expected.agree(Outcome.GOOD if done else Outcome.FAILED, int(done))
         good = await _pass(actor, ctx, loss, retain=True)
@@ -360,6 +366,7 @@ async def derivative(actor: Actor) -> None:
         oracle(expression, copies, {}).sum().backward()
         limit = actor.ledger.world.options.timeout + 2.0
         entry = actor.begin("grad", actor.node.name, limit)
+        # A random expression need not depend on each x.
         found = await actor.ledger.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
         if found is None:
             return

@@ -143,9 +143,11 @@ async def leave_reference(actor: Actor) -> None:
     kept = entry.outcome == "ok"
     await _release(actor, rref)
     del rref
+    # Up to longer than the lease of most plans (2 s): the fork of the keeper must hold the value.
     await asyncio.sleep(actor.random.choice((0.0, 0.01, 1.0, 5.0)))
     if not kept:
         return
+    # KeyError needs no reason: the keeper may have been restarted, with an empty shelf.
     if actor.random.random() < 0.5:
         await actor.call(unshelve, key, expected=Value(number), to=keeper, errors=(KeyError,))
         return
@@ -177,6 +179,7 @@ async def own_reference(actor: Actor) -> None:
     actor.ledger.values.append((actor.node, weakref.ref(value)))
     expected = Value(value.number)
     rref = RRef(value)
+    # From here on the reference alone keeps the value: I5 sees when it is freed.
     del value
     path = actor.others(actor.random.randint(0, 2))
     await actor.call(relay, path, rref, expected=expected)
@@ -190,6 +193,7 @@ class _Never:
 
 NEVER = _Never()
 
+# Drawn with equal chances: an act that stands here twice is drawn twice as often.
 REFERENCES: list[Act] = [
     use_reference,
     use_reference,

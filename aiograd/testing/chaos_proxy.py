@@ -56,6 +56,7 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # The listener first: a worker would dial again at once after its connection is cut.
         self.close()
         self.cut()
         for task in self._tasks:
@@ -77,6 +78,7 @@ class Proxy:
 
     def cut(self) -> None:
         """End every connection."""
+        # A copy: each pair removes itself.
         for pair in list(self.connections):
             pair.cut()
 
@@ -100,6 +102,7 @@ class Proxy:
                 await loop.create_unix_connection(lambda: pair.far, rest)
             else:
                 await loop.create_connection(lambda: pair.far, *split_tcp(self.target))
+        # As a real host would: the near end is accepted by the kernel, and then reset.
         except OSError:
             pair.cut()
 
@@ -126,6 +129,7 @@ class _Pair:
 
     def forward(self, to: _End, data: bytes) -> None:
         """Write as much as the budget allows, and cut the connection at its last byte."""
+        # Not counted yet: the budget is spent when bytes are really sent.
         if to.transport is None:
             self._early += data
             return

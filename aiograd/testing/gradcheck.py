@@ -217,6 +217,7 @@ def _evaluate(inputs: Sequence[Any]) -> Steps:
 
 
 def _check(evaluate: Evaluate, inputs: Sequence[Any], limits: _Limits) -> Steps:
+    # One recorded evaluation for all rows; graphs are retained between them.
     leaves = _copies(inputs)
     outputs = yield from evaluate(leaves)
     expected = yield from _differences(evaluate, inputs, limits.eps)
@@ -241,6 +242,7 @@ def _check_second(inputs: Sequence[Any], grad_outputs: Any, limits: _Limits) -> 
         xs, weights = values[:count], values[count:]
         ys = yield from _evaluate(xs)
         wanted = [x for x in xs if _checked(x)]
+        # An output that depends on no input has no graph, and a derivative of zero.
         pairs = [(y, v) for y, v in zip(ys, weights, strict=True) if y.requires_grad]
         grads: Sequence[Any] = [None] * len(wanted)
         if pairs:
@@ -299,12 +301,14 @@ def _rows(output: Tensor, leaves: Sequence[Any]) -> Steps:
             if output.requires_grad:
                 grads = yield _Grad([output], list(wanted.values()), [wrap(direction)], False)
             for (i, leaf), g in zip(wanted.items(), grads, strict=True):
+                # An input that an output does not use has a derivative of zero, too.
                 zeros = np.zeros(leaf.shape, leaf.dtype)
                 rows[i].append(_as_real(zeros if g is None else _fitting(g, leaf)))
     return {i: np.stack(found) for i, found in rows.items() if found}
 
 
 def _fitting(g: Tensor, leaf: Tensor) -> Any:
+    # Values could agree after broadcasting; a gradient of another shape is still wrong.
     if g.shape != leaf.shape or g.dtype != leaf.dtype:
         raise GradError(
             f"a gradient of {g.shape}, {g.dtype} for an input of {leaf.shape}, {leaf.dtype}",
@@ -321,6 +325,7 @@ def _as_real(array: Any) -> Any:
 
 
 def _compare(found: Any, expected: Any, number: int, position: int, limits: _Limits) -> None:
+    # A NaN on both sides is agreement: the function is not defined there.
     if np.allclose(found, expected, rtol=limits.rtol, atol=limits.atol, equal_nan=True):
         return
     worst = float(np.nanmax(np.abs(found - expected)))

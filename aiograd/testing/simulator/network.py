@@ -233,6 +233,7 @@ class Stream:
         if self.left is not None:
             self.left -= len(piece)
             if self.left <= 0:
+                # Once per fault, and when the piece arrives: its bytes are still received.
                 self.left = None
                 self._call_at(self._last, self.source.broken, self.sink)
 
@@ -249,6 +250,7 @@ class Stream:
         return self._wire.open_path(here, there), self._wire.open_path(there, here)
 
     def _arrive(self) -> None:
+        # Behind a stalled piece all others wait, too: `retransmit` schedules them again.
         if self.dead or not self._flight or self._stalled:
             return
         there, back = self._path()
@@ -261,6 +263,7 @@ class Stream:
             # now: a kernel restarts its timer with every acknowledgement that makes progress.
             self._unacked.clear()
             self._unacked.extend([self._wire.loop.time()] * len(self._flight))
+        # The kernel of the sink answers for a process that has closed, or has ended.
         if self.sink.gone:
             self.source.peer_reset()
         elif piece:
@@ -456,6 +459,7 @@ class SimTransport(asyncio.Transport):
             if self._arrived or self._end_arrived:
                 self._schedule()
         elif self._end_arrived:
+            # As asyncio does when `eof_received` returns nothing.
             self._protocol.eof_received()
             self.close()
 
@@ -501,6 +505,8 @@ class SimTransport(asyncio.Transport):
     def _finish_close(self) -> None:
         if self.gone:
             return
+        # What was written is sent before the connection counts as closed, however slow the peer is:
+        # a library that wants to be rid of it has to `abort`.
         if self.outgoing.unsent and not self.outgoing.dead:
             self._wire.loop.call_later(0.01, self._finish_close, context=self.node.context)
             return
@@ -531,6 +537,7 @@ class SimTransport(asyncio.Transport):
     def broken(self, other: SimTransport) -> None:
         """Reset the connection at both ends, as a device between them would."""
         self._wire.record("reset", self.node.name, other.node.name, self.number)
+        # Noted per end: each sees it at its own time, and its time to resume begins then.
         for end in (self, other):
             end.broken_off = True
             end.peer_reset()

@@ -1,7 +1,7 @@
 """Planted bugs: the simulator must find each of them, or the simulator itself is broken.
 
 Each replaces methods of the library while a simulation runs; nothing of this is in the library
-itself. A comment above each replacement names the invariant that it should violate.
+itself. A comment above each replacement says what breaks, and which invariant shows it first.
 
     with planted("forget_credit"):
         reports = [run(make_plan(seed)) for seed in range(2000)]
@@ -84,7 +84,7 @@ def _no_cancel(original: Any) -> Any:
     return cancelled
 
 
-# I1: calls behind a full buffer are never sent, and end at their deadlines without any fault.
+# I9: calls behind a full buffer are never sent, and end at their deadlines without any fault.
 def _never_drained(original: Any) -> Any:
     def resume(self: Outbox) -> None:
         """Note that there is room, and send nothing."""
@@ -114,8 +114,8 @@ def _free_early(original: Any) -> Any:
     return release
 
 
-# I3: every edge is answered exactly once, with a gradient or with none. Without the answers for
-# edges that the pass did not reach, a participant waits for ever.
+# I2: every edge is answered exactly once, with a gradient or with none. Without the answers for
+# edges that the pass did not reach, a participant waits until the pass times out.
 def _miss_unreached(original: Any) -> Any:
     def collect(self: Pass, sinks: Any) -> Any:
         """Forget the edges that the pass did not reach."""
@@ -125,7 +125,7 @@ def _miss_unreached(original: Any) -> Any:
     return collect
 
 
-# I3: gradients that arrive from other workers count twice; local ones are right.
+# I2, I11: gradients that arrive from other workers count twice; local ones are right.
 def _answer_twice(original: Any) -> Any:
     def feed(self: Pass, sender: PeerInfo, answers: Any, *rest: Any) -> None:
         doubled = [
@@ -137,7 +137,7 @@ def _answer_twice(original: Any) -> Any:
     return feed
 
 
-# I3: a pass is over when all credit is back at its originator. A participant that drops some of it,
+# I1: a pass is over when all credit is back at its originator. A participant that drops some of it,
 # when it hears of the pass for the second time, keeps the pass from ever ending.
 def _forget_credit(original: Any) -> Any:
     def feed(
@@ -149,8 +149,8 @@ def _forget_credit(original: Any) -> Any:
     return feed
 
 
-# I6: a message that was under way when its context was released makes the context anew, and no
-# other message will ever release that one.
+# I7: a message that was under way when its context was released makes the context anew, and no
+# other message will ever release that one: the counter of contexts is not 0 at rest.
 def _resurrect(original: Any) -> Any:
     def arriving(self: Contexts, context_id: int, sender: Any, kind: str) -> Any:
         """Forget that the context was released, and take any message for a call."""
@@ -160,7 +160,7 @@ def _resurrect(original: Any) -> Any:
     return arriving
 
 
-# I3, I11: messages go to the current start of a name, not to the start that the edge leads to. With
+# I11: messages go to the current start of a name, not to the start that the edge leads to. With
 # the three replacements below this is the bug "successors", since each alone is caught elsewhere.
 def _by_name(original: Any) -> Any:
     return lambda self, name, incarnation: self._agent.link(name)
@@ -231,7 +231,7 @@ def _all_well(original: Any) -> Any:
     return lambda self, number, well: original(self, number, True)
 
 
-# I3, I11: the partial sums of a failed pass become totals, as if it had ended well.
+# I11: the partial sums of a failed pass become totals, as if it had ended well.
 def _keeps_failures(original: Any) -> Any:
     def ended_badly(self: Context, originator: bytes, number: int, failure: Any) -> bool:
         play = self.passes.get(number)
@@ -244,7 +244,7 @@ def _keeps_failures(original: Any) -> Any:
     return ended_badly
 
 
-# I6: the opener of a context forgets which workers know it, so they keep it.
+# I7: the opener of a context forgets which workers know it, so they keep it.
 def _forget_release(original: Any) -> Any:
     def tell(self: Contexts, context: Context) -> None:
         """Forget which workers know the context, then tell those."""
@@ -254,7 +254,8 @@ def _forget_release(original: Any) -> Any:
     return tell
 
 
-# I4: after a cut, messages that had arrived are sent again; or those that had not arrived are not.
+# I7, I9: after a cut, messages that had arrived are sent again; with the next replacement, messages
+# that had not arrived are never sent.
 def _resend_all(original: Any) -> Any:
     return lambda self, position: list(self.kept)
 
@@ -263,7 +264,7 @@ def _resend_nothing(original: Any) -> Any:
     return lambda self, position: []
 
 
-# I8: a cut falls into the middle of a frame; the resumed session continues at the next byte, and a
+# A cut falls into the middle of a frame; the resumed session continues at the next byte, and a
 # new reader takes the rest of a body for a header.
 def _fresh_reader(original: Any) -> Any:
     def opened(self: Link, transport: Any, received: int = 0) -> None:
@@ -274,7 +275,7 @@ def _fresh_reader(original: Any) -> Any:
     return opened
 
 
-# I1: a window of the last 4,096 numbers takes a call that more have overtaken for a copy. The
+# I2: a window of the last 4,096 numbers takes a call that more have overtaken for a copy. The
 # library once did so; only seeds with a crowd can find it.
 def _forget_overtaken(original: Any) -> Any:
     def call_taker(self: Receiver, call: Any) -> Any:

@@ -120,6 +120,7 @@ async def _main(world: World, plan: Plan, player: Player, ledger: Ledger) -> Non
     for at in plan.collections:
         world.loop.call_at(at, _collect, world, context=world.context)
     tasks: dict[asyncio.Task[Any], Node] = {}
+    # More actors than workers share nodes, as tasks of one program do.
     for number in range(plan.actors):
         node = world.nodes[plan.names[number % len(plan.names)]]
         actor = Actor(ledger, node, number, plan.names)

@@ -239,6 +239,8 @@ class World:
 
     async def start(self, names: list[str]) -> None:
         """Start workers of these names, ranked in this order, that all know each other."""
+        # One after the other, and told of each other only then: as after a bootstrap, no call
+        # can begin before its callee exists.
         for rank, name in enumerate(names):
             await self._start(name, rank, 0)
         for node in self.living:
@@ -289,6 +291,7 @@ class World:
         else:
             self.wire.listeners.pop(node.address, None)
         for end in self.wire.of(node):
+            # A random part of what was written has reached the kernel, and still arrives.
             end.crash(silent=silent, keep=self.random.randrange(2048), held=bool(told))
         if silent:
             self._darken(node, 1)
@@ -313,6 +316,8 @@ class World:
         old = self.nodes[name]
         if old.alive:
             return
+        # The host has power again. Its kernel knows nothing of the old connections, and resets
+        # them when something arrives.
         if old.silent:
             for end in self.wire.of(old):
                 end.silent = False
@@ -333,6 +338,7 @@ class World:
         node, now = self.nodes[name], self.loop.time()
         if node.alive:
             self.trace("pause", name, round(seconds, 3))
+            # Pauses may overlap; the longer one counts.
             node.busy_until = max(node.busy_until, now + seconds)
             node.delays.append((now, now + seconds))
 

@@ -170,6 +170,7 @@ class Soak:
             except Exception as error:
                 # An untyped error breaks a promise, whatever was killed.
                 self.report.wrong.append(f"{job.__name__} raised {error!r}")
+            # The oldest go: memory has to stay level for hours.
             del self.shelf[:-SHELF]
 
     async def within(self, seconds: float | None, work: Awaitable[Any]) -> Any:
@@ -201,12 +202,14 @@ class Soak:
     async def _kill(self, source: random.Random, end: float) -> None:
         """Kill one worker after the other, never the first, whose memory is watched."""
         while True:
+            # Not in step with anything that the jobs do.
             pause = self._every * source.uniform(0.9, 1.1)
             if self._loop.time() + pause >= end:
                 return
             await asyncio.sleep(pause)
             name = source.choice(self.names[1:])
             self._killing = True
+            # Errors are explained from before the kill until some time after the restart.
             await self.cluster.kill(name)
             self.report.kills += 1
             await asyncio.sleep(source.uniform(0.0, 0.5))

@@ -152,6 +152,8 @@ class Trial:
             self._judge_failure(entry)
             if self.fault in ("kill", "replace") and self.program.leader != "rref":
                 self._look_for_untold()
+        # Before calls are made: a call brings the outcome along, and would hide a worker that was
+        # not told of it.
         self.look_everywhere()
         for worker in self.program.workers:
             if worker != here().name:
@@ -231,8 +233,9 @@ class Trial:
     def sums(self, node: Node, more: tuple[str, ...] = ()) -> dict[Tensor, Any]:
         """Sum up what a worker should show after all good passes, and after `more` kinds."""
         found: dict[Tensor, Any] = {}
+        # The forward calls have not reached this start: it has computed nothing.
         if node.start_number and ("parameter", NUMBERS[node.name]) not in node.shelf:
-            return found  # the forward calls have not reached this start
+            return found
         for kind in (*self.good, *more):
             for (worker, which), gradient in contribution(self.program, kind).items():
                 if worker == node.name:

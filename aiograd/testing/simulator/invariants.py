@@ -10,7 +10,7 @@ I7  at rest nothing is left: calls, tasks, bytes, timers
 I8  resets, and cuts below two seconds, change no outcome            (ledger)
 I9  within 10 s of the last fault every living pair can call again, also if one had lost the other
 I10 the same seed gives the same trace                             (tests)
-I11 outcome agreement: nobody contradicts the originator of a pass (here, gradients)
+I11 outcome agreement: no worker contradicts the originator of a pass (here, gradients)
 
 Outcome agreement says what a worker may answer when the gradients of a context are read there. The
 originator of a backward pass decides its outcome, once. From then on no worker disagrees:
@@ -72,7 +72,7 @@ async def check_at_rest(
         await asyncio.sleep((seconds + 2 * world.options.lease) * share)
     kept = [node.name for node, value in ledger.values if node.alive and value() is not None]
     if kept:
-        ledger.violated("I5", f"values that nobody holds are still kept on {kept}")
+        ledger.violated("I5", f"values without a holder are still kept on {kept}")
     looks = []
     # Several looks, of which the lowest counts: a heartbeat may be under way at one of them.
     for _ in range(LOOKS):

@@ -147,10 +147,10 @@ class Ledger:
             entry.never = True
         elif isinstance(error, RRefExpired | RRefReleased):
             if not self.harm.lossy:
-                self.violated("I5", f"nobody was lost, but {what}")
+                self.violated("I5", f"no worker was lost, but {what}")
         elif isinstance(error, BackwardFailed | UnknownContext):
             if not self.harm.lossy and not (self.harm.any and isinstance(error, TimeoutError)):
-                self.violated("I3", f"nobody was lost, but {what}")
+                self.violated("I3", f"no worker was lost, but {what}")
             # Cuts and pauses make workers lose others that live; only where nothing but processes
             # ended it is certain which worker an error has to name.
             elif isinstance(error, BackwardFailed) and self.harm.kinds <= DEATHS:

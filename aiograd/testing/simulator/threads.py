@@ -87,7 +87,7 @@ class Threads:
         try:
             turn.take()
             job.run()
-            # A job may catch `Crashed` on its way out; its result must still reach nobody.
+            # A job may catch `Crashed` on its way out; its result must still have no effect.
             if not turn.crashed:
                 self.loop.call_soon_threadsafe(job.finished)
         except Crashed:

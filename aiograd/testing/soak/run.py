@@ -64,10 +64,10 @@ class Report:
     calls: int = 0  # made by this process; workers make more of their own
     kills: int = 0
     errors: Counter[str] = field(default_factory=Counter)  # typed, and explained by a kill
-    unexplained: Counter[str] = field(default_factory=Counter)  # nobody was killed at that time
+    unexplained: Counter[str] = field(default_factory=Counter)  # no worker was killed at that time
     wrong: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-    starved: float = 0.0  # seconds in which the machine had no core for us; nobody is late in them
+    starved: float = 0.0  # seconds in which the machine had no core for us; no call is late in them
     memory: dict[str, list[int]] = field(default_factory=dict)  # of those that were never killed
     left: dict[str, dict[str, int]] = field(default_factory=dict)  # counters that are not 0
     resting: float = 0.0  # seconds until all counters were 0
@@ -89,7 +89,8 @@ class Report:
         found = [f"wrong: {each}" for each in self.wrong]
         found += [f"late: {each}" for each in self.late]
         found += [
-            f"{count} × {kind}, but nobody was killed" for kind, count in self.unexplained.items()
+            f"{count} × {kind}, but no worker was killed"
+            for kind, count in self.unexplained.items()
         ]
         found += [f"{name} is not at rest: {counters}" for name, counters in self.left.items()]
         if self.seconds >= SETTLED:

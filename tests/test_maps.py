@@ -36,9 +36,6 @@ TODO: set[str] = {
     "rpc/transport",
     "rref",
     "rref/refcount",
-    "testing",
-    "testing/simulator",
-    "testing/soak",
     "wire",
 }
 

@@ -6,8 +6,8 @@ the right moments and knows nothing of what they do.
 
 What may be done to a message on purpose: the seam for fault injection.
 
-`agent.fault_injector` is None, or an object whose `on_send(kind, to)` gives a `Verdict` for every
-message: `kind` is "call", "op", "remote", "reply", or a service's name, `to` the name of the
+`agent.fault_injector` is None, or an object whose `on_send(kind, to)` gives a `FaultAction` for
+every message: `kind` is "call", "op", "remote", "reply", or a service's name, `to` the name of the
 receiving worker.
 """
 
@@ -117,18 +117,18 @@ class ResultStore(Protocol):
         """`expect` and `keep` in one, for what ran right where its call was read."""
 
 
-class Verdict(NamedTuple):
+class FaultAction(NamedTuple):
     """`action` is "send", "fail", "drop", "delay" (by `seconds`) or "duplicate"."""
 
     action: str = "send"
     seconds: float = 0.0
 
 
-SEND: Final = Verdict()
-FAIL: Final = Verdict("fail")
-DROP: Final = Verdict("drop")
-DUPLICATE: Final = Verdict("duplicate")
+SEND: Final = FaultAction()
+FAIL: Final = FaultAction("fail")
+DROP: Final = FaultAction("drop")
+DUPLICATE: Final = FaultAction("duplicate")
 
 
 class FaultInjector(Protocol):
-    def on_send(self, kind: str, to: str) -> Verdict: ...
+    def on_send(self, kind: str, to: str) -> FaultAction: ...

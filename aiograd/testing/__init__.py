@@ -1,4 +1,14 @@
-"""Tools for our tests and for users' own: gradient checks, faults, a simulator."""
+"""Tools for our tests and for users' own: gradient checks, fault injection, a simulator.
+
+    gradcheck         gradients against finite differences
+    fault_injection   messages that fail, vanish, arrive late or twice
+    chaos_proxy       a proxy that cuts real connections at any byte
+    simulator/        the library in virtual time, with seeded faults
+    soak/             real workers that work for a long time while they are killed
+
+Modules of this package may import every layer of the library; no layer imports this package. The
+three modules and the two folders do not import each other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +24,9 @@ __all__ = ["Faults", "gradcheck", "gradgradcheck", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulate":  # few of those who check gradients do
+    # Loaded at its first use: the simulator imports every layer of the library, and few of the
+    # programs that check gradients need it.
+    if name == "simulate":
         from aiograd.testing.simulator import simulate
 
         return simulate

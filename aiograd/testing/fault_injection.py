@@ -1,12 +1,12 @@
-"""Faults on purpose: make chosen messages of a worker fail, vanish, arrive late or arrive twice.
+"""Fault injection: make chosen messages of a worker fail, vanish, arrive late or arrive twice.
 
     worker.faults = Faults()                                   # control messages fail 3 times
     worker.faults = Faults(fail={}, delay={"call": 1.5})       # calls leave 1.5 s late
     worker.faults = Faults(fail={}, drop={"rref.release": 2})  # the first two are lost
 
 Kinds are those of the agent: "call", "op", "remote", "reply", or the name of a service. Counts hold
-per kind and receiver, so that what one peer suffers does not spare another. The agent asks; what
-happens to the message is its business.
+per kind and receiver, so that a fault for one peer does not use up that of another. `Faults` only
+decides; the agent carries it out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, FaultAction
 
 __all__ = ["CALLS", "CONTROL", "Faults"]
 
-# The library's own idempotent messages, which it sends again until they are answered: requests
-# for a fork, accepted children, released users, released contexts.
+# The library's own idempotent messages, which it repeats until they are answered: requests for a
+# fork, accepted children, released users, released contexts.
 CONTROL = ("rref.fork", "rref.accept", "rref.release", "context.release")
 CALLS = ("call", "op")  # user functions and registered ops
 
-FAILURES = 3  # fewer than the library's retries, more than luck
+FAILURES = 3  # fewer than the library's retries, and more than a single retry would survive
 DELAY = 1.5  # seconds; longer than the timeouts that tests use
 
 Counts = Mapping[str, float] | Iterable[str]
@@ -47,6 +47,8 @@ class Faults:
     """How often each (action, kind) was chosen, for tests to look at."""
 
     def __post_init__(self) -> None:
+        # In the order in which they apply to one message: an earlier one uses up its count first,
+        # so `Faults(fail={"x": 1}, drop={"x": 1})` fails the first message and drops the second.
         self._counted = (
             ("fail", FAIL, _counts("fail", self.fail)),
             ("drop", DROP, _counts("drop", self.drop)),
@@ -62,21 +64,22 @@ class Faults:
         """Make faults that only delay: calls and ops by 1.5 s, unless said otherwise."""
         return cls(fail={}, delay=dict.fromkeys(kinds, seconds))
 
-    def on_send(self, kind: str, to: str) -> Verdict:
-        """Decide about one message; failing comes before dropping, and so on."""
-        for action, verdict, limits in self._counted:
+    def on_send(self, kind: str, to: str) -> FaultAction:
+        """Decide about one message, as the agent's `FaultInjector`."""
+        for name, action, limits in self._counted:
             limit = limits.get(kind, 0)
-            if self._seen[action, kind, to] < limit:
-                self._seen[action, kind, to] += 1
-                self.hit[action, kind] += 1
-                return verdict
+            if self._seen[name, kind, to] < limit:
+                self._seen[name, kind, to] += 1
+                self.hit[name, kind] += 1
+                return action
         if kind in self.delay:
             self.hit["delay", kind] += 1
-            return Verdict("delay", self.delay[kind])
+            return FaultAction("delay", self.delay[kind])
         return SEND
 
 
 def _counts(name: str, counts: Counts) -> dict[str, float]:
+    # A string is an iterable of kinds, too: of single letters, which would match nothing.
     if isinstance(counts, str):
         raise TypeError(f"{name} should be kinds with their counts, not the string {counts!r}")
     if not isinstance(counts, Mapping):

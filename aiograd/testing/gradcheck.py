@@ -1,12 +1,12 @@
-"""Compare derivatives with small differences, in one process or through calls to workers.
+"""Compare gradients with finite differences, in one process or through calls to workers.
 
-The check itself is a generator that asks for evaluations and derivatives and is told the results,
-so the same code serves plain functions and awaitable ones:
+The check itself is a generator: it yields requests for evaluations and derivatives, and is sent the
+results. So the same code serves plain functions and awaitable ones:
 
     assert gradcheck(ag.tanh, (x,))
     assert await gradcheck(lambda x: ag.rpc_async("worker1", ag.tanh, args=(x,)), (x,))
 
-Complex numbers count as pairs of real ones.
+Complex numbers count as pairs of real ones: a function need not be holomorphic.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Evaluate = Callable[[Sequence[Any]], Steps]
 
 @dataclass
 class _Call:
-    """Please evaluate the function here."""
+    """Request: evaluate the function at these inputs."""
 
     inputs: Sequence[Any]
 
 
 @dataclass
 class _Grad:
-    """Please differentiate this."""
+    """Request: differentiate these outputs by these inputs."""
 
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
@@ -64,10 +64,10 @@ def gradcheck(
 ) -> Any:
     """Check the gradient of `func` by every input that requires grad.
 
-    Inputs should be double precision, and not lie on a kink. Gives True, or raises `GradError`
-    (gives False with `raise_exception=False`). If `func` is awaitable, so is the result; its calls
+    Inputs should be double precision, and not lie on a kink. Return True, or raise `GradError`
+    (return False with `raise_exception=False`). If `func` is awaitable, so is the result; its calls
     are made in the context that is open, else in one of their own.
-    `derivative` stands in for `ag.autograd.grad`, or for `ag.grad` if `func` is awaitable.
+    `derivative` replaces `ag.autograd.grad`, or `ag.grad` if `func` is awaitable.
     """
     given = _inputs(inputs)
     steps = _check(_evaluate, given, _Limits(eps, atol, rtol))
@@ -85,7 +85,10 @@ def gradgradcheck(
     raise_exception: bool = True,
     derivative: Function | None = None,
 ) -> Any:
-    """Check the gradient of the gradient of `func`, by its inputs and by the incoming gradient."""
+    """Check the gradient of the gradient of `func`, by its inputs and by the incoming gradient.
+
+    `grad_outputs` are the incoming gradients, random ones by default. All else is as `gradcheck`.
+    """
     given = _inputs(inputs)
     steps = _check_second(given, grad_outputs, _Limits(eps, atol, rtol))
     return _run(steps, func, raise_exception, derivative)
@@ -108,6 +111,8 @@ def _checked(value: Any) -> bool:
 def _run(
     steps: Steps, func: Function, raise_exception: bool, derivative: Function | None
 ) -> bool | Awaitable[bool]:
+    # Only the first result shows whether the function is awaitable: a lambda that returns a future
+    # is no coroutine function.
     request = next(steps)
     assert isinstance(request, _Call)
     first = func(*request.inputs)
@@ -126,6 +131,7 @@ def _run(
     except StopIteration:
         return True
     except GradError as error:
+        # Other reasons are errors of the function itself, not the result of the check.
         if error.reason != "gradcheck" or raise_exception:
             raise
         return False
@@ -143,7 +149,8 @@ async def _run_async(
     context = _missing_context()
     if context is None:
         return await _go_on(steps, answer, func, raise_exception, derivative)
-    async with context:  # the first evaluation again: it has crossed in no context
+    async with context:
+        # The first evaluation again: its result was recorded in no context.
         answer = await func(*request.inputs)
         return await _go_on(steps, answer, func, raise_exception, derivative)
 
@@ -168,7 +175,8 @@ async def _go_on(
 
 
 def _missing_context() -> Any:
-    """A context to make the calls in, where there is a worker to make them and none is open."""
+    """Return a context to make the calls in, if none is open; None if there is no worker."""
+    # Imported here: local gradient checks need nothing of the distributed layers.
     from aiograd.dist.registry import context, current_context
 
     try:
@@ -209,6 +217,7 @@ def _evaluate(inputs: Sequence[Any]) -> Steps:
 
 
 def _check(evaluate: Evaluate, inputs: Sequence[Any], limits: _Limits) -> Steps:
+    # One recorded evaluation for all rows; graphs are retained between them.
     leaves = _copies(inputs)
     outputs = yield from evaluate(leaves)
     expected = yield from _differences(evaluate, inputs, limits.eps)
@@ -220,6 +229,7 @@ def _check(evaluate: Evaluate, inputs: Sequence[Any], limits: _Limits) -> Steps:
 
 def _check_second(inputs: Sequence[Any], grad_outputs: Any, limits: _Limits) -> Steps:
     outputs = yield from _evaluate(_copies(inputs))
+    # Random directions, always the same ones: with ones, errors of opposite signs would cancel.
     rng = np.random.default_rng(0)
     if grad_outputs is None:
         directions = [_random_like(y, rng) for y in outputs]
@@ -228,9 +238,11 @@ def _check_second(inputs: Sequence[Any], grad_outputs: Any, limits: _Limits) -> 
     count = len(inputs)
 
     def first_derivative(values: Sequence[Any]) -> Steps:
+        """The gradient of `func` as a function itself, of its inputs and the incoming gradient."""
         xs, weights = values[:count], values[count:]
         ys = yield from _evaluate(xs)
         wanted = [x for x in xs if _checked(x)]
+        # An output that depends on no input has no graph, and a derivative of zero.
         pairs = [(y, v) for y, v in zip(ys, weights, strict=True) if y.requires_grad]
         grads: Sequence[Any] = [None] * len(wanted)
         if pairs:
@@ -251,16 +263,18 @@ def _random_like(y: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
+    # Leaves of their own: the user's tensors get neither a gradient nor another value.
     return [Tensor(x.data, requires_grad=True) if _checked(x) else x for x in inputs]
 
 
 def _differences(evaluate: Evaluate, inputs: Sequence[Any], eps: float) -> Steps:
-    """(output, input) → the derivative by central differences, one column per real number."""
+    """Map (output, input) to the derivative by central differences, one column per real number."""
     columns: dict[tuple[int, int], list[Any]] = {}
     for position, value in enumerate(inputs):
         if not _checked(value):
             continue
         for place in np.ndindex(value.shape):
+            # A complex number is moved along both of its axes.
             for step in (eps, eps * 1j) if value.dtype.kind == "c" else (eps,):
                 sides = []
                 for sign in (1, -1):
@@ -275,7 +289,7 @@ def _differences(evaluate: Evaluate, inputs: Sequence[Any], eps: float) -> Steps
 
 
 def _rows(output: Tensor, leaves: Sequence[Any]) -> Steps:
-    """Input → the derivative of one output as recorded, one row per real number."""
+    """Map inputs to the derivative of one output as recorded, one row per real number."""
     wanted = {i: leaf for i, leaf in enumerate(leaves) if _checked(leaf)}
     rows: dict[int, list[Any]] = {i: [] for i in wanted}
     units = (1, 1j) if output.dtype.kind == "c" else (1,)
@@ -287,12 +301,14 @@ def _rows(output: Tensor, leaves: Sequence[Any]) -> Steps:
             if output.requires_grad:
                 grads = yield _Grad([output], list(wanted.values()), [wrap(direction)], False)
             for (i, leaf), g in zip(wanted.items(), grads, strict=True):
+                # An input that an output does not use has a derivative of zero, too.
                 zeros = np.zeros(leaf.shape, leaf.dtype)
                 rows[i].append(_as_real(zeros if g is None else _fitting(g, leaf)))
     return {i: np.stack(found) for i, found in rows.items() if found}
 
 
 def _fitting(g: Tensor, leaf: Tensor) -> Any:
+    # Values could agree after broadcasting; a gradient of another shape is still wrong.
     if g.shape != leaf.shape or g.dtype != leaf.dtype:
         raise GradError(
             f"a gradient of {g.shape}, {g.dtype} for an input of {leaf.shape}, {leaf.dtype}",
@@ -309,6 +325,7 @@ def _as_real(array: Any) -> Any:
 
 
 def _compare(found: Any, expected: Any, number: int, position: int, limits: _Limits) -> None:
+    # A NaN on both sides is agreement: the function is not defined there.
     if np.allclose(found, expected, rtol=limits.rtol, atol=limits.atol, equal_nan=True):
         return
     worst = float(np.nanmax(np.abs(found - expected)))

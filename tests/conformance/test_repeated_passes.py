@@ -325,8 +325,8 @@ def test_faulty_options_bwd():
     faults = Faults()
     assert set(CONTROL) == {"rref.fork", "rref.accept", "rref.release", "context.release"}
     for kind in CONTROL:
-        verdicts = [faults.on_send(kind, "worker1").action for _ in range(4)]
-        assert verdicts == ["fail", "fail", "fail", "send"]
+        actions = [faults.on_send(kind, "worker1").action for _ in range(4)]
+        assert actions == ["fail", "fail", "fail", "send"]
     assert faults.on_send("gradients", "worker1").action == "send"
 
 

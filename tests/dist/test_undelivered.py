@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.extension import Verdict
+from aiograd.rpc.extension import FaultAction
 
 SIZE = 600  # a gradient of 2.9 MB, more than the worker can take
 
@@ -39,8 +39,8 @@ async def test_a_gradient_that_a_worker_cannot_take_fails_the_pass(workers, path
 class Refusing:
     """Lets no gradient message be sent."""
 
-    def on_send(self, kind: str, to: str) -> Verdict:
-        return Verdict("fail" if kind.startswith("gradients") else "send")
+    def on_send(self, kind: str, to: str) -> FaultAction:
+        return FaultAction("fail" if kind.startswith("gradients") else "send")
 
 
 async def test_a_gradient_that_cannot_be_sent_fails_the_pass(workers):

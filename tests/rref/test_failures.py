@@ -21,7 +21,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async
-from aiograd.rpc.extension import SEND, Departure, Verdict
+from aiograd.rpc.extension import SEND, Departure, FaultAction
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, attach, remote
 from aiograd.rref.refcount.records import Held
@@ -29,19 +29,19 @@ from aiograd.rref.refcount.records import Held
 CONTROL = ("rref.fork", "rref.accept", "rref.release")
 
 
-class Meddler:
+class Injector:
     """Does one thing to the first `times` messages of the given kinds, per receiver."""
 
     def __init__(self, action: str, *kinds: str, times: int = 10**9, seconds: float = 0.0) -> None:
-        self.verdict = Verdict(action, seconds)
+        self.action = FaultAction(action, seconds)
         self.kinds, self.times = kinds, times
         self.seen: Counter[tuple[str, str]] = Counter()
 
-    def on_send(self, kind: str, to: str) -> Verdict:
+    def on_send(self, kind: str, to: str) -> FaultAction:
         if kind in self.kinds:
             self.seen[kind, to] += 1
             if self.seen[kind, to] <= self.times:
-                return self.verdict
+                return self.action
         return SEND
 
 
@@ -73,7 +73,7 @@ def _nothing_kept() -> Any:
 async def test_fi_control_retry(workers: Any, action: str) -> None:
     async with workers(3) as w:
         for agent in w.agents:
-            agent.fault_injector = Meddler(action, *CONTROL, times=3)
+            agent.fault_injector = Injector(action, *CONTROL, times=3)
         rref = remote("worker1", add, args=(1,))
         assert await rpc_async("worker2", fetch, args=(rref,)) == 2
         assert await rref == 2
@@ -84,13 +84,13 @@ async def test_fi_control_retry(workers: Any, action: str) -> None:
 @pytest.mark.parametrize("to", ["worker0", "worker1"])
 async def test_fi_remote_dropped(workers: Any, to: str) -> None:
     async with workers(2) as w:
-        w.agents[0].fault_injector = Meddler("drop", "remote")
+        w.agents[0].fault_injector = Injector("drop", "remote")
         rref = remote(to, add, args=(1,), timeout=0.05)
         with pytest.raises(DeadlineExceeded):
             await rref.future()
         with pytest.raises(RRefError, match="RRef creation"):
             await rref.to_here()
-        w.agents[0].fault_injector = Meddler("fail", "remote")
+        w.agents[0].fault_injector = Injector("fail", "remote")
         failed = remote(to, add, args=(1,))
         with pytest.raises(OwnerLost):
             await failed.future()
@@ -103,7 +103,7 @@ async def test_fi_remote_dropped(workers: Any, to: str) -> None:
 @pytest.mark.parametrize("to", ["worker0", "worker1"])
 async def test_fi_remote_dropped_fork(workers: Any, to: str) -> None:
     async with workers(2) as w:
-        w.agents[0].fault_injector = Meddler("drop", "remote")
+        w.agents[0].fault_injector = Injector("drop", "remote")
         rref = remote(to, add, args=(1,), timeout=0.05)
         with pytest.raises(DeadlineExceeded):
             await rref.future()
@@ -118,7 +118,7 @@ async def test_fi_remote_dropped_fork(workers: Any, to: str) -> None:
 @pytest.mark.parametrize("to", ["worker0", "worker1"])
 async def test_fi_remote_delayed(workers: Any, to: str) -> None:
     async with workers(2) as w:
-        w.agents[0].fault_injector = Meddler("delay", "remote", seconds=0.3)
+        w.agents[0].fault_injector = Injector("delay", "remote", seconds=0.3)
         rrefs = [remote(to, add, args=(1,), timeout=0.1) for _ in range(2)]
         early = rrefs[0].to_here(timeout=0.01)
         with pytest.raises(DeadlineExceeded):
@@ -138,7 +138,7 @@ async def test_fi_remote_delayed(workers: Any, to: str) -> None:
 
 async def test_a_creation_that_comes_late_but_in_time_is_waited_for(workers: Any) -> None:
     async with workers(3) as w:
-        w.agents[0].fault_injector = Meddler("delay", "remote", seconds=0.1)
+        w.agents[0].fault_injector = Injector("delay", "remote", seconds=0.1)
         rref = remote("worker1", add, args=(1,))
         early = rref.to_here()  # overtakes the creation
         shared = rpc_async("worker2", fetch, args=(rref,))  # so does its fork
@@ -150,7 +150,7 @@ async def test_a_creation_that_comes_late_but_in_time_is_waited_for(workers: Any
 
 async def test_a_reference_dropped_before_its_late_creation_leaves_nothing(workers: Any) -> None:
     async with workers(2) as w:
-        w.agents[0].fault_injector = Meddler("delay", "remote", seconds=0.1)
+        w.agents[0].fault_injector = Injector("delay", "remote", seconds=0.1)
         MADE.clear()
         remote("worker1", make, args=(1,))
         assert MADE == []
@@ -171,7 +171,7 @@ async def test_fi_fetch_delayed(workers: Any) -> None:
     async with workers(2) as w:
         rref = remote("worker1", add, args=(1,))
         await rref.future()
-        w.agents[0].fault_injector = Meddler("delay", "rref.fetch", seconds=0.1)
+        w.agents[0].fault_injector = Injector("delay", "rref.fetch", seconds=0.1)
         with pytest.raises(DeadlineExceeded):
             await rref.to_here(timeout=0.01)
         assert await rref.to_here() == 2
@@ -323,7 +323,7 @@ async def test_a_parent_does_not_wait_for_ever_for_a_dead_child(workers: Any) ->
     async with workers(3, options=Options(lease=0.05)) as w:
         rref = remote("worker1", add, args=(1,))
         await rref
-        w.agents[0].fault_injector = Meddler("drop", "call")
+        w.agents[0].fault_injector = Injector("drop", "call")
         call = rpc_async("worker2", fetch, args=(rref,))
         del rref
         await asyncio.sleep(0)

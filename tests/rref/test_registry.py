@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeadlineExceeded, OwnerLost, RRefError
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.extension import SEND, Verdict
+from aiograd.rpc.extension import SEND, FaultAction
 from aiograd.rref import RRef, RRefs, attach, remote
 from aiograd.rref.registry import current_rrefs
 
@@ -85,8 +85,8 @@ async def test_an_agent_without_references_says_so() -> None:
 
 
 class DelayCreations:
-    def on_send(self, kind: str, to: str) -> Verdict:
-        return Verdict("delay", 0.3) if kind == "remote" else SEND
+    def on_send(self, kind: str, to: str) -> FaultAction:
+        return FaultAction("delay", 0.3) if kind == "remote" else SEND
 
 
 async def test_fi_remote_delayed_registered(workers: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which messages are hit, as plain values; what then happens is tested with the agent."""
+"""Which messages faults choose; what happens to them is tested with the agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, FaultAction
 from aiograd.testing.fault_injection import CALLS, CONTROL, Faults
 
 
@@ -26,7 +26,7 @@ def test_fi_options_by_default_the_first_three_control_messages_fail():
 
 def test_fi_options_the_default_delay_is_for_calls_and_ops():
     faults = Faults.delays()
-    assert [faults.on_send(kind, "b") for kind in CALLS] == [Verdict("delay", 1.5)] * 2
+    assert [faults.on_send(kind, "b") for kind in CALLS] == [FaultAction("delay", 1.5)] * 2
     assert faults.on_send("remote", "b") == SEND
 
 
@@ -34,7 +34,7 @@ def test_fi_options_lists_can_be_replaced_or_emptied():
     faults = Faults(fail={"rref.fetch": 1}, delay={"remote": 0.1})
     assert actions(faults, "rref.fetch", 2) == ["fail", "send"]
     assert actions(faults, CONTROL[0], 1) == ["send"]
-    assert faults.on_send("remote", "b") == Verdict("delay", 0.1)
+    assert faults.on_send("remote", "b") == FaultAction("delay", 0.1)
     assert actions(Faults(fail={}), CONTROL[0], 4) == ["send"] * 4
     assert Faults.delays(kinds=[]).on_send("call", "b") == SEND
 
@@ -52,7 +52,7 @@ def test_kinds_without_a_count_are_always_hit():
 
 def test_faults_of_one_kind_follow_each_other():
     faults = Faults(fail={"x": 1}, drop={"x": 1}, duplicate={"x": 1}, delay={"x": 2.0})
-    late = Verdict("delay", 2.0)
+    late = FaultAction("delay", 2.0)
     assert [faults.on_send("x", "b") for _ in range(5)] == [FAIL, DROP, DUPLICATE, late, late]
 
 

@@ -453,18 +453,18 @@ class Link:
     ) -> bool:
         """Send a message, or let it fail, as fault injection wants it."""
         assert self.agent.fault_injector is not None
-        verdict = self.agent.fault_injector.on_send(name, self.peer.name)
-        if verdict.action == "delay":
-            self.agent.loop.call_later(verdict.seconds, self._put_late, frame)
-        elif verdict.action == "fail":
+        action = self.agent.fault_injector.on_send(name, self.peer.name)
+        if action.action == "delay":
+            self.agent.loop.call_later(action.seconds, self._put_late, frame)
+        elif action.action == "fail":
             run_undo(undo)
             if future is not None:
                 why = WorkerLost(self.peer.name, "no", "a failure was injected")
                 self.caller.refused(future, why)
             return False
-        elif verdict.action != "drop":
+        elif action.action != "drop":
             self._put(frame)
-            if verdict.action == "duplicate":
+            if action.action == "duplicate":
                 self._put(frame)
         return True
 

@@ -1,14 +1,23 @@
 """The simulator: the library's own code in virtual time, on a wire with seeded faults.
 
-loop, threads         time that jumps; callbacks and threads that belong to nodes
-network, transport    byte streams that can be cut anywhere
-world                 nodes that crash and come back
-plan, schedule        what a seed means; faults, and which errors they justify
-actors, functions, references, gradients      programs whose outcome is known
-ledger, invariants, agreement                 what must hold
-programs, trial, crashpoints                  small programs with a fault at every boundary
-run, shrink, bugs     one seed; less of it; whether the simulator finds what it should
-simulate              programs of your own
+    loop           an event loop whose clock jumps; every callback belongs to a node
+    threads        threads that take turns with the loop
+    network        byte streams that can be cut at any byte
+    world          nodes that start, crash, pause and restart; the trace of a run
+    schedule       faults, how they happen, and which errors they justify
+    plan           what a seed means: workers, options, wire, programs, faults
+    ledger         what programs did, judged call by call
+    invariants     what must hold after a run, and what workers may answer about a pass
+    workload/      programs for random seeds
+    planted_bugs   bugs that the simulator has to find; imports only the library
+    run            one seed, and the same with fewer faults
+    simulate       a program of the user's own
+    crashpoints/   small programs with a fault at every boundary
+
+`python -m aiograd.testing.simulator` replays seeds and looks for planted bugs.
+
+A module imports only modules above it. Of `workload/`, `calls` stands above `invariants`, which
+checks with one of its functions that workers answer, and the other modules stand below.
 """
 
 from aiograd.testing.simulator.schedule import Fault

@@ -1,7 +1,7 @@
 """Replay seeds: `python -m aiograd.testing.simulator SEED [--count N] [--trace] [--shrink]`.
 
-Prints what failed, with its faults and the last events before the failure; `--bug NAME` (or `all`)
-plants a bug and says how many seeds it took to find it.
+Prints each violation, with the faults of its plan and the last events before it; `--bug NAME` (or
+`all`) plants a bug and names the first seed that finds it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable
 from aiograd._progress import Progress
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.run import Report, run
-from aiograd.testing.simulator.shrink import shrink
+from aiograd.testing.simulator.run import Report, run, shrink
 
 
 def _say(text: str) -> None:
@@ -25,9 +24,10 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
+    """Parse the arguments and run seeds; 1 if one failed, or a planted bug was not found."""
     parser = argparse.ArgumentParser(prog="python -m aiograd.testing.simulator")
     parser.add_argument("seed", type=int)
-    parser.add_argument("--count", type=int, default=1, help="so many seeds from SEED on")
+    parser.add_argument("--count", type=int, default=1, help="number of seeds, from SEED on")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
     parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")

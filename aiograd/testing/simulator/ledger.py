@@ -1,8 +1,9 @@
-"""What simulated programs did and what came of it, held against what should have.
+"""What simulated programs did, and whether the outcome of each call is right.
 
-Every call has an id that travels with it; its function enters itself here when it runs. So the
-ledger knows how often a call ran, what it gave, when it ended, and whether an error was justified
-by something that really went wrong.
+Every call has an id that travels with it; its function notes itself here when it runs. So the
+ledger knows how often a call ran, what it returned, when it ended, and whether an error was
+justified by a fault that really happened (`schedule.Harm`). The result of every call is known
+beforehand: a wrong one, or an error without a reason, is a violation of an invariant.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,16 +27,13 @@ from aiograd.errors import (
     UnknownContext,
     WorkerLost,
 )
-from aiograd.testing.simulator.loop import OWNER
-from aiograd.testing.simulator.schedule import DEATHS
+from aiograd.testing.simulator.schedule import DEATHS, Harm
+from aiograd.testing.simulator.world import Node, World, here
 
-if TYPE_CHECKING:
-    from aiograd.testing.simulator.schedule import Harm
-    from aiograd.testing.simulator.world import Node, World
-
-LATE: Final = 0.25  # seconds after its deadline by which every call has ended
-CANCELLED: Final = 0.5  # seconds in which a cancelled coroutine has ended
-NOTICED: Final = 1.0  # seconds in which the death of a process is known
+# Promises of the library, in seconds.
+LATE: Final = 0.25  # after its deadline, by which every call has ended
+CANCELLED: Final = 0.5  # in which a cancelled coroutine has ended
+NOTICED: Final = 1.0  # in which the death of a process is known
 COMPUTING: Final = 5.0  # seconds: more than it takes until a pass has reached all workers
 CallId = tuple[int, ...]  # a call made by the call (3,) is (3, 0), and so on
 
@@ -50,8 +48,8 @@ class Entry:
     what: str
     timeout: float
     begin: float
-    quick: bool  # its function needs far less time than it has
-    patient: bool = False  # its time is that of many steps, each of which may be late
+    quick: bool  # its function needs far less time than it has: a timeout needs a reason
+    patient: bool = False  # its timeout is a sum over many steps: one of them may end it early
     end: float = math.inf
     outcome: str = ""  # "" while it runs, then "ok", "cancelled" or the name of the error
     never: bool = False  # the error said that it did not run
@@ -59,7 +57,7 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The book of one simulation."""
+    """The record of one simulation, and its judge."""
 
     world: World
     harm: Harm
@@ -72,6 +70,7 @@ class Ledger:
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def violated(self, invariant: str, text: str) -> None:
+        """Note that an invariant was violated; the run goes on, to see what else is wrong."""
         self.world.trace("VIOLATION", invariant, text)
         self.world.trace.freeze()
         self.violations.append(f"{invariant}: {text}")
@@ -86,7 +85,10 @@ class Ledger:
         *,
         errors: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """Make a call, await it, and hold its outcome against the oracle."""
+        """Make a call, await it, and judge its outcome.
+
+        Return its value, or None after an error. `errors` are outcomes that need no reason.
+        """
         self.entries[entry.id] = entry
         try:
             value = await make()
@@ -112,12 +114,14 @@ class Ledger:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         self.world.trace("outcome", entry.id, entry.what, entry.to, outcome)
         late = entry.end - entry.begin - entry.timeout
+        # A paused caller cannot be in time. Only its own pauses count: a paused callee is no
+        # excuse, since the caller keeps the deadline.
         late -= entry.caller.delayed(entry.begin, entry.end)
         if late > LATE:
             self.violated("I1", f"{entry.what} to {entry.to} ended {late:.3f} s late: {outcome}")
 
     def judge(self, entry: Entry, error: Exception) -> None:
-        """Decide whether an error is one of ours, says who, and had a reason."""
+        """Decide whether an error is typed, names a worker, and had a reason."""
         what = f"{entry.what} to {entry.to}: {error!r:.200}"
         if not isinstance(error, AiogradError):
             self.violated("I2", f"untyped error from {what}")
@@ -126,11 +130,14 @@ class Ledger:
         if worker == "" or (worker is None and not isinstance(error, UnknownContext)):
             self.violated("I2", f"an error that names no worker, from {what}")
         if isinstance(error, WorkerLost):
-            own = not getattr(error, "__notes__", None)  # not that of a call inside the call
+            # Notes are added on the way back. An error with notes is that of a call inside the
+            # call, and its `executed` says nothing about the outer one.
+            own = not getattr(error, "__notes__", None)
             entry.never = own and error.executed == "no" and worker == entry.to
             if not self.harm.may_lose(error.worker):
                 self.violated("I8", f"nothing happened to {error.worker}, but {what}")
         elif isinstance(error, DeadlineExceeded):
+            # A pass may end before its own deadline, because that of a part of it was spent.
             early = entry.begin + entry.timeout - entry.end
             if early > 0.001 and not isinstance(error, BackwardFailed) and not entry.patient:
                 self.violated("I2", f"{early:.3f} s before the deadline, from {what}")
@@ -140,14 +147,18 @@ class Ledger:
             entry.never = True
         elif isinstance(error, RRefExpired | RRefReleased):
             if not self.harm.lossy:
-                self.violated("I5", f"nobody was lost, but {what}")
+                self.violated("I5", f"no worker was lost, but {what}")
         elif isinstance(error, BackwardFailed | UnknownContext):
             if not self.harm.lossy and not (self.harm.any and isinstance(error, TimeoutError)):
-                self.violated("I3", f"nobody was lost, but {what}")
+                self.violated("I3", f"no worker was lost, but {what}")
+            # Cuts and pauses make workers lose others that live; only where nothing but processes
+            # ended it is certain which worker an error has to name.
             elif isinstance(error, BackwardFailed) and self.harm.kinds <= DEATHS:
                 self._check_blamed(error, what)
         elif isinstance(error, RRefError):
-            late = {"DeadlineExceeded", "Overloaded"} & self.outcomes.keys()  # so may a creation be
+            # The creation of a reference may have been late or refused, like other calls; its uses
+            # then fail for that reason, without any fault.
+            late = {"DeadlineExceeded", "Overloaded"} & self.outcomes.keys()
             if not self.harm.any and not late:
                 self.violated("I2", f"nothing happened, but {what}")
         else:
@@ -158,7 +169,7 @@ class Ledger:
             self.violated("I3", f"nothing happened to {error.worker}, but {what}")
 
     def finish(self) -> None:
-        """Look at everything again when all programs have ended."""
+        """Judge again when all programs have ended: what can be known only then."""
         for id, count in self.ran.items():
             if count > 1:
                 self.violated("I4", f"call {id} ran {count} times")
@@ -169,20 +180,22 @@ class Ledger:
                 self.violated("I1", f"{entry.what} to {entry.to} never ended")
             if entry.outcome == "cancelled" and not self.harm.any:
                 self._check_stopped(entry)
+            # Other faults delay the news of a death, by as much as they last.
             if self.harm.kinds <= DEATHS:
                 self._check_noticed(entry)
                 if entry.what == "backward":
                     self._check_pass(entry)
 
     def _check_stopped(self, entry: Entry) -> None:
-        """A cancelled coroutine ends soon after, or soon after the news of both have come."""
-        since = max(entry.end, self.began.get(entry.id, entry.end))  # it may have to connect first
+        """Check that a cancelled coroutine ended soon after it was cancelled, or had begun."""
+        # The call may have waited for a connection; its cancellation then waits behind it.
+        since = max(entry.end, self.began.get(entry.id, entry.end))
         late = self.stopped.get(entry.id, since) - since
         if late > CANCELLED + 2 * self._journey:
             self.violated("I1", f"{entry.what} went on for {late:.3f} s after it was cancelled")
 
     def _check_noticed(self, entry: Entry) -> None:
-        """Whoever waits for a worker that crashed is told soon after."""
+        """Check that a call to a worker that crashed failed soon after."""
         for node in self.world.dead:
             if node.name == entry.to and entry.begin <= node.died < entry.end < math.inf:
                 late = entry.end - node.died
@@ -192,11 +205,11 @@ class Ledger:
                     )
 
     def _check_pass(self, entry: Entry) -> None:
-        """A pass that fails because somebody died fails soon after that."""
+        """Check that a pass that failed because of a death failed soon after it."""
         if entry.outcome in ("", "ok", "cancelled") or not entry.caller.alive:
             return
-        # A worker hears of the pass, and so can fail it, when others have computed: `crashpoints`
-        # knows how long that is, and is stricter.
+        # A worker learns of a pass, and so can fail it, only when others have computed their part.
+        # `crashpoints.trial` knows how long that takes, and is stricter.
         died = [n.died for n in self.world.dead if entry.begin <= n.died <= entry.end]
         late = entry.end - max(died, default=entry.end)
         if late > COMPUTING or entry.outcome == "PassTimedOut":
@@ -204,25 +217,39 @@ class Ledger:
 
     @property
     def _journey(self) -> float:
-        manner = self.world.wire.manner
-        return manner.latency + manner.jitter
+        settings = self.world.wire.settings
+        return settings.latency + settings.jitter
 
 
-def ledger() -> Ledger:
-    """The book of the simulation that runs this function."""
-    owner = OWNER.get()
-    assert owner is not None
-    return owner.world.ledger  # type: ignore[attr-defined,no-any-return]
+def current_ledger() -> Ledger:
+    """Return the ledger of the simulation that runs this function."""
+    found: Ledger = here().world.parts[Ledger]
+    return found
+
+
+def enter(id: CallId) -> None:
+    """Note that the function of a call begins to run; every function of a workload does so."""
+    ledger = current_ledger()
+    ledger.ran[id] = ledger.ran.get(id, 0) + 1
+    ledger.began[id] = ledger.world.loop.time()
+    ledger.world.trace("run", id)
+
+
+def leave(id: CallId) -> None:
+    """Note that the function of a call has ended, by whatever means."""
+    ledger = current_ledger()
+    ledger.stopped[id] = ledger.world.loop.time()
 
 
 class Anything:
-    """Equal to whatever comes."""
+    """Stands for a result that is not known beforehand."""
 
 
 ANY: Final = Anything()
 
 
 def equal(value: Any, expected: Any) -> bool:
+    """Compare exactly: programs compute with integers in floats, in any order."""
     if expected is ANY:
         return True
     if isinstance(expected, np.ndarray) or isinstance(value, np.ndarray):

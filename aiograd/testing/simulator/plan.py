@@ -1,4 +1,9 @@
-"""What one seed means: how many workers, which limits, what kind of wire, which faults."""
+"""What one seed means: how many workers, which options, what kind of wire, which faults.
+
+Seeds are written down when they find something, so a seed should go on to mean what it meant. A new
+kind of plan is therefore drawn by a generator of its own (`random.Random(f"{seed} purpose")`):
+an additional draw from the shared one would change every seed.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aiograd.rpc.options import Options
-from aiograd.testing.simulator.network import Manner
+from aiograd.testing.simulator.network import WireSettings
 from aiograd.testing.simulator.schedule import Fault
 
+# What actors do. One theme alone gives a kind of program more acts per seed than a mixture.
 THEMES: Final = (
     ["calls"],
     ["references"],
@@ -18,8 +24,8 @@ THEMES: Final = (
     ["calls", "references", "gradients"],
 )
 SPAN: Final = 8.0  # seconds of simulated time in which faults begin
-CROWDED: Final = 0.01  # of the seeds: a crowd takes as long as three other seeds
-FORKED: Final = 0.3  # of those that crash: they have forked a child
+CROWDED: Final = 0.01  # share of seeds with a crowd, which takes as long as three other seeds
+FORKED: Final = 0.3  # share of crashes in which a forked child keeps the connections
 MESSAGES: Final = (
     "call",
     "reply",
@@ -30,9 +36,11 @@ MESSAGES: Final = (
     "rref.fork",
     "rref.release",
 )
-# Messages with a number of their own: a copy of one is noticed. Copies of replies do not exist.
+# Messages with a number of their own, by which the receiver notices a copy. A reply has none, and
+# copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
-REPLACED: Final = 0.15  # of all seeds: workers are replaced while threads compute gradients
+REPLACED: Final = 0.15  # share of seeds that replace workers while threads compute gradients
+# Messages that the library repeats until they are answered: losing one must change nothing.
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
 
@@ -43,7 +51,7 @@ class Plan:
     seed: int
     names: list[str]
     options: Options
-    manner: Manner
+    wire: WireSettings
     profile: str
     faults: list[Fault]
     actors: int
@@ -53,31 +61,33 @@ class Plan:
     collections: list[float] = field(default_factory=list)  # when garbage is collected
 
     def with_faults(self, faults: list[Fault]) -> Plan:
+        """Copy the plan with other faults, for shrinking; everything else happens as before."""
         return replace(self, faults=faults)
 
 
 def make_plan(seed: int) -> Plan:
+    """Draw everything about a run from its seed."""
     if random.Random(f"{seed} drains").random() < REPLACED:
         return _replaced_plan(seed)
     rng = random.Random(f"{seed} plan")
     names = [f"worker{i}" for i in range(rng.choice((2, 3, 3, 4, 5)))]
     profile = rng.choice(MIXED)
-    options, manner = _options(rng), _manner(rng)
-    if manner.latency > 0.001:  # a few round trips must not be late
+    options, wire = _options(rng), _wire_settings(rng)
+    # On a slow wire a few round trips take seconds; calls would be late without any fault.
+    if wire.latency > 0.001:
         options = replace(options, timeout=20.0)
-    # Drawn by itself: a seed without a crowd means the same as before there were any.
     draw = random.Random(f"{seed} crowd")
     crowd = draw.random() < CROWDED
     if crowd:
-        # All of it is under way at once, and has time to cross the narrowest wire.
+        # All calls are under way at once, and have time to cross the narrowest wire.
         options = replace(options, max_inflight=8192, timeout=20.0)
-        if draw.random() < 0.7:  # where nothing goes wrong, nothing excuses a call that is lost
-            profile = "calm"
+        if draw.random() < 0.7:
+            profile = "calm"  # without faults there is no excuse for a lost call
     return Plan(
         seed=seed,
         names=names,
         options=options,
-        manner=manner,
+        wire=wire,
         profile=profile,
         faults=_with_forks(seed, PROFILES[profile](rng, names)),
         actors=rng.randint(2, 5),
@@ -89,17 +99,14 @@ def make_plan(seed: int) -> Plan:
 
 
 def _replaced_plan(seed: int) -> Plan:
-    """A seed of the profile `replaced`, with programs to which it matters.
-
-    Drawn apart from the others, so that their seeds still mean what they meant.
-    """
+    """Draw a plan of the profile `replaced`, with programs to which it matters."""
     rng = random.Random(f"{seed} replaced plan")
     names = [f"worker{i}" for i in range(rng.choice((3, 3, 4)))]
     return Plan(
         seed=seed,
         names=names,
         options=Options(timeout=20.0, secret=None, lease=2.0),
-        manner=Manner(*rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03)))),
+        wire=WireSettings(*rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03)))),
         profile="replaced",
         faults=PROFILES["replaced"](rng, names),
         actors=rng.randint(2, 4),
@@ -110,6 +117,7 @@ def _replaced_plan(seed: int) -> Plan:
 
 
 def _options(rng: random.Random) -> Options:
+    # The default lease of 10 s would make every check at rest wait for it; some seeds use it.
     options = Options(timeout=rng.choice((3.0, 6.0, 20.0)), secret=None, lease=2.0)
     if rng.random() < 0.3:
         options = replace(options, max_inflight=rng.choice((1, 2, 8)))
@@ -120,16 +128,17 @@ def _options(rng: random.Random) -> Options:
     return options
 
 
-def _manner(rng: random.Random) -> Manner:
+def _wire_settings(rng: random.Random) -> WireSettings:
     latency, jitter = rng.choice(((0.0001, 0.0001), (0.0005, 0.001), (0.005, 0.03), (0.02, 0.2)))
+    # A small window on a slow wire would take minutes for a large array.
     window = 4 << 20 if latency > 0.001 else rng.choice((4 << 10, 64 << 10, 1 << 20))
-    return Manner(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
+    return WireSettings(latency, jitter, window, rng.choice((0.0, 0.1, 0.3)))
 
 
 def _with_forks(seed: int, faults: list[Fault]) -> list[Fault]:
-    """Let some of those that crash have forked a child, which keeps their connections open.
+    """Let some of the crashes leave a forked child, which keeps the connections open.
 
-    Drawn apart from all else, so that seeds go on to mean what they meant.
+    No connection ends then, so only the parent of the process knows of its end at first.
     """
     rng = random.Random(f"{seed} forks")
     return [
@@ -153,7 +162,7 @@ def _calm(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Nobody is lost, some are only away or slow for a while."""
+    """No worker is lost, some are only paused or slow for a while."""
     faults = []
     for _ in range(rng.randint(1, 5)):
         at, name = rng.uniform(0.0, SPAN), rng.choice(names)
@@ -170,12 +179,14 @@ def _lazy(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _wire(rng: random.Random, names: list[str]) -> list[Fault]:
-    """The wire fails, everybody lives."""
+    """The wire fails, all processes live."""
     faults = []
     for _ in range(rng.randint(1, 4)):
         a, b = _two(rng, names)
         kind = rng.choice(("cut", "cut_one_way", "reset", "reset_after", "close", "refuse"))
+        # Below the two seconds that must not be noticed, around `resume` and `silence`, and beyond.
         seconds = rng.choice((0.05, 1.0, 4.0, 7.0, 12.0))
+        # Bytes until a reset: inside a handshake, inside a header, inside a large body.
         amount = float(rng.choice((1, 30, 300, 3000, 200_000)))
         at = rng.uniform(0.0, SPAN)
         if kind in ("cut", "cut_one_way"):
@@ -193,6 +204,7 @@ def _cuts(rng: random.Random, names: list[str]) -> list[Fault]:
     for _ in range(rng.randint(4, 16)):
         a, b = _two(rng, names)
         kind = rng.choice(("reset_after", "reset_after", "reset_after", "reset", "close"))
+        # Uniform in the exponent: as many resets within 10 bytes as between 1,000 and 10,000.
         amount = float(int(10 ** rng.uniform(0.0, 4.5))) if kind == "reset_after" else 0.0
         faults.append(Fault(rng.uniform(0.0, SPAN), kind, a, b, 0.0, amount))
     return faults
@@ -204,13 +216,14 @@ def _deaths(rng: random.Random, names: list[str]) -> list[Fault]:
     for name in rng.sample(names, rng.randint(1, max(1, len(names) // 2))):
         at = rng.uniform(0.0, SPAN)
         faults.append(Fault(at, rng.choice(("crash", "crash", "vanish")), name))
+        # Some restarts come before others can know of the death, some after everything has ended.
         if rng.random() < 0.6:
             faults.append(Fault(at + rng.choice((0.01, 0.5, 3.0, 9.0)), "restart", name))
     return faults
 
 
 def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Something happens just when a certain message is sent."""
+    """A fault happens just when a certain message is sent."""
     faults = []
     for _ in range(rng.randint(1, 3)):
         a, b = _two(rng, names)
@@ -226,7 +239,7 @@ def _timely(rng: random.Random, names: list[str]) -> list[Fault]:
 
 
 def _backward(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Something happens in the middle of a backward pass."""
+    """A fault happens in the middle of a backward pass, with one of its messages."""
     faults = []
     for _ in range(rng.randint(1, 4)):
         a, b = _two(rng, names)
@@ -243,13 +256,14 @@ def _mail(rng: random.Random, names: list[str]) -> list[Fault]:
     faults = []
     for _ in range(rng.randint(2, 12)):
         kind = rng.choice(("drop", "fail", "duplicate", "duplicate"))
+        # A lost call is never repeated: dropping one would only test its timeout.
         message = rng.choice(NUMBERED if kind == "duplicate" else REPEATED)
         faults.append(Fault(float(rng.randint(1, 8)), kind, rng.choice(names), on=message))
     return faults
 
 
 def _swizzle(rng: random.Random, names: list[str]) -> list[Fault]:
-    """Clog one after the other, and let them go in another order."""
+    """Clog one host after the other, and unclog them in another order: a "swizzle-clog"."""
     faults = []
     start = rng.uniform(0.0, 2.0)
     for index, name in enumerate(rng.sample(names, len(names))):
@@ -299,4 +313,5 @@ PROFILES: Final[dict[str, Callable[[random.Random, list[str]], list[Fault]]]] = 
     "everything": _everything,
     "replaced": _replaced,
 }
-MIXED: Final = [name for name in PROFILES if name != "replaced"]  # of which a plan draws one
+# Profiles of which a plan draws one. Another entry would change the draw of every seed.
+MIXED: Final = [name for name in PROFILES if name != "replaced"]

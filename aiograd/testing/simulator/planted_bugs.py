@@ -1,7 +1,7 @@
-"""Bugs on purpose: the simulator must find each of them, or it is the simulator that is broken.
+"""Planted bugs: the simulator must find each of them, or the simulator itself is broken.
 
-Each replaces one method of the library while a simulation runs. Nothing of this is in the library
-itself.
+Each replaces methods of the library while a simulation runs; nothing of this is in the library
+itself. A comment above each replacement says what breaks, and which invariant shows it first.
 
     with planted("forget_credit"):
         reports = [run(make_plan(seed)) for seed in range(2000)]
@@ -52,9 +52,12 @@ class Bug(NamedTuple):
 
     @property
     def patches(self) -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
+        """All methods that are replaced: (class or module, name, make)."""
         return ((self.where, self.name, self.make), *self.more)
 
 
+# I4: a session that resumes sends again what was not acknowledged, so copies are usual, and only
+# their numbers keep a call from running twice.
 def _run_twice(original: Any) -> Any:
     return lambda self, number: True
 
@@ -64,9 +67,11 @@ def _nothing(original: Any) -> Any:
 
 
 async def _soon(self: Any, *args: Any) -> None:
-    """Does nothing."""
+    """Do nothing, where a coroutine function is replaced."""
 
 
+# I1: the caller's future is cancelled as ever, but the message that cancels the call over there is
+# not sent.
 def _no_cancel(original: Any) -> Any:
     def cancelled(self: Caller, future: Any) -> None:
         channel: Any = self._channel
@@ -79,21 +84,26 @@ def _no_cancel(original: Any) -> Any:
     return cancelled
 
 
+# I9: calls behind a full buffer are never sent, and end at their deadlines without any fault.
 def _never_drained(original: Any) -> Any:
     def resume(self: Outbox) -> None:
-        self.paused = False  # and what waits goes on waiting
+        """Note that there is room, and send nothing."""
+        self.paused = False
 
     return resume
 
 
+# I1: every deadline expires a second too late.
 def _late(original: Any) -> Any:
     return lambda self, deadline, seconds=None: original(self, deadline + 1.0)
 
 
+# I4: `executed="no"` promises that a call may be repeated; the ledger knows that it ran.
 def _claim_no(original: Any) -> Any:
     return lambda error, executed: original(error, "no")
 
 
+# I5: one release counts for all forks, so a value is freed while other workers hold references.
 def _free_early(original: Any) -> Any:
     def release(self: Owning, releases: Any) -> None:
         for ref_id, _, _ in releases:
@@ -104,14 +114,18 @@ def _free_early(original: Any) -> Any:
     return release
 
 
+# I2: every edge is answered exactly once, with a gradient or with none. Without the answers for
+# edges that the pass did not reach, a participant waits until the pass times out.
 def _miss_unreached(original: Any) -> Any:
     def collect(self: Pass, sinks: Any) -> Any:
+        """Forget the edges that the pass did not reach."""
         self.topology.unreached = []
         return original(self, sinks)
 
     return collect
 
 
+# I2, I11: gradients that arrive from other workers count twice; local ones are right.
 def _answer_twice(original: Any) -> Any:
     def feed(self: Pass, sender: PeerInfo, answers: Any, *rest: Any) -> None:
         doubled = [
@@ -123,6 +137,8 @@ def _answer_twice(original: Any) -> Any:
     return feed
 
 
+# I1: a pass is over when all credit is back at its originator. A participant that drops some of it,
+# when it hears of the pass for the second time, keeps the pass from ever ending.
 def _forget_credit(original: Any) -> Any:
     def feed(
         self: Pass, sender: PeerInfo, answers: Any, expected: Any, credit: Any, reached: int
@@ -133,14 +149,19 @@ def _forget_credit(original: Any) -> Any:
     return feed
 
 
+# I7: a message that was under way when its context was released makes the context anew, and no
+# other message will ever release that one: the counter of contexts is not 0 at rest.
 def _resurrect(original: Any) -> Any:
     def arriving(self: Contexts, context_id: int, sender: Any, kind: str) -> Any:
+        """Forget that the context was released, and take any message for a call."""
         self._released.pop(context_id, None)
         return original(self, context_id, sender, "call")
 
     return arriving
 
 
+# I11: messages go to the current start of a name, not to the start that the edge leads to. With
+# the three replacements below this is the bug "successors", since each alone is caught elsewhere.
 def _by_name(original: Any) -> Any:
     return lambda self, name, incarnation: self._agent.link(name)
 
@@ -162,6 +183,7 @@ def _answered_by_name(original: Any) -> Any:
     return feed
 
 
+# I1: the edge of the lost worker stays open, and the pass fails only at its deadline.
 def _dropped_posts(original: Any) -> Any:
     """A message that cannot be sent is no failure."""
 
@@ -172,6 +194,7 @@ def _dropped_posts(original: Any) -> Any:
     return failed
 
 
+# I11: a participant that has done its part cannot know yet whether others have.
 def _shown_early(original: Any) -> Any:
     """What is complete here is shown, however the pass ends elsewhere."""
 
@@ -189,6 +212,7 @@ def _shown_early(original: Any) -> Any:
     return property(gradients)
 
 
+# I11: the originator alone decides. A participant in doubt may not know, but may not guess either.
 def _failed_in_doubt(original: Any) -> Any:
     """A participant that loses a peer takes the pass for failed, even if its part was done."""
 
@@ -202,10 +226,12 @@ def _failed_in_doubt(original: Any) -> Any:
     return failed
 
 
+# I11: failed passes are recorded as good ones, and the abort that would say otherwise is not sent.
 def _all_well(original: Any) -> Any:
     return lambda self, number, well: original(self, number, True)
 
 
+# I11: the partial sums of a failed pass become totals, as if it had ended well.
 def _keeps_failures(original: Any) -> Any:
     def ended_badly(self: Context, originator: bytes, number: int, failure: Any) -> bool:
         play = self.passes.get(number)
@@ -218,14 +244,18 @@ def _keeps_failures(original: Any) -> Any:
     return ended_badly
 
 
+# I7: the opener of a context forgets which workers know it, so they keep it.
 def _forget_release(original: Any) -> Any:
     def tell(self: Contexts, context: Context) -> None:
+        """Forget which workers know the context, then tell those."""
         context.told.clear()
         original(self, context)
 
     return tell
 
 
+# I7, I9: after a cut, messages that had arrived are sent again; with the next replacement, messages
+# that had not arrived are never sent.
 def _resend_all(original: Any) -> Any:
     return lambda self, position: list(self.kept)
 
@@ -234,16 +264,22 @@ def _resend_nothing(original: Any) -> Any:
     return lambda self, position: []
 
 
+# A cut falls into the middle of a frame; the resumed session continues at the next byte, and a
+# new reader takes the rest of a body for a header.
 def _fresh_reader(original: Any) -> Any:
     def opened(self: Link, transport: Any, received: int = 0) -> None:
+        """Drop the reader of the broken connection, with its part of a frame."""
         self._reader = None
         original(self, transport, received)
 
     return opened
 
 
+# I2: a window of the last 4,096 numbers takes a call that more have overtaken for a copy. The
+# library once did so; only seeds with a crowd can find it.
 def _forget_overtaken(original: Any) -> Any:
     def call_taker(self: Receiver, call: Any) -> Any:
+        """Drop calls that are too far behind."""
         take = original(self, call)
         return lambda: take() if call.id > self._once._last - 4096 else None
 

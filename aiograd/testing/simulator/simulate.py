@@ -9,7 +9,7 @@
     def test_a_lost_owner_is_noticed():
         ag.testing.simulate(program, seed=7, workers=2)
 
-The program is the driver of `workers` simulated workers, and takes simulated time: an hour passes
+The program runs on a driver beside `workers` simulated workers, in simulated time: an hour passes
 in seconds. Calls, streams, references and gradients are the library's own code. Not simulated: what
 the cluster layer adds (barriers, scaling), real sockets, and threads that the program starts.
 """
@@ -25,17 +25,18 @@ from typing import Final, TypeVar
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator.loop import SimulationError
 from aiograd.testing.simulator.plan import PROFILES
-from aiograd.testing.simulator.run import bury, quiet
+from aiograd.testing.simulator.run import dispose, isolated
 from aiograd.testing.simulator.schedule import Fault, Player
 from aiograd.testing.simulator.world import World
 
 T = TypeVar("T")
 DRIVER: Final = "driver"
+# Not drawn for the driver: its program could not go on. A list of faults may contain them.
 _FATAL: Final = frozenset({"crash", "vanish", "restart", "replace", "pause", "slow"})
 
 
 class SimulationFailed(AssertionError):
-    """The program hung, or left an error behind that nobody looked at."""
+    """The program left an error behind that no code retrieved, or the library logged one."""
 
 
 def simulate(
@@ -50,16 +51,20 @@ def simulate(
     """Run `program` on simulated workers `worker0 …` and return its result.
 
     `program` may take one argument: the world, with `crash(name)`, `restart(name)`,
-    `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a kind of
-    trouble drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
-    "everything"), or a list of `Fault`s. The same seed gives the same run. A program that has not
-    ended after `limit` simulated seconds hangs.
+    `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a profile, whose
+    faults are drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
+    "everything"), or a list of `Fault`s. The same seed gives the same run.
+
+    Errors of the program are raised with the seed and the last events as notes. Raise
+    `SimulationError` if the program has not ended after `limit` simulated seconds, and
+    `SimulationFailed` if it leaves an error behind that no code retrieved.
     """
     names = [f"worker{i}" for i in range(workers)]
     planned = _faults(faults, names, seed)
-    with quiet() as errors:
+    with isolated() as errors:
         world = World(seed, options=options)
         player = Player(world, planned)
+        # Set in any case, unlike in `run`: the trace then shows every message by its kind.
         world.on_send = lambda node, kind, to: player.message(node.name, kind)
         main = world.loop.create_task(
             _main(world, player, names, program, limit), context=world.context
@@ -72,8 +77,9 @@ def simulate(
             error.add_note("\n".join(world.trace.lines()))
             raise
         finally:
+            # Read before everything is freed: what is freed may log errors, too.
             troubles = [*world.loop.troubles, *errors.messages]
-            bury(world)
+            dispose(world)
             if troubles:
                 raise SimulationFailed(f"seed {seed}: {troubles[0]}")
 

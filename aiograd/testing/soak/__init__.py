@@ -1,17 +1,15 @@
-"""A soak: workers that call each other for a long time while one after the other is killed.
+"""A soak: real workers call each other for a long time, while one after the other is killed.
 
     python -m aiograd.testing.soak 900
 
-Everything that comes back is compared with what this process computes itself: it is right, or it is
-a typed error that a recent kill explains. Nothing ends late, memory does not grow, and when all is
-quiet every counter of every worker is 0 again.
+Every result is compared with what this process computes itself: it is right, or it is a typed error
+that a recent kill explains. No call ends late, memory does not grow, and at rest every counter of
+every worker is 0 again.
 
-    run ─▶ actors, each doing one job after the other     jobs, functions
-        ─▶ a killer                                        run
-        ─▶ a look at memory now and then                   report
+    jobs       what actors do, the functions they call, and how each answer is checked
+    run        actors, killer, memory and the report; imports `jobs`
 """
 
-from aiograd.testing.soak.report import Report
-from aiograd.testing.soak.run import soak
+from aiograd.testing.soak.run import Report, soak
 
 __all__ = ["Report", "soak"]

@@ -17,6 +17,7 @@ from aiograd.testing.soak import Report, soak
 
 
 def main() -> int:
+    """Parse the arguments, run the soak and print its report; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="aiograd.testing.soak", description=__doc__)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--workers", type=int, default=5)
@@ -40,9 +41,10 @@ def main() -> int:
 
 
 async def _watched(running: Coroutine[Any, Any, Report], seconds: float) -> Report:
-    """Show how long it goes on."""
+    """Show a progress bar beside the soak."""
 
     async def tick() -> None:
+        """Advance the bar once a second."""
         for _ in Progress(range(math.ceil(seconds)), "soaking, s"):
             await asyncio.sleep(1)
 

@@ -1,25 +1,91 @@
 """The jobs of a soak: each makes a few calls and checks every answer.
 
 A job gets a `Site` and a source of randomness. It returns when everything was right, raises `Wrong`
-when something was not, or lets the typed error of a call through.
+when something was not, or lets the typed error of a call through. The functions that jobs call on
+workers come first; they compute with whole numbers, so that sums are exact in any order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.autograd.creation import tensor
+from aiograd.autograd.tensor import Tensor
 from aiograd.dist.registry import context
 from aiograd.errors import BackwardFailed, ContextError, DeadlineExceeded
-from aiograd.rpc.api import rpc_async, rpc_stream
+from aiograd.rpc.api import inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.rref import RRef, remote
-from aiograd.testing.soak import functions
+
+# ── functions that workers run ──────────────────────────────────────────────────────────────────
+
+
+def double(x: Any) -> Any:
+    """Double a value, in a thread."""
+    return x + x
+
+
+@inline
+def triple(x: Any) -> Any:
+    """Triple a value on the loop, without a task."""
+    return 3 * x
+
+
+async def negative(x: Any) -> Any:
+    """Negate a value in a task that awaits once."""
+    await asyncio.sleep(0)
+    return -x
+
+
+async def pass_on(to: str, x: Any) -> Any:
+    """Double x on a third worker."""
+    return await rpc_async(to, double, (x,))
+
+
+def pass_on_in_thread(to: str, x: Any) -> Any:
+    """Double x on a third worker, blocking a thread here."""
+    return rpc_sync(to, double, (x,))
+
+
+def numbers(first: int, count: int) -> np.ndarray:
+    """Make an array whose sum is known."""
+    return np.arange(first, first + count, dtype=float)
+
+
+async def total_of(reference: RRef) -> float:
+    """Fetch what a third worker holds, and sum it up."""
+    return float((await reference.to_here()).sum())
+
+
+async def count_to(end: int) -> AsyncIterator[int]:
+    """Stream numbers."""
+    for number in range(end):
+        yield number
+
+
+async def linger() -> None:
+    """Never end within a soak."""
+    await asyncio.sleep(3600.0)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """Multiply, recorded for a backward pass."""
+    return x * w
+
+
+async def squares_by(to: str, y: Tensor) -> Tensor:
+    """The sum of squares, of which a third worker makes the squares."""
+    squared: Tensor = await rpc_async(to, product, (y, y))
+    total: Tensor = squared.sum()
+    return total
+
+
+# ── jobs ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Wrong(Exception):
@@ -27,13 +93,13 @@ class Wrong(Exception):
 
 
 class Site(Protocol):
-    """Where jobs are done."""
+    """What a job needs of the soak that runs it."""
 
     names: list[str]
     shelf: list[tuple[RRef, float]]  # references kept for later, with the sum of their values
 
     async def within(self, seconds: float | None, work: Awaitable[Any]) -> Any:
-        """Await something that has so many seconds, and note if it took longer."""
+        """Await something that has so many seconds; note it as late if it takes longer."""
 
 
 def _check(found: Any, expected: Any, what: str) -> None:
@@ -46,10 +112,9 @@ async def calls(site: Site, random: Random) -> None:
     wanted = []
     for _ in range(40):
         x = random.randrange(1000)
-        func, y = random.choice(
-            [(functions.double, 2 * x), (functions.triple, 3 * x), (functions.negative, -x)]
-        )
+        func, y = random.choice([(double, 2 * x), (triple, 3 * x), (negative, -x)])
         wanted.append((rpc_async(random.choice(site.names), func, (x,)), y))
+    # If one fails, the others are still awaited below: their errors must not be lost.
     try:
         for future, y in wanted:
             _check(await site.within(None, future), y, "a small call")
@@ -61,13 +126,13 @@ async def arrays(site: Site, random: Random) -> None:
     """Arrays below and above what travels in one piece, there and back."""
     x = np.arange(random.choice([10, 5_000, 300_000]), dtype=float)
     to = random.choice(site.names)
-    _check(await site.within(None, rpc_async(to, functions.double, (x,))), 2 * x, "an array")
+    _check(await site.within(None, rpc_async(to, double, (x,))), 2 * x, "an array")
 
 
 async def nested(site: Site, random: Random) -> None:
     """A call that makes a call, on the loop or in a thread."""
     first, second = random.sample(site.names, 2)
-    func = random.choice([functions.pass_on, functions.pass_on_in_thread])
+    func = random.choice([pass_on, pass_on_in_thread])
     x = random.randrange(1000)
     _check(await site.within(None, rpc_async(first, func, (second, x))), 2 * x, "a nested call")
 
@@ -76,9 +141,9 @@ async def references(site: Site, random: Random) -> None:
     """A value that stays on one worker, is read by another one and by us, and is given back."""
     owner, user = random.sample(site.names, 2)
     first, count = random.randrange(100), random.choice([10, 20_000])
-    total = float(functions.numbers(first, count).sum())
-    reference = remote(owner, functions.numbers, (first, count))
-    shared = rpc_async(user, functions.total_of, (reference,))
+    total = float(numbers(first, count).sum())
+    reference = remote(owner, numbers, (first, count))
+    shared = rpc_async(user, total_of, (reference,))
     _check(await site.within(None, shared), total, "a shared reference")
     if random.random() < 0.5:
         site.shelf.append((reference, total))
@@ -101,7 +166,8 @@ async def streams(site: Site, random: Random) -> None:
     seen: list[int] = []
 
     async def read() -> None:
-        stream = rpc_stream(random.choice(site.names), functions.count_to, (end,))
+        """Read as many items as are wanted, and leave the stream."""
+        stream = rpc_stream(random.choice(site.names), count_to, (end,))
         async with contextlib.aclosing(stream):
             async for item in stream:
                 seen.append(item)
@@ -118,13 +184,14 @@ async def gradients(site: Site, random: Random) -> None:
     x = tensor([float(random.randrange(-9, 9)) for _ in range(8)], requires_grad=True)
     w = tensor([float(random.randrange(-9, 9)) for _ in range(8)], requires_grad=True)
     async with context() as ctx:
-        y = await site.within(None, rpc_async(first, functions.product, (x, w)))
-        z = await site.within(None, rpc_async(second, functions.squares_by, (third, y)))
+        y = await site.within(None, rpc_async(first, product, (x, w)))
+        z = await site.within(None, rpc_async(second, squares_by, (third, y)))
         a, b = x.numpy(), w.numpy()
         _check(z.numpy(), (a * a * b * b).sum(), "a loss")
         try:
             await site.within(None, ctx.backward(z))
         except BackwardFailed:
+            # A failed pass may show no number: `ContextError` is the right answer here.
             with contextlib.suppress(ContextError):
                 raise Wrong(f"gradients of a failed pass: {ctx.gradients!r}") from None
             raise
@@ -134,7 +201,7 @@ async def gradients(site: Site, random: Random) -> None:
 
 async def deadlines(site: Site, random: Random) -> None:
     """A call that takes too long ends at its deadline."""
-    call = rpc_async(random.choice(site.names), functions.linger, timeout=0.3)
+    call = rpc_async(random.choice(site.names), linger, timeout=0.3)
     try:
         await site.within(0.3, call)
     except DeadlineExceeded:
@@ -143,8 +210,8 @@ async def deadlines(site: Site, random: Random) -> None:
 
 
 async def cancellations(site: Site, random: Random) -> None:
-    """A call that nobody wants any more."""
-    call = rpc_async(random.choice(site.names), functions.linger)
+    """A call that is cancelled early, at a random moment."""
+    call = rpc_async(random.choice(site.names), linger)
     await asyncio.sleep(random.uniform(0.0, 0.02))
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -152,14 +219,15 @@ async def cancellations(site: Site, random: Random) -> None:
 
 
 async def _all_seen(futures: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what has not ended; look at errors, of which the first was told."""
+    """Cancel what has not ended, and retrieve all errors: only the first of them was raised."""
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)
 
 
 Job = Callable[[Site, Random], Awaitable[None]]
-JOBS: dict[Job, int] = {  # with their weights
+# Jobs and their weights, as `random.choices` takes them.
+JOBS: dict[Job, int] = {
     calls: 10,
     arrays: 2,
     nested: 4,

@@ -16,7 +16,7 @@ import pytest
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async
-from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, FaultAction
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import Options
 from aiograd.wire.framing import HEADER_SIZE, pack_header
@@ -299,12 +299,12 @@ async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
 
 
 class Plan:
-    def __init__(self, **verdicts):
-        self.verdicts, self.seen = verdicts, []
+    def __init__(self, **actions):
+        self.actions, self.seen = actions, []
 
     def on_send(self, kind, to):
         self.seen.append((kind, to))
-        found = self.verdicts.get(kind, SEND)
+        found = self.actions.get(kind, SEND)
         return found.pop(0) if isinstance(found, list) else found
 
 
@@ -370,7 +370,7 @@ async def test_a_dropped_call_or_reply_ends_at_the_deadline(agents):
 
 async def test_a_delayed_call_is_overtaken_but_runs(agents):
     async with agents(2) as (a, _):
-        a.fault_injector = Plan(call=[Verdict("delay", 0.1), SEND, SEND])
+        a.fault_injector = Plan(call=[FaultAction("delay", 0.1), SEND, SEND])
         late = rpc_async("worker1", add, (1, 2))
         assert await rpc_async("worker1", add, (3, 4)) == 7
         assert not late.done()
@@ -388,7 +388,7 @@ async def wait_and_tell(x):
 async def test_a_delayed_call_can_be_cancelled_when_it_has_left(agents):
     async with agents(2) as (a, _):
         RUNS.clear()
-        a.fault_injector = Plan(call=[Verdict("delay", 0.01), SEND])
+        a.fault_injector = Plan(call=[FaultAction("delay", 0.01), SEND])
         late = rpc_async("worker1", wait_and_tell, (0,))
         assert await rpc_async("worker1", add, (3, 4)) == 7
         await until(lambda: RUNS == [1])
@@ -402,7 +402,7 @@ async def test_a_delayed_post_and_a_delayed_large_call_come_after_thousands(agen
         got: list[int] = []
         b.services["note"] = lambda sender, x: got.append(x)
         b.services["count"] = lambda sender, x: x
-        a.fault_injector = Plan(call=[Verdict("delay", 0.2)], note=[Verdict("delay", 0.2)])
+        a.fault_injector = Plan(call=[FaultAction("delay", 0.2)], note=[FaultAction("delay", 0.2)])
         late = rpc_async("worker1", len, (np.zeros(3 << 20, np.uint8),))
         a.post("worker1", "note", 1)
         numbers = [a.request("worker1", "count", i) for i in range(5000)]

@@ -1,53 +1,33 @@
-"""Crash points: small programs, with one fault at every boundary of every one of them.
+"""Cases: one fault at one boundary of one program; how to run one, count them and run many.
 
-    make crashpoints                                       all cases of 225 programs
-    make crashpoints ALL=1                                 and of 60 larger ones
-    make crashpoints SAMPLE=5000 SEED=7                    so many of them, drawn from the seed
-    make crashpoints CASE=chain3/once:57:c:kill TRACE=1    one of them, and all that happens in it
-
-A boundary is the moment before a callback of a worker, or before a worker writes to a connection.
-A program is run once without a fault to count them. Then it is run again for each case: at one
-boundary, one worker is
-
-    killed     its process ends; what it wrote before still arrives
-    replaced   killed, and at once started again under its name
-    resumed    its connections are reset, and come back half a second later
-    cut        nobody hears of it any more, nor it of anybody
-
-Others see of a callback only what it writes. So a boundary before a write matters to the writer's
-own death alone; all other faults there do the same as at the next callback. For the same reason a
-fault of one worker is not tried again at boundaries of others as long as no time has passed, it has
-done nothing itself and nobody has written anything: the run would be the same.
-
-The same simulator as that of random seeds runs the programs, and the same invariants are checked.
+A program is run once without a fault to count its boundaries. Then it is run again for each case.
+Other workers see of a callback only what it writes. So a boundary before a write matters to the
+writer's own death alone; all other faults there do the same as at the next callback. For the same
+reason a fault of one worker is not tried again at boundaries of others as long as no time has
+passed, it has done nothing itself and no worker has written anything: the run would be the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import multiprocessing
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from aiograd._progress import Progress
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 from aiograd.testing.simulator import invariants
+from aiograd.testing.simulator.crashpoints.programs import PROGRAMS, Program
+from aiograd.testing.simulator.crashpoints.trial import Trial
 from aiograd.testing.simulator.ledger import Ledger
 from aiograd.testing.simulator.loop import Owner, SimulationError
-from aiograd.testing.simulator.network import Manner
-from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.programs import PROGRAMS, Program
-from aiograd.testing.simulator.run import Errors, hushed, quiet
+from aiograd.testing.simulator.network import WireSettings
+from aiograd.testing.simulator.planted_bugs import planted
+from aiograd.testing.simulator.run import Errors, isolated, silenced
 from aiograd.testing.simulator.schedule import Fault, Harm
-from aiograd.testing.simulator.trial import Trial
 from aiograd.testing.simulator.world import Node, World
 
 FAULTS: Final = ("kill", "replace", "resume", "cut")
@@ -58,10 +38,10 @@ TIMEOUT: Final = 20.0  # of calls and passes: far longer than any loss takes to 
 AFTER: Final = (0.05, 0.5, 1.5, 6.0)  # seconds after which survivors are read again
 SETTLE: Final = 1.5  # seconds after which nothing is left but garbage
 SETTLE_CUT: Final = 15.0  # the same after a cut, which is noticed late
-LET_GO: Final = 0.5  # seconds, and two leases, in which what garbage held is given back
+COLLECTED: Final = 0.5  # seconds, and two leases, in which what garbage held is released
 LIMIT: Final = 120.0  # simulated seconds after which a program hangs
-# Shapes with a third of all cases, and little that smaller ones do not have: only sampled, unless
-# they are asked for.
+# Shapes with a third of all cases, and little that smaller ones do not have: left out unless cases
+# are sampled, or all are asked for.
 LARGE: Final = frozenset({"mixed", "diamondx", "chain3x", "sharedx"})
 COLLECT: Final = 25  # runs between two collections of garbage
 ABOUT: Final = 208_000  # cases of all programs, to turn a number of cases into a share
@@ -89,13 +69,14 @@ class Case(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, seed: int) -> Case:
+        """Read a case from its text, PROGRAM:POINT:WORKER:FAULT."""
         program, at, victim, fault = text.split(":")
         return cls(program, int(at), victim, fault, seed)
 
 
 @dataclass
 class Result:
-    """What came of one case."""
+    """The result of one case; `points` are the boundaries up to its fault."""
 
     case: Case
     points: list[Point]
@@ -106,7 +87,16 @@ class Result:
 
     @property
     def ok(self) -> bool:
+        """Whether every invariant held."""
         return not self.violations
+
+
+def describe(result: Result) -> str:
+    """Say what failed, and how to replay it."""
+    case = result.case
+    return (
+        f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
+    )
 
 
 class Boundaries:
@@ -119,15 +109,17 @@ class Boundaries:
         self._last: Owner | None = None
 
     def callback(self, owner: Owner | None) -> None:
-        """Before a callback: see what the last one has changed, then maybe let the fault happen."""
+        """Before a callback: judge what the last one has changed, then reach a boundary."""
         last, self._last = self._last, owner
+        # A callback changes its own node only, so it is enough to read that one. Readings after
+        # every callback are what finds an outcome that is wrong for a moment.
         if isinstance(last, Node):
             self._trial.look(last)
         if isinstance(owner, Node):
             self._reached(Point("callback", owner.name, self._world.loop.time()))
 
     def write(self, node: Node) -> None:
-        """Before a write."""
+        """Before a write: reach a boundary."""
         self._reached(Point("write", node.name, self._world.loop.time()))
 
     def _reached(self, point: Point) -> None:
@@ -140,12 +132,14 @@ class Boundaries:
     def _happen(self) -> None:
         world, trial, case = self._world, self._trial, self._case
         world.trace("fault", str(case))
-        # What follows is drawn for this case alone, so that cases differ.
+        # What follows is drawn for this case alone: with the generator of the seed all cases of a
+        # program would draw the same delays.
         world.random = random.Random(str(case))
         trial.victim, trial.fault = case.victim, case.fault
         now, victim = world.loop.time(), case.victim
         trial.lost = world.nodes[victim].agent.incarnation
         if case.fault in DEADLY:
+            # The end of a stream takes one journey, plus at most as much jitter.
             trial.known_by = now + 2 * LATENCY
             self._harm.note(Fault(now, "crash", victim))
             world.crash(victim)
@@ -154,6 +148,7 @@ class Boundaries:
                 world.loop.create_task(world.restart(victim, told), context=world.context)
             return
         if case.fault == "cut":
+            # Nothing tells of a cut: a peer is missed after its silence, at a heartbeat.
             trial.known_by = now + world.options.silence + world.options.heartbeat
             for other in world.nodes:
                 if other != victim:
@@ -178,38 +173,40 @@ class Boundaries:
 
 
 def run_case(case: Case, errors: Errors, *, trace: bool = False) -> Result:
-    """Run one case; inside `quiet()`."""
+    """Run one case; inside `isolated()`, which yields `errors`."""
     program = PROGRAMS[case.program]
     if program.leader == "rref":
-        gc.collect()  # services of a dead worker of the last case complain when they are freed
+        # Services of a dead worker of the last case log errors when they are freed.
+        gc.collect()
     options = Options(timeout=TIMEOUT, secret=None, lease=0.5, heartbeat=2.0)
-    # Seed 0 is the plain one: all messages take equally long. Others vary that, and the order.
-    manner = Manner(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
-    world = World(case.seed, options=options, manner=manner, trace=trace)
+    # With seed 0 all messages take equally long. Other seeds vary that, and the order.
+    wire = WireSettings(LATENCY, LATENCY if case.seed else 0.0, 1 << 20, 0.0)
+    world = World(case.seed, options=options, wire=wire, trace=trace)
     harm = Harm(world)
-    book = Ledger(world, harm)
-    trial = Trial(program, world, book)
-    world.ledger, world.trial = book, trial  # type: ignore[attr-defined]
+    ledger = Ledger(world, harm)
+    trial = Trial(program, world, ledger)
+    world.parts.update({Ledger: ledger, Trial: trial})
     boundaries = Boundaries(world, trial, harm, case)
     main = world.loop.create_task(_main(world, program, trial, boundaries), context=world.context)
-    errors.messages.clear()  # what the run before has left behind may speak when it is let go
+    # Parts of the run before may log errors when they are freed, which is up to now.
+    errors.messages.clear()
     try:
         world.loop.run_until_complete(main)
     except SimulationError as error:
-        book.violated("I1", str(error))
+        ledger.violated("I1", str(error))
     for message in errors.messages:
-        book.violated("I7", f"logged as an error: {message}")
+        ledger.violated("I7", f"logged as an error: {message}")
     for trouble in world.loop.troubles:
-        book.violated("I7", f"asyncio complains: {trouble}")
-    with hushed():
-        world.bury()
+        ledger.violated("I7", f"asyncio complains: {trouble}")
+    with silenced():
+        world.dispose()
         world.loop.close()
-    violations, lines = list(book.violations), world.trace.lines()
-    return Result(case, boundaries.points, violations, book.outcomes, world.trace.digest, lines)
+    violations, lines = list(ledger.violations), world.trace.lines()
+    return Result(case, boundaries.points, violations, ledger.outcomes, world.trace.digest, lines)
 
 
 async def _main(world: World, program: Program, trial: Trial, boundaries: Boundaries) -> None:
-    book = trial.book
+    ledger = trial.ledger
     await world.start(program.workers)
     if not program.cold:
         await _connect(world, program)
@@ -219,26 +216,30 @@ async def _main(world: World, program: Program, trial: Trial, boundaries: Bounda
     task = driver.spawn(trial.run())
     while driver.alive and not task.done():
         if world.loop.time() > LIMIT:
-            book.violated("I1", f"the program has not ended after {LIMIT:g} s")
+            ledger.violated("I1", f"the program has not ended after {LIMIT:g} s")
             break
         await asyncio.wait([task], timeout=1.0)
     boundaries.counting = False
     if driver.alive and task.done() and (error := task.exception()) is not None:
-        book.violated("I2", f"the program failed: {error!r}")
+        ledger.violated("I2", f"the program failed: {error!r}")
     for seconds in AFTER if not driver.alive else ():
         await asyncio.sleep(seconds)
         trial.look_everywhere()
     world.loop.boundary = world.wire.on_write = None
     await asyncio.sleep(SETTLE_CUT if trial.fault == "cut" else SETTLE)
-    await invariants.check_quiet(world, book, LET_GO, (1.0,))
-    book.finish()  # now that whoever was cut off has noticed
+    await invariants.check_at_rest(world, ledger, COLLECTED, (1.0,))
+    # Only now: a worker that was cut off notices it late, and its calls end then.
+    ledger.finish()
     await _check_alive(world, trial)
     await world.stop()
-    await invariants.check_closed(world, book)
+    await invariants.check_closed(world, ledger)
 
 
 async def _connect(world: World, program: Program) -> None:
-    """Open the connections that the program needs, so that handshakes are no part of it."""
+    """Open the connections that the program needs, so that handshakes are no part of it.
+
+    Programs of the variant `cold` do without.
+    """
     for here, there in program.pairs():
         await world.nodes[here].spawn(_hello(there))
 
@@ -248,27 +249,28 @@ async def _hello(to: str) -> Any:
 
 
 async def nothing() -> None:
-    """Does nothing, on another worker."""
+    """Do nothing, on another worker."""
 
 
 async def _check_alive(world: World, trial: Trial) -> None:
-    """I9: whoever is not cut off can be called."""
+    """Check I9: every worker that is not cut off can be called."""
     living = [n for n in world.living if not (trial.fault == "cut" and n.name == trial.victim)]
     for node in living[1:]:
         try:
             async with asyncio.timeout(invariants.RECOVER):
                 await living[0].spawn(_hello(node.name))
         except Exception as error:
-            trial.book.violated("I9", f"{living[0].name} to {node.name}: {error!r}")
+            trial.ledger.violated("I9", f"{living[0].name} to {node.name}: {error!r}")
 
 
 # ── many cases ──────────────────────────────────────────────────────────────────────────────────
 
 
 def cases(program: str, points: Iterable[Point], seed: int = 0) -> Iterator[Case]:
-    """Every fault at every boundary of a program, each that differs from the last once."""
+    """Yield every fault at every boundary of a program, without those that repeat a run."""
     workers = PROGRAMS[program].workers
-    tried: dict[str, float] = {}  # worker → when its faults were tried, if nothing happened since
+    # worker → when its faults were tried last, if neither it nor any write has happened since
+    tried: dict[str, float] = {}
     for at, point in enumerate(points):
         if point.kind == "write":
             yield from (Case(program, at, point.worker, fault, seed) for fault in DEADLY)
@@ -283,7 +285,7 @@ def cases(program: str, points: Iterable[Point], seed: int = 0) -> Iterator[Case
 
 @dataclass
 class Tally:
-    """What came of many cases."""
+    """The sum of many cases."""
 
     programs: int = 0
     points: int = 0
@@ -293,6 +295,7 @@ class Tally:
     failed: list[Result] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
+        """Add the sum of other cases."""
         self.programs += other.programs
         self.points += other.points
         self.cases += other.cases
@@ -313,8 +316,9 @@ def run_portion(portion: Portion) -> Tally:
     """Count the boundaries of a program, and run cases of it."""
     tally = Tally(programs=1)
     rng = random.Random(f"{portion.seed} {portion.program} cases")
-    with quiet() as errors:
+    with isolated() as errors:
         calm = run_case(Case(portion.program, seed=portion.seed), errors)
+        # Without a fault it should work; its boundaries would mean nothing otherwise.
         if not calm.ok:
             tally.failed.append(calm)
             return tally
@@ -333,15 +337,18 @@ def run_portion(portion: Portion) -> Tally:
 
 
 def sample(count: int, seed: int, programs: Iterable[str] = PROGRAMS) -> list[Portion]:
-    """About so many cases of all programs; all cases if `count` is 0."""
+    """Choose about `count` cases of all programs; all cases if `count` is 0."""
     share = min(1.0, count / ABOUT) if count else 1.0
     return [Portion(program, share, seed) for program in programs]
 
 
 def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | None:
-    """How many cases it takes to find a planted bug, and what was found; None: it was not."""
+    """Look for a planted bug in random cases; return how many it took, and the first violation.
+
+    Return None if `limit` cases have not found it.
+    """
     rng = random.Random(f"{seed} hunt")
-    with planted(bug), quiet() as errors:
+    with planted(bug), isolated() as errors:
         for tried in range(1, limit + 1):
             program = rng.choice(list(PROGRAMS))
             result = run_case(Case(program, seed=seed), errors)
@@ -351,81 +358,3 @@ def hunt(bug: str, limit: int = 2000, seed: int = 0) -> tuple[int, Result] | Non
             if not result.ok:
                 return tried, result
     return None
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m aiograd.testing.simulator.crashpoints")
-    parser.add_argument("--sample", type=int, default=0, help="about so many cases; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of events and the sample")
-    parser.add_argument("--only", default="", help="programs whose names contain this")
-    parser.add_argument("--all", action="store_true", help="also the largest shapes, not sampled")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--case", help="replay one case: PROGRAM:POINT:WORKER:FAULT")
-    parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant a bug and look for it")
-    parser.add_argument("--trace", action="store_true", help="with --case: print every event")
-    args = parser.parse_args()
-    if args.case is not None:
-        return _replay(Case.parse(args.case, args.seed), trace=args.trace)
-    if args.bug is not None:
-        return _hunt(list(BUGS) if args.bug == "all" else [args.bug], args.sample, args.seed)
-    programs = [name for name in PROGRAMS if args.only in name]
-    if not (args.only or args.sample or args.all):
-        programs = [name for name in programs if name.partition("/")[0] not in LARGE]
-    return _run_all(sample(args.sample, args.seed, programs), args.processes)
-
-
-def _run_all(portions: list[Portion], processes: int) -> int:
-    tally, begin = Tally(), time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        found = pool.imap_unordered(run_portion, portions)
-        for part in (bar := Progress(found, "programs", total=len(portions))):
-            tally.add(part)
-            for result in part.failed[:3]:
-                bar.say(told(result))
-    seconds = time.perf_counter() - begin
-    kinds = Counter(text.split(":")[0] for result in tally.failed for text in result.violations)
-    _say(
-        f"{tally.programs} programs, {tally.points} points, {tally.cases} cases, "
-        f"{tally.runs} runs, {len(tally.failed)} violations {dict(sorted(kinds.items())) or ''}"
-    )
-    _say(f"outcomes {dict(sorted(tally.outcomes.items()))}")
-    _say(f"{seconds:.1f} s, {tally.runs / seconds:.0f} runs/s in {processes} processes")
-    return bool(tally.failed)
-
-
-def told(result: Result) -> str:
-    case = result.case
-    return (
-        f"{case}: {result.violations[0]}\n  make crashpoints CASE={case} SEED={case.seed} TRACE=1"
-    )
-
-
-def _hunt(names: list[str], limit: int, seed: int) -> int:
-    missed = 0
-    for name in names:
-        found = hunt(name, limit or 2000, seed)
-        missed += found is None
-        tries, text = (found[0], told(found[1])) if found is not None else (0, "NOT FOUND")
-        _say(f"{name}: {tries} {text}")
-    return bool(missed)
-
-
-def _replay(case: Case, *, trace: bool) -> int:
-    with quiet() as errors:
-        result = run_case(case, errors, trace=trace)
-    if trace or not result.ok:
-        _say("\n".join(result.trace))
-    at = result.points[case.at] if 0 <= case.at < len(result.points) else None
-    _say(f"{case}: {'ok' if result.ok else 'FAILED'}  at {at}, {len(result.points)} points")
-    _say("\n".join(f"  {text}" for text in result.violations))
-    _say(f"  trace {result.digest}  outcomes {result.outcomes}")
-    return not result.ok
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,13 @@
-"""What simulated programs do with gradients: random expressions spread over workers, differentiated
-there and, as the oracle, all on one worker.
+"""What simulated programs do with gradients: differentiate random expressions over workers.
 
-Numbers are small integers in floats, so that sums in any order are exactly equal.
+The oracle is the same expression on one worker, with local autograd. Numbers are small integers in
+floats, so that sums in any order are exactly equal.
 
     ("x", i)               a tensor of the actor
     ("w", worker, j)       a parameter that lives on a worker
     ("at", worker, e)      e, computed on that worker
     ("add" | "mul", a, b)  ("double", a)
-    ("heavy", seconds, a)  a, whose gradient takes so long that a thread computes it
+    ("heavy", seconds, a)  a, whose gradient is computed in a thread for some seconds
     ("shared", worker, e)  e, made and kept by that worker, fetched here through a reference
 """
 
@@ -26,23 +26,23 @@ from aiograd.dist.registry import context, get_gradients
 from aiograd.errors import AiogradError, BackwardFailed, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.actors import Act, Actor
-from aiograd.testing.simulator.agreement import Outcome, disagreement, read
-from aiograd.testing.simulator.functions import enter, here
-from aiograd.testing.simulator.ledger import ANY, CallId, equal
-from aiograd.testing.simulator.world import Node
+from aiograd.testing.simulator.invariants import Outcome, disagreement, read
+from aiograd.testing.simulator.ledger import ANY, CallId, enter, equal
+from aiograd.testing.simulator.workload.actor import Act, Actor
+from aiograd.testing.simulator.world import Node, here
 
 Expression = tuple[Any, ...]
 SHAPE = (2, 2)
 
 
 def leaf(number: int) -> Tensor:
+    """Make a leaf whose values depend on its number only: the oracle makes the same."""
     values = np.arange(4.0).reshape(SHAPE) % 3 + number % 3 + 1
     return Tensor(values, requires_grad=True)
 
 
 def parameter(name: int) -> Tensor:
-    """A parameter of this worker, made when first asked for."""
+    """Return a parameter of this worker, made at its first use."""
     shelf = here().shelf
     key = ("parameter", name)
     if key not in shelf:
@@ -51,6 +51,8 @@ def parameter(name: int) -> Tensor:
     return found
 
 
+# Drawn with equal chances. Calls to other workers stand here more than once: edges between workers
+# are what is tested.
 KINDS = ("add", "mul", "double", "at", "at", "x", "w")
 HEAVY = ("add", "mul", "heavy", "heavy", "at", "at", "at", "shared", "w")
 SECONDS = (0.0, 0.01, 0.1, 0.4)  # that a heavy gradient takes
@@ -63,7 +65,7 @@ def draw(
     depth: int,
     kinds: tuple[str, ...] = KINDS,
 ) -> Expression:
-    """A random expression to be computed on `worker`."""
+    """Draw a random expression to be computed on `worker`."""
     kind = rng.choice(kinds if depth else ("x", "w"))
     if kind == "x":
         return ("x", rng.randrange(2))
@@ -81,7 +83,7 @@ def draw(
 
 
 async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
-    """Compute an expression here, and its parts wherever they belong."""
+    """Compute an expression here, and its parts on their workers."""
     kind = expression[0]
     if kind == "x":
         return xs[expression[1]]
@@ -97,6 +99,7 @@ async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
         return await evaluate((*id, 0), expression[1], xs) * 2.0
     if kind == "heavy":
         return heavy(await evaluate((*id, 0), expression[2], xs), expression[1])
+    # Both operands at the same time, so that the calls of one forward pass overtake each other.
     async with asyncio.TaskGroup() as group:
         first = group.create_task(evaluate((*id, 1), expression[1], xs))
         second = group.create_task(evaluate((*id, 2), expression[2], xs))
@@ -105,8 +108,12 @@ async def evaluate(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
 
 
 def heavy(value: Tensor, seconds: float) -> Tensor:
-    """The same value; its gradient is computed in a thread, and takes so many simulated seconds."""
+    """Return the same value; its gradient takes some simulated seconds, in a thread.
+
+    So a fault can fall into the middle of a drain, which takes no simulated time otherwise.
+    """
     node = here()
+    # A node of its own: a hook on `value` would also slow down its other uses.
     result = value * 1.0
     if result.requires_grad:
         result.register_hook(lambda gradient: node.runtime.threads.sleep(seconds, node.context))
@@ -114,11 +121,13 @@ def heavy(value: Tensor, seconds: float) -> Tensor:
 
 
 async def there(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
+    """Compute an expression on another worker."""
     enter(id)
     return await evaluate((*id, 0), expression, xs)
 
 
 def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], Tensor]) -> Tensor:
+    """Compute an expression locally; put the parameters that it uses into `ws`."""
     kind = expression[0]
     if kind == "x":
         return xs[expression[1]]
@@ -133,9 +142,10 @@ def oracle(expression: Expression, xs: list[Tensor], ws: dict[tuple[str, int], T
 
 
 async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any:
-    """The gradient of a parameter of this worker; None if there is none."""
+    """Return the gradient of a parameter of this worker; None if there is none."""
     enter(id)
-    if here().start_number != start:  # the call itself has brought the context here
+    # A worker that was restarted since knows the context only from this very call.
+    if here().start_number != start:
         raise UnknownContext(context_id)
     found = get_gradients(context_id).get(parameter(name))
     return None if found is None else np.asarray(found)
@@ -145,13 +155,13 @@ async def gradient_of(id: CallId, context_id: int, name: int, start: int) -> Any
 
 
 async def backward(actor: Actor) -> None:
-    """Build an expression over several workers, play it backwards, compare every gradient."""
+    """Build an expression over several workers, run it backward, compare every gradient."""
     depth = actor.random.randint(2, 4)
     await _backward(actor, draw(actor.random, actor.node.name, actor.names, depth))
 
 
 async def heavy_backward(actor: Actor) -> None:
-    """The same with gradients that threads compute, while workers come and go."""
+    """Do the same with gradients that take time in threads, while workers are replaced."""
     depth = actor.random.randint(3, 5)
     await _backward(actor, draw(actor.random, actor.node.name, actor.names, depth, HEAVY))
 
@@ -159,11 +169,12 @@ async def heavy_backward(actor: Actor) -> None:
 async def _backward(actor: Actor, expression: Expression) -> None:
     passes = actor.random.choice((1, 1, 1, 2))
     xs = [leaf(0), leaf(1)]
-    starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
+    starts = {name: node.start_number for name, node in actor.ledger.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if actor.random.random() < 0.3:
             await _waste(actor, xs)
+        # No graph: the expression was a leaf of the actor, or a fault came before its end.
         if loss is None or loss.grad_fn is None:
             return
         expected = Expected(actor, ctx, expression, xs, starts)
@@ -171,6 +182,7 @@ async def _backward(actor: Actor, expression: Expression) -> None:
             if not await _pass(actor, ctx, loss, retain=passes > 1):
                 await _look_after_failure(actor, expected, number)
                 return
+            # Right after the originator knows: a participant may be undecided, but not disagree.
             expected.agree(Outcome.GOOD, number + 1)
         for (worker, name), copy in sorted(expected.ws.items()):
             gradient = None if copy.grad is None else np.asarray(copy.grad) * passes
@@ -179,7 +191,10 @@ async def _backward(actor: Actor, expression: Expression) -> None:
 
 
 class Expected:
-    """What every worker should show after the passes of one context."""
+    """What every worker should show after the passes of one context.
+
+    `starts` are the starts of all workers before the forward pass: a later one has other leaves.
+    """
 
     def __init__(
         self,
@@ -195,7 +210,7 @@ class Expected:
         oracle(expression, self.copies, self.ws).sum().backward()
 
     def sums(self, node: Node, passes: int) -> dict[Tensor, Any]:
-        """The gradients of this worker's leaves after so many good passes."""
+        """Return the gradients of a worker's leaves after some good passes."""
         if not passes:
             return {}
         pairs = [
@@ -212,12 +227,16 @@ class Expected:
         }
 
     def agree(self, outcome: Outcome, passes: int) -> None:
-        """Read the gradients of every living worker, this very moment (I11)."""
-        book = self.actor.book
-        for name, node in sorted(book.world.nodes.items()):
+        """Check I11: read the gradients of every living worker, at this very moment.
+
+        Without a call, which would bring the outcome along and hide a worker that did not know it.
+        """
+        ledger = self.actor.ledger
+        for name, node in sorted(ledger.world.nodes.items()):
             same_start = node.start_number == self.starts[name]
-            # A worker that came back meanwhile has nothing to show of a pass that failed; in a good
-            # pass the forward calls may have reached it.
+            # A worker that was restarted meanwhile has nothing to show of a pass that failed. In a
+            # good pass the forward calls may have reached the new start, and what it computed is
+            # not known here.
             if not node.alive or not node.parts or not (same_start or outcome is Outcome.FAILED):
                 continue
             wrong = disagreement(
@@ -225,21 +244,21 @@ class Expected:
                 outcome,
                 self.sums(node, passes) if same_start else {},
                 reached=False,  # not known here: sums of earlier passes may be shown
-                forgotten=book.harm.lossy and node is not self.actor.node,
+                forgotten=ledger.harm.lossy and node is not self.actor.node,
             )
             if wrong:
-                book.violated("I11", f"{name} {wrong}")
+                ledger.violated("I11", f"{name} {wrong}")
 
 
 async def _read_by_call(
     actor: Actor, ctx: Any, worker: str, args: tuple[int, int], expected: Any
 ) -> None:
-    """After a good pass a call of its originator finds the numbers, wherever they are."""
-    entry = actor.begin("gradient_of", worker, actor.book.world.options.timeout)
+    """Check that a call of the originator finds the gradients after a good pass."""
+    entry = actor.begin("gradient_of", worker, actor.ledger.world.options.timeout)
     facts = (entry.id, ctx.id, *args)
-    await actor.book.watch(entry, lambda: rpc_async(worker, gradient_of, facts), expected)
+    await actor.ledger.watch(entry, lambda: rpc_async(worker, gradient_of, facts), expected)
     if entry.outcome == "BackwardFailed":
-        actor.book.violated("I11", f"{worker} raises BackwardFailed after a good pass")
+        actor.ledger.violated("I11", f"{worker} raises BackwardFailed after a good pass")
 
 
 async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tensor:
@@ -248,19 +267,19 @@ async def _forward(id: CallId, expression: Expression, xs: list[Tensor]) -> Tens
 
 
 async def _loss(actor: Actor, expression: Expression, xs: list[Tensor]) -> Any:
-    """What the forward pass of a program gives; None if a fault came in between."""
-    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
-    return await actor.book.watch(
+    """Run the forward pass of a program; return None if a fault prevented it."""
+    entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
+    return await actor.ledger.watch(
         entry, lambda: _forward(entry.id, expression, xs), ANY, errors=(ExceptionGroup,)
     )
 
 
 async def _waste(actor: Actor, xs: list[Tensor]) -> None:
-    """Results that nobody uses must not be waited for."""
+    """Make a result that no loss uses: a pass must not wait for its edges."""
     to = actor.someone()
-    entry = actor.begin("there", to, actor.book.world.options.timeout)
+    entry = actor.begin("there", to, actor.ledger.world.options.timeout)
     wasted = draw(actor.random, to, actor.names, 2)
-    await actor.book.watch(
+    await actor.ledger.watch(
         entry,
         lambda: rpc_async(to, there, (entry.id, wasted, xs)),
         ANY,
@@ -269,21 +288,22 @@ async def _waste(actor: Actor, xs: list[Tensor]) -> None:
 
 
 async def _pass(actor: Actor, ctx: Any, loss: Tensor, retain: bool) -> bool:
-    limit = actor.book.world.options.timeout
-    entry = actor.begin("backward", actor.node.name, limit + 2.0)  # the survivors are told
-    await actor.book.watch(entry, lambda: ctx.backward(loss, retain_graph=retain), None)
+    limit = actor.ledger.world.options.timeout
+    # A failed pass raises only when the survivors have been told, which has its own limit.
+    entry = actor.begin("backward", actor.node.name, limit + 2.0)
+    await actor.ledger.watch(entry, lambda: ctx.backward(loss, retain_graph=retain), None)
     return entry.outcome == "ok"
 
 
 async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) -> None:
-    """Nobody shows a number of a failed pass: neither now, nor later, nor to a call.
+    """Check that no worker shows a number of a failed pass: now, later, or to a call.
 
     A worker that the pass never reached may show the sum of earlier passes.
     """
-    ctx, limit = expected.ctx, actor.book.world.options.timeout
+    ctx, limit = expected.ctx, actor.ledger.world.options.timeout
     with contextlib.suppress(BackwardFailed, UnknownContext):
         numbers = ctx.gradients
-        actor.book.violated("I3", f"{numbers!r:.100} after a failed pass")
+        actor.ledger.violated("I3", f"{numbers!r:.100} after a failed pass")
     expected.agree(Outcome.FAILED, earlier)
     for (worker, name), copy in sorted(expected.ws.items()):
         before = None if copy.grad is None or not earlier else np.asarray(copy.grad) * earlier
@@ -293,17 +313,17 @@ async def _look_after_failure(actor: Actor, expected: Expected, earlier: int) ->
             args = (id, ctx.id, name, expected.starts[worker])
             shown = await rpc_async(worker, gradient_of, args)
         if shown is not None and not equal(shown, before):
-            actor.book.violated("I11", f"{worker} shows a gradient after a failed pass")
+            actor.ledger.violated("I11", f"{worker} shows a gradient after a failed pass")
     expected.agree(Outcome.FAILED, earlier)
 
 
 async def leave_early(actor: Actor) -> None:
-    """A context is left while calls made in it are still under way."""
+    """Leave a context while calls that were made in it are still under way."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
-    entry = actor.begin("forward", actor.node.name, actor.book.world.options.timeout)
+    entry = actor.begin("forward", actor.node.name, actor.ledger.world.options.timeout)
     async with context():
         task = asyncio.ensure_future(
-            actor.book.watch(
+            actor.ledger.watch(
                 entry,
                 lambda: _forward(entry.id, expression, [leaf(0), leaf(1)]),
                 ANY,
@@ -315,10 +335,10 @@ async def leave_early(actor: Actor) -> None:
 
 
 async def cancel_backward(actor: Actor) -> None:
-    """A pass is cancelled at some moment; the next one in the same context is right."""
+    """Cancel a pass at a random moment; the next one in the same context must be right."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs = [leaf(0), leaf(1)]
-    starts = {name: node.start_number for name, node in actor.book.world.nodes.items()}
+    starts = {name: node.start_number for name, node in actor.ledger.world.nodes.items()}
     async with context() as ctx:
         loss = await _loss(actor, expression, xs)
         if loss is None or loss.grad_fn is None:
@@ -328,6 +348,7 @@ async def cancel_backward(actor: Actor) -> None:
         await asyncio.sleep(actor.random.choice((0.0, 0.0005, 0.001, 0.01)))
         first.cancel()
         await asyncio.wait([first])
+        # The pass may have ended before it was cancelled; then its gradients count.
         done = not first.cancelled() and first.exception() is None
         expected.agree(Outcome.GOOD if done else Outcome.FAILED, int(done))
         good = await _pass(actor, ctx, loss, retain=True)
@@ -335,7 +356,7 @@ async def cancel_backward(actor: Actor) -> None:
 
 
 async def derivative(actor: Actor) -> None:
-    """`grad` gives numbers and leaves nothing behind."""
+    """Check that `grad` returns the gradients, and leaves none in the context."""
     expression = draw(actor.random, actor.node.name, actor.names, 3)
     xs, copies = [leaf(0), leaf(1)], [leaf(0), leaf(1)]
     async with context() as ctx:
@@ -343,18 +364,19 @@ async def derivative(actor: Actor) -> None:
         if loss is None or loss.grad_fn is None:
             return
         oracle(expression, copies, {}).sum().backward()
-        limit = actor.book.world.options.timeout + 2.0
+        limit = actor.ledger.world.options.timeout + 2.0
         entry = actor.begin("grad", actor.node.name, limit)
-        found = await actor.book.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
+        # A random expression need not depend on each x.
+        found = await actor.ledger.watch(entry, lambda: grad(loss, xs, allow_unused=True), ANY)
         if found is None:
             return
         for value, copy in zip(found, copies, strict=True):
             expected = None if copy.grad is None else np.asarray(copy.grad)
             got = None if value is None else np.asarray(value)
             if not equal(got, expected):
-                actor.book.violated("I3", f"grad gave {got!r:.100}, not {expected!r:.100}")
+                actor.ledger.violated("I3", f"grad gave {got!r:.100}, not {expected!r:.100}")
         if ctx.gradients:
-            actor.book.violated("I3", "grad left gradients in the context")
+            actor.ledger.violated("I3", "grad left gradients in the context")
 
 
 GRADIENTS: list[Act] = [backward, backward, backward, leave_early, cancel_backward, derivative]

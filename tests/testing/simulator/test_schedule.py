@@ -48,9 +48,7 @@ def test_a_broken_connection_alone_justifies_no_loss(story):
 
 
 @pytest.mark.parametrize("kind", ["pause", "clog", "cut_one_way"])
-def test_two_of_whom_one_cannot_be_reached_while_they_should_come_back_may_lose_each_other(
-    story, kind
-):
+def test_a_pair_without_a_chance_to_resume_in_time_may_lose_each_other(story, kind):
     story.breaks(1.0, "a", "b")
     story.fault(1.2, kind, "b", "" if kind == "pause" else "a", seconds=1.9)
     story.fault(2.5, "pause", "a", seconds=1.0)
@@ -61,21 +59,21 @@ def test_two_of_whom_one_cannot_be_reached_while_they_should_come_back_may_lose_
     assert not story.harm.may_lose("c")
 
 
-def test_being_away_before_the_connection_breaks_counts_from_then_on(story):
+def test_a_pause_that_began_before_the_connection_broke_counts_from_the_break_on(story):
     story.fault(0.5, "pause", "a", seconds=2.7)
     story.breaks(1.0, "a", "b")
     story.until(9.0)
     assert story.harm.may_lose("a")
 
 
-def test_being_away_without_a_broken_connection_justifies_no_loss(story):
+def test_a_pause_without_a_broken_connection_justifies_no_loss(story):
     story.fault(1.0, "pause", "a", seconds=4.0)
     story.until(9.0)
     assert not story.harm.lossy
 
 
 @pytest.mark.parametrize("free", [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)])
-def test_a_second_without_anything_in_the_way_is_a_chance_to_come_back(story, free):
+def test_a_second_without_hindrance_is_a_chance_to_resume(story, free):
     begin, end = free
     story.breaks(1.0, "a", "b")
     if begin > 1.0:
@@ -86,7 +84,7 @@ def test_a_second_without_anything_in_the_way_is_a_chance_to_come_back(story, fr
     assert not story.harm.lossy
 
 
-def test_nobody_may_be_lost_before_the_time_to_come_back_is_over(story):
+def test_no_loss_is_justified_before_the_time_to_resume_is_over(story):
     story.breaks(1.0, "a", "b")
     story.fault(1.0, "pause", "a", seconds=4.0)
     story.until(3.99)
@@ -95,7 +93,7 @@ def test_nobody_may_be_lost_before_the_time_to_come_back_is_over(story):
     assert story.harm.may_lose("a")
 
 
-def test_what_is_in_the_way_of_others_does_not_count(story):
+def test_hindrances_of_other_pairs_do_not_count(story):
     story.breaks(1.0, "a", "b")
     story.fault(1.0, "pause", "c", seconds=4.0)
     story.fault(1.0, "clog", "a", "c", seconds=4.0)
@@ -103,7 +101,7 @@ def test_what_is_in_the_way_of_others_does_not_count(story):
     assert not story.harm.lossy
 
 
-def test_the_wire_tells_when_an_end_notices_that_somebody_broke_its_connection():
+def test_the_wire_notes_when_each_end_sees_that_its_connection_was_broken():
     async def program(world):
         assert await ag.rpc_async("worker0", max, args=(1, 2)) == 2
         assert not world.wire.breaks

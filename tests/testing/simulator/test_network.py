@@ -7,13 +7,12 @@ import random
 
 import pytest
 
-from aiograd.testing.simulator.network import HostNetwork, Manner
-from aiograd.testing.simulator.transport import USER_TIMEOUT
+from aiograd.testing.simulator.network import USER_TIMEOUT, HostNetwork, WireSettings
 from aiograd.testing.simulator.world import Node, World
 
 
 class Reader(asyncio.BufferedProtocol):
-    """Collects what comes."""
+    """Collects the bytes that arrive."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -45,8 +44,8 @@ class Reader(asyncio.BufferedProtocol):
 class Bench:
     """Two hosts and a connection between them."""
 
-    def __init__(self, seed: int = 1, **manner) -> None:
-        self.world = World(seed, manner=Manner(**manner))
+    def __init__(self, seed: int = 1, **settings) -> None:
+        self.world = World(seed, wire=WireSettings(**settings))
         self.wire = self.world.wire
         self.a, self.b = (Node(self.world, name, rank, 0) for rank, name in enumerate("ab"))
         self.world.nodes = {"a": self.a, "b": self.b}
@@ -69,13 +68,13 @@ class Bench:
             loop.run_until_complete(loop.create_task(work, context=self.world.context))
             assert not loop.troubles
         finally:
-            self.world.bury()
+            self.world.dispose()
             loop.close()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_arrive_in_order_whatever_their_pieces(seed):
-    bench = Bench(seed, latency=0.001, jitter=0.05, window=3000, crumbs=0.5)
+    bench = Bench(seed, latency=0.001, jitter=0.05, window=3000, tiny=0.5)
     sent = random.Random(seed).randbytes(20_000)
 
     async def work() -> None:
@@ -182,7 +181,7 @@ def test_a_crashed_process_sends_its_last_bytes_or_some_of_them():
     bench.run(work())
 
 
-def test_nobody_listens_is_refused():
+def test_connecting_to_an_address_without_a_listener_is_refused():
     bench = Bench()
 
     async def work() -> None:

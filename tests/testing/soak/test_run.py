@@ -1,4 +1,4 @@
-"""Twenty seconds of work while workers are killed, ten on each loop; and that a soak can fail."""
+"""A soak of ten seconds on each event loop, and the violations that a soak must notice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from aiograd.errors import WorkerLost
 from aiograd.rpc.options import Options
 from aiograd.testing.soak import jobs, run
 from aiograd.testing.soak.jobs import Wrong
-from aiograd.testing.soak.report import DRIFT, SETTLED, Report, held
-from aiograd.testing.soak.run import soak
+from aiograd.testing.soak.run import DRIFT, SETTLED, Report, held, soak
 
 
 def options() -> Options:
@@ -31,7 +30,7 @@ async def test_workers_work_on_while_others_are_killed(capfd):
     assert set(report.jobs) == {job.__name__ for job in jobs.JOBS}
 
 
-async def test_a_soak_sees_what_goes_wrong(monkeypatch):
+async def test_a_soak_reports_wrong_late_untyped_and_leaked_results(monkeypatch):
     async def wrong(site, source):
         await asyncio.sleep(0.02)
         raise Wrong("a gradient")
@@ -77,7 +76,7 @@ async def test_a_soak_sees_what_goes_wrong(monkeypatch):
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can be asked to give it back"
 )
-def test_memory_that_is_kept_for_the_next_arrays_does_not_count():
+def test_memory_that_glibc_keeps_for_later_does_not_count():
     before = held()
     arrays = [np.ones(8000) for _ in range(1000)]  # 64 MB
     assert held() > before + (48 << 20)
@@ -85,7 +84,7 @@ def test_memory_that_is_kept_for_the_next_arrays_does_not_count():
     assert held() < before + (16 << 20)
 
 
-def test_memory_that_grows_is_a_fault_once_it_should_have_settled():
+def test_growing_memory_is_a_fault_once_it_should_have_settled():
     growing = [100 + number for number in range(100)]
     steady = [50, 80, *[100] * 98]
     report = Report(SETTLED, 4, 0, memory={"driver": growing, "worker0": steady})

@@ -1,4 +1,4 @@
-"""Small programs for crash points: every shape of a graph over workers, in every way of using it.
+"""Small programs for crash points: every shape of a graph over workers, in all of its variants.
 
 A program is a tree of `Part`s. Each part multiplies a parameter of its worker with what its
 children give, so every worker has a gradient to show, and a wrong one shows everywhere. Numbers are
@@ -24,9 +24,8 @@ from aiograd.autograd.backward import grad as local_grad
 from aiograd.autograd.tensor import Tensor
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
-from aiograd.testing.simulator.functions import enter
-from aiograd.testing.simulator.gradients import heavy, leaf, parameter
-from aiograd.testing.simulator.ledger import CallId
+from aiograd.testing.simulator.ledger import CallId, enter
+from aiograd.testing.simulator.workload.gradients import heavy, leaf, parameter
 
 SECONDS: Final = 1.5  # that a heavy gradient takes: more than a loss takes to be noticed
 NUMBERS: Final = {"a": 0, "b": 1, "c": 2, "d": 3}
@@ -43,16 +42,19 @@ class Part:
     kept: Part | None = None  # made by another worker, kept there, fetched by all children
 
     def walk(self) -> Iterator[Part]:
+        """Yield this part and all below it."""
         yield self
         for child in (*self.children, *((self.kept,) if self.kept else ())):
             yield from child.walk()
 
     @property
     def needs_x(self) -> bool:
+        """Whether the originator's x has to be sent with the call."""
         return any(part.x for part in self.walk())
 
 
 def part(worker: str, *children: Part, x: bool = False, kept: Part | None = None) -> Part:
+    """Make a part with its children as arguments, so that shapes read as trees."""
     return Part(worker, children, x, kept=kept)
 
 
@@ -63,16 +65,17 @@ class Program:
     name: str
     root: Part
     passes: tuple[str, ...] = ("backward",)
-    leader: str = "a"  # who starts passes: "a" itself, or b by a "call" or by "rref".backward
-    waste: str = ""  # a worker that is called for nothing
-    cold: bool = False  # nobody is connected when it begins
+    leader: str = "a"  # passes are started by "a", or by the root's worker: "call", "rref"
+    waste: str = ""  # a worker whose result is not used
+    cold: bool = False  # no worker is connected to another when it begins
 
     @property
     def workers(self) -> list[str]:
+        """All workers that take part."""
         return sorted({part.worker for part in self.root.walk()} | {"a", *self.waste})
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Who calls whom."""
+        """List the pairs (caller, callee) of workers that are not the same."""
         found = {("a", self.waste)} if self.waste else set()
         for each in self.root.walk():
             found |= {(each.worker, child.worker) for child in each.children}
@@ -88,7 +91,7 @@ class Program:
 
 
 async def compute(id: CallId, part: Part, xs: list[Tensor], kept: Any = None) -> Tensor:
-    """Compute a part here, and its children wherever they belong."""
+    """Compute a part here, and its children on their workers."""
     enter(id)
     result = parameter(NUMBERS[part.worker])
     if part.x:
@@ -112,6 +115,7 @@ async def compute(id: CallId, part: Part, xs: list[Tensor], kept: Any = None) ->
 
 
 async def loss_of(id: CallId, part: Part, xs: list[Tensor]) -> Tensor:
+    """Compute a part and sum it up, on the worker of the part."""
     loss: Tensor = (await compute(id, part, xs)).sum()
     return loss
 
@@ -137,7 +141,7 @@ def _local(part: Part, leaves: dict[Key, Tensor], kept: Tensor | None = None) ->
 
 @cache
 def contribution(program: Program, kind: str) -> Contribution:
-    """What one pass of this kind adds to the gradients of every worker."""
+    """Compute what one pass of this kind adds to the gradients of every worker."""
     leaves: dict[Key, Tensor] = {}
     loss = _local(program.root, leaves).sum()
     if kind == "grad":
@@ -157,7 +161,7 @@ def contribution(program: Program, kind: str) -> Contribution:
 
 @cache
 def derivative(program: Program) -> np.ndarray:
-    """The derivative of the loss by the parameter of the worker that starts passes."""
+    """Compute the derivative of the loss by the parameter of the worker that starts passes."""
     leaves: dict[Key, Tensor] = {}
     loss = _local(program.root, leaves).sum()
     (found,) = local_grad(loss, [leaves[program.root.worker, "w"]])
@@ -194,7 +198,7 @@ def _shapes() -> dict[str, Part]:
 
 
 def _heavy(part: Part, chosen: Callable[[Part], bool]) -> Part:
-    """The same with gradients that take time where `chosen` says so."""
+    """Copy a tree, with gradients that take time where `chosen` says so."""
     return replace(
         part,
         heavy=chosen(part),
@@ -204,9 +208,10 @@ def _heavy(part: Part, chosen: Callable[[Part], bool]) -> Part:
 
 
 def _variants(shape: str, root: Part) -> Iterator[Program]:
-    """All ways of using one shape."""
+    """Yield all variants of one shape: kinds of passes, heavy parts, and who leads them."""
 
     def made(name: str, root: Part = root, **facts: Any) -> Program:
+        """Make one variant."""
         return Program(f"{shape}/{name}", root, **{"leader": "a", **facts})
 
     first = root.children[0]

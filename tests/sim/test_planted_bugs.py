@@ -1,6 +1,6 @@
-"""The simulator finds bugs that were planted.
+"""The simulator finds planted bugs.
 
-AIOGRAD_BUGS=1 hunts all of them, by seeds or by crash points.
+AIOGRAD_BUGS=1 looks for all of them, by seeds or by crash points.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import os
 
 import pytest
 
-from aiograd.testing.simulator.crashpoints import Case, hunt, run_case
+from aiograd.testing.simulator.crashpoints.cases import Case, hunt, run_case
 from aiograd.testing.simulator.plan import make_plan
 from aiograd.testing.simulator.planted_bugs import BUGS, planted
-from aiograd.testing.simulator.run import quiet, run
+from aiograd.testing.simulator.run import isolated, run
 
 QUICK = (
     *("run_twice", "late_deadline", "no_lease", "early_free", "answer_twice", "forget_context"),
     *("resend_all", "resend_nothing", "no_ack", "half_frames", "forget_overtaken"),
     "unheeded_exit",
 )
-# What crash points find sooner than random seeds, and one of them that does.
+# Bugs that crash points find sooner than random seeds, and a case that finds each.
 CASES = {
     "successors": "selfa/heavy-twice:16:b:replace",
     "late_loss": "fan2/heavy-root:11:c:kill",
@@ -32,7 +32,7 @@ CASES = {
     "untold": "mixed/pair:-1::",
     "show_partial": "mixed/pair:84:d:replace",
 }
-# Only a few of the crash points of heavy programs find these: one is tried below, not hunted for.
+# Only a few crash points of heavy programs find these: one is tried below, none is searched for.
 RARE = {"kept_to_itself"}
 HUNTED = [name for name in BUGS if name not in RARE] if os.environ.get("AIOGRAD_BUGS") else QUICK
 LIMIT = 2000 if os.environ.get("AIOGRAD_BUGS") else 100
@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_point_finds_a_planted_bug_and_nothing_without_it(name: str) -> None:
     case = Case.parse(CASES[name], 0)
-    with quiet() as errors:
+    with isolated() as errors:
         with planted(name) as bug:
             assert not run_case(case, errors).ok, bug.text
         result = run_case(case, errors)

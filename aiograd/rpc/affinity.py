@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _agents: weakref.WeakSet[Agent] = weakref.WeakSet()  # whom a fork of this process concerns
 
 
-def settle(agent: Agent) -> None:
+def watch_forks(agent: Agent) -> None:
     """The agent lives in this process and on this loop from now on."""
     _agents.add(agent)
 
 
-def check_place(agent: Agent) -> None:
+def check_affinity(agent: Agent) -> None:
     """Raise if the agent cannot be used from here."""
     if os.getpid() != agent.process:
         raise ForkedProcessError(agent.name)

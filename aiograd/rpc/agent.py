@@ -22,7 +22,7 @@ from typing import Any
 
 from aiograd.errors import AiogradError, NotAllowed, WorkerClosed
 from aiograd.rpc import scope
-from aiograd.rpc.affinity import check_place, close_in_children, settle
+from aiograd.rpc.affinity import check_affinity, close_in_children, watch_forks
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipper, Target
 from aiograd.rpc.caller.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
@@ -41,7 +41,7 @@ from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Doors
 from aiograd.rpc.link.receive import LAST_WORDS, Budget, hang_up
-from aiograd.rpc.link.shared_memory import Copier
+from aiograd.rpc.link.shared_memory import ParallelCopier
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.observe.profile import SCOPE, Profile
 from aiograd.rpc.observe.tracing import Trace, trace
@@ -51,7 +51,7 @@ from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.scope import DEADLINE
-from aiograd.wire.buffers import Memory
+from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_call, encode_plain
 from aiograd.wire.framing import SMALL
@@ -83,7 +83,7 @@ class Agent:
         self.loop = asyncio.get_running_loop()
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
-        settle(self)
+        watch_forks(self)
         close_in_children(self)
         self.incarnation = self.runtime.token_bytes(16)
         self.closed = False
@@ -127,8 +127,8 @@ class Agent:
         self.context.run(DEADLINE.set, math.inf)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.memory = Memory()  # in which large messages arrive
-        self.copier = Copier()
+        self.memory = BufferPool()  # in which large messages arrive
+        self.copier = ParallelCopier()
         self.limits = Limits()  # which of them others have reached
         self.budget = Budget(self.options.inbound_budget, self.limits)
         self.polling = Polling(self.loop, self.runtime, self.pool)
@@ -248,7 +248,7 @@ class Agent:
         be called again."""
         here = threading.get_ident() == self.thread
         if not (here and self.loop_runs()):
-            check_place(self)
+            check_affinity(self)
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -377,7 +377,7 @@ class Agent:
         """Whether this is the worker's thread; raises where the worker cannot be used at all."""
         here = threading.get_ident() == self.thread
         if not (here and self.loop_runs()):
-            check_place(self)
+            check_affinity(self)
         return here
 
     def post_plain(

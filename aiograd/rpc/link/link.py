@@ -31,7 +31,7 @@ from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.receive import Connection, Receiving
 from aiograd.rpc.link.send import Outbox
-from aiograd.rpc.link.shared_memory import Shared, shared_memory
+from aiograd.rpc.link.shared_memory import SharedMemory, open_shared_memory
 from aiograd.wire.codec import Payload
 from aiograd.wire.framing import SMALL, FrameReader
 from aiograd.wire.messages import (
@@ -80,7 +80,7 @@ class Link:
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
         self.max_message = agent.options.max_message  # the smaller one of both sides
-        self.shared: Shared | None = None  # memory that the peer can see, too
+        self.shared: SharedMemory | None = None  # memory that the peer can see, too
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +109,7 @@ class Link:
         if not self.restricted:
             self._share(transport)
         agent = self.agent
-        shared = self.shared.arrived if self.shared is not None else None
+        shared = self.shared.read if self.shared is not None else None
         return FrameReader(
             agent.options.max_message,
             agent.budget.reserve,
@@ -139,9 +139,9 @@ class Link:
         """Let large messages pass through memory, if the peer is a process of ours."""
         room = self.agent.options.outbound_buffer * 3 // 4
         copy = self.agent.copier.copy
-        self.shared = shared = shared_memory(transport, room, self._put_shared, copy)
+        self.shared = shared = open_shared_memory(transport, room, self._put_shared, copy)
         if shared is not None:
-            self.outbox.lend = shared.place_chunk
+            self.outbox.lend = shared.write_chunk
             self.caller.leave_room(room)  # what is lent waits for the peer, too
             self.callee.leave_room(room)
             self.receiving.share(shared)
@@ -336,9 +336,9 @@ class Link:
             put(kind, flags, id, budget, target, data)
             return
         segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
-        if self.shared is not None and self.shared.back:
-            self.shared.give_back()  # before the peer needs room for its answer
-        if self.shared is not None and (place := self.shared.place(segments)) is not None:
+        if self.shared is not None and self.shared.unused:
+            self.shared.release_blocks()  # before the peer needs room for its answer
+        if self.shared is not None and (place := self.shared.write(segments)) is not None:
             self.outbox.put_now(kind, flags | LARGE | SHARED, id, budget, target, place)
         else:
             self.outbox.put_large(kind, flags, id, budget, target, segments)
@@ -377,7 +377,7 @@ class Link:
         self._last_read = received
         silence = self._silent * self.agent.options.heartbeat
         if self.shared is not None:
-            self.shared.beat()
+            self.shared.heartbeat()
         self.suspect = silence >= self.agent.options.silence
         if self.suspect:
             self.caller.silent(silence)

@@ -1,6 +1,6 @@
 """What comes over a link: where each kind of message goes, in which order, and each only once.
 
-    frames ─▶ receive ─┬─▶ handler of its kind ─▶ `Caller`, `Callee`, `Shared`, `Session`
+    frames ─▶ receive ─┬─▶ handler of its kind ─▶ `Caller`, `Callee`, `SharedMemory`, `Session`
                        └─▶ `Inbox`, behind large messages that are still arriving ─▶ handler
 
 Functions are named by numbers, which the peer defines before it uses them. A peer that breaks the
@@ -38,7 +38,7 @@ from aiograd.errors import Overloaded, ProtocolError
 from aiograd.rpc.callee.dispatch import NO_TIME
 from aiograd.rpc.callee.functions import TABLE, Target, resolve
 from aiograd.rpc.envelope import call_alone
-from aiograd.rpc.link.shared_memory import Shared
+from aiograd.rpc.link.shared_memory import SharedMemory
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.wire.fastcodec import decode_batch, value_alone
 from aiograd.wire.framing import Frame, FrameReader, Transfer
@@ -88,7 +88,7 @@ class Receiving:
         self._inbox = Inbox()
         self._unwanted: set[int] = set()  # calls in it that were cancelled
         self._behind = 0  # bytes of small messages that wait for large ones
-        self._shared: Shared | None = None
+        self._shared: SharedMemory | None = None
         self.goodbye = False  # the peer has said that it leaves
         self._handlers = self._make_handlers()
         # What takes a message whose turn has come; its number was taken when it was announced.
@@ -128,13 +128,13 @@ class Receiving:
                 handlers[kind] = functools.partial(self._plain, handlers[kind])
         return handlers
 
-    def share(self, shared: Shared) -> None:
+    def share(self, shared: SharedMemory) -> None:
         """Take messages about memory that both sides see."""
         self._shared = shared
         self._handlers |= {
-            SHM_OFFER: lambda flags, id, budget, target, body: shared.borrow(body),
-            SHM_ACCEPT: lambda flags, id, budget, target, body: shared.answered(target),
-            SHM_RELEASE: lambda flags, id, budget, target, body: shared.returned(body),
+            SHM_OFFER: lambda flags, id, budget, target, body: shared.offered(body),
+            SHM_ACCEPT: lambda flags, id, budget, target, body: shared.accepted(target),
+            SHM_RELEASE: lambda flags, id, budget, target, body: shared.released(body),
         }
 
     def close(self) -> None:
@@ -168,8 +168,8 @@ class Receiving:
             for frame in frames:
                 self._release(frame[5])
         finally:
-            if self._shared is not None and self._shared.back:
-                self._shared.give_back()
+            if self._shared is not None and self._shared.unused:
+                self._shared.release_blocks()
             outbox.uncork()
             if self._agent.runtime.spin:
                 self._agent.polling.stay_awake()
@@ -436,8 +436,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if frames:
             self._receive(frames)
-        elif (shared := self._link.shared) is not None and shared.awaited and shared.back:
-            shared.give_back()
+        elif (shared := self._link.shared) is not None and shared.urgent and shared.unused:
+            shared.release_blocks()
         if session.received >= session.overdue and session is self._session:
             self._link.outbox.acknowledge()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from aiograd.rpc.runtime.runtime import Runtime
-from aiograd.rpc.runtime.threads import Pool
+from aiograd.rpc.runtime.threads import ThreadPool
 
 _MISSES = 8  # times in vain, in a row
 _REST = 200  # reads for which it is left
@@ -22,7 +22,7 @@ _CROWDED = 100e-6  # seconds until our core is ours again: more than other loops
 class Polling:
     """Keeps one loop awake for `runtime.spin` seconds after each read."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, runtime: Runtime, pool: Pool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, runtime: Runtime, pool: ThreadPool) -> None:
         self._loop, self._runtime, self._pool = loop, runtime, pool
         self._until = 0.0
         self._misses = 0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from aiograd.rpc.runtime.threads import Pool
+from aiograd.rpc.runtime.threads import ThreadPool
 from aiograd.rpc.transport.network import Network
 
 
@@ -43,9 +43,9 @@ class Runtime:
     def token_bytes(self, count: int) -> bytes:
         return os.urandom(count)
 
-    def pool(self, loop: asyncio.AbstractEventLoop, limit: int, name: str) -> Pool:
+    def pool(self, loop: asyncio.AbstractEventLoop, limit: int, name: str) -> ThreadPool:
         """What runs plain functions."""
-        return Pool(loop, self, limit, name)
+        return ThreadPool(loop, self, limit, name)
 
     def start_thread(self, target: Callable[[], None], name: str) -> None:
         # Daemonic: a function that never returns must not keep the interpreter from ending.

@@ -38,7 +38,7 @@ class Job(Protocol):
         """On the loop, afterwards."""
 
 
-class Pool:
+class ThreadPool:
     """Runs jobs off the loop, at most `limit` unblocked ones at a time."""
 
     def __init__(

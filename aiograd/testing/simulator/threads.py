@@ -13,7 +13,7 @@ import random
 import threading
 from typing import Any
 
-from aiograd.rpc.runtime.threads import Job, Pool
+from aiograd.rpc.runtime.threads import Job, ThreadPool
 from aiograd.testing.simulator.loop import SimLoop
 
 _REAL = 20.0  # real seconds that a plain function may compute before the simulation gives up
@@ -112,7 +112,7 @@ class Threads:
             turn.give()
 
 
-class SimPool(Pool):
+class SimPool(ThreadPool):
     """Runs jobs one after the other, each after a while; `limit` of them may be under way."""
 
     def __init__(

@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from aiograd.rpc.runtime.runtime import Runtime
-from aiograd.rpc.runtime.threads import Pool
+from aiograd.rpc.runtime.threads import ThreadPool
 from tests.support.waiting import until
 
 
 @pytest.fixture
 async def pool():
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     yield pool
     pool.close()
 
@@ -68,7 +68,7 @@ async def test_many_jobs_in_one_go(pool):
 
 async def test_a_closed_pool_has_no_threads(monkeypatch):
     monkeypatch.setattr("aiograd.rpc.runtime.threads._IDLE", 3600)  # they do not end by themselves
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     pool.close()
     await until(lambda: not pool.size)
@@ -77,7 +77,7 @@ async def test_a_closed_pool_has_no_threads(monkeypatch):
 
 async def test_idle_threads_end(monkeypatch):
     monkeypatch.setattr("aiograd.rpc.runtime.threads._IDLE", 0.01)
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     await until(lambda: not pool.size)
     assert await pool.run(abs, -1) == 1
@@ -114,7 +114,7 @@ async def test_work_waits_while_no_thread_can_be_started(caplog):
                 raise RuntimeError("can't start new thread")
             super().start_thread(target, name)
 
-    pool = Pool(asyncio.get_running_loop(), Short(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Short(), 4, "test")
     try:
         first, second = pool.run(divmod, 7, 2), pool.run(divmod, 9, 2)
         assert await first == (3, 1)

@@ -1,14 +1,14 @@
 """Affinity: a worker belongs to one process and one event loop.
 
-    use of a worker              on its thread, its loop runs   ─▶ goes on (two cheap tests)
-                                 anything else                  ─▶ check_affinity: raises, or goes on
-    fork of its process          in the child                   ─▶ calls fail, descriptors are closed
+    use of a worker         on its thread, while its loop runs  ─▶ goes on (two cheap tests)
+                            anywhere else                       ─▶ check_affinity: may raise
+    fork of its process     in the child                        ─▶ calls raise, descriptors close
 
 A second event loop would wait for futures that another one ends, and a forked child has a copy of
-the worker that no message ever reaches. Both would hang, so both are errors at once. Threads without
-a loop may use a worker.
+the worker that no message ever reaches. Both would hang, so both are errors at once. Threads
+without a loop may use a worker.
 
-A forked child, of `multiprocessing` for example, also gets a copy of every descriptor. As long as it
+A forked child, of `multiprocessing` for example, also gets a copy of every descriptor. While it
 lives, peers of a killed worker see no end of their connections, and its listeners still accept. So
 every holder of such descriptors registers here, and a fork hook closes them in the child. Shared
 memory stays mapped: its end tells no peer anything, and arrays that the child uses may lie in it.

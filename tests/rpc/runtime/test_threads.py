@@ -21,7 +21,7 @@ async def pool():
 
 async def test_one_thread_does_quick_work(pool, monkeypatch):
     monkeypatch.setattr(
-        "aiograd.rpc.runtime.threads._PATIENCE", 60
+        "aiograd.rpc.runtime.threads._STALLED", 60
     )  # on a busy machine nothing is quick
     names = {await pool.run(threading.get_ident) for _ in range(50)}
     assert len(names) == 1
@@ -42,8 +42,8 @@ async def test_work_that_blocks_gets_more_threads_up_to_the_limit(pool):
     running = [pool.run(go.wait) for _ in range(10)]
     await until(lambda: pool.size >= 4)
     for _ in range(5):  # and it has looked again whether more would help
-        look = pool._watchdog
-        await until(lambda look=look: pool._watchdog is not look)
+        look = pool._timer
+        await until(lambda look=look: pool._timer is not look)
     assert pool.size == 4
     go.set()
     await asyncio.gather(*running)
@@ -94,7 +94,7 @@ async def test_a_job_is_not_forgotten_that_comes_as_the_last_idle_thread_ends(po
 
 
 async def test_help_comes_soon_for_a_job_behind_one_that_an_idle_thread_took(pool, monkeypatch):
-    monkeypatch.setattr("aiograd.rpc.runtime.threads._AT_EASE", 60)
+    monkeypatch.setattr("aiograd.rpc.runtime.threads._STALLED_IDLE", 60)
     await pool.run(abs, -1)
     go = threading.Event()
     first = pool.run(go.wait)

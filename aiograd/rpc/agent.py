@@ -258,7 +258,7 @@ class Agent:
             kwargs = as_dict(kwargs)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
-        if shipment.again and keep is None and not once:
+        if shipment.idempotent and keep is None and not once:
             where = frame if frame is not None else sys._getframe(1)
             return retry_call(self, to, func, args, kwargs, timeout, where, future)
         if timeout is None and DEADLINE.get() == math.inf:  # what `deadline` gives, nearly always

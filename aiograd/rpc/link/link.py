@@ -102,7 +102,7 @@ class Link:
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
-        self.outbox.open(transport, self.session.rest(received))
+        self.outbox.open(transport, self.session.unacknowledged(received))
 
     def _begin_reading(self, transport: Any) -> FrameReader:
         """Over the first connection: what reads its bytes, and those of all later ones."""
@@ -168,7 +168,7 @@ class Link:
         silent = self._silent * self.agent.options.heartbeat
         self._detach()
         self.state, self.quick, self.suspect = "away", False, True
-        self.session.own()
+        self.session.copy_kept()
         self._comeback = self.agent.links.come_back(self, silent, why)
 
     def _detach(self) -> None:

@@ -1,7 +1,7 @@
-"""Finds what in a value cannot travel, after encoding it has failed.
+"""Diagnosis of a failed encoding: which part of the value cannot be sent.
 
-Slow and careful: it encodes parts of the value again, from the outside inwards, and names the
-innermost one that fails, as a path a reader can follow: `args[0]['x'].lock`.
+It encodes parts of the value again, from the outside inwards, and names the innermost one that
+fails, as a path a reader can follow: `args[0]['x'].lock`. Slow, but only after a failure.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from aiograd.wire.codec import Encoder
+_DEPTH = 32  # parts of a path; a longer one helps no reader
 
-_DEPTH = 32  # a path longer than this helps nobody
+
+class Encoder(Protocol):
+    """What the diagnosis needs of a codec."""
+
+    def encode(self, value: Any, departure: Any) -> object:
+        """Encode a value, or raise."""
 
 
 def find_culprit(
     codec: Encoder, value: Any, departure: Any, name: str, error: Exception
 ) -> tuple[str, str]:
-    """The path of the innermost part that fails, and what it says."""
+    """Return the path of the innermost part that fails, and its description."""
+    # Parts already tried, on all levels: values may contain themselves.
     seen: set[int] = set()
     for _ in range(_DEPTH):
         for path, part in _parts(value, name):
@@ -51,7 +56,7 @@ def _describe(value: Any, error: Exception) -> str:
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What `value` is made of, each with its path."""
+    """Yield what `value` is made of, each with its path."""
     if name == "call":  # the root of a call: (args, kwargs) or (func, args, kwargs)
         *func, args, kwargs = value
         for each in func:
@@ -91,7 +96,9 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _decides_itself(value: Any) -> bool:
-    """Whether its class says what is pickled of it: then its attributes are not to blame."""
+    """Whether its class defines what is pickled of it: then its attributes are not to blame."""
+    # An exception's default reduction does include its attributes, and a function's globals and
+    # closure are pickled by cloudpickle.
     if isinstance(value, BaseException | types.FunctionType):
         return False
     cls: Any = type(value)

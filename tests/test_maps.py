@@ -36,16 +36,12 @@ TODO: set[str] = {
     "rpc/callee",
     "rpc/caller",
     "rpc/link",
-    "rpc/observe",
-    "rpc/runtime",
-    "rpc/transport",
     "rref",
     "rref/refcount",
     "testing",
     "testing/simulator",
     "testing/soak",
     "viz",
-    "wire",
 }
 
 

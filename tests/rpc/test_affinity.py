@@ -23,6 +23,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from tests.support.agents import SECRET
 from tests.support.forks import in_forked_child
+from tests.support.waiting import until
 
 LOOPS = pytest.mark.parametrize(
     "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
@@ -241,8 +242,7 @@ async def test_a_connection_that_has_proven_nothing_is_closed_in_a_child_too(tmp
     before = held("self")
     _, writer = await asyncio.open_unix_connection(f"{tmp_path}/a")
     try:
-        while len(agent._doors._strangers) < 1:
-            await asyncio.sleep(0.001)
+        await until(lambda: agent._doors._strangers)
         theirs = held("self") - before - {_name(writer.get_extra_info("socket").fileno())}
         assert len(theirs) == 1
         with forked() as child:

@@ -82,6 +82,7 @@ def rpc_stream(
     budget) is for the whole stream; without one each item may take `Options.timeout`.
     """
     agent = current_agent()
+    # A thread could not iterate asynchronously, and credits are given back on the loop.
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
     return open_stream(agent, to, async_gen_func, args, kwargs, timeout=timeout)
@@ -113,6 +114,8 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         else:
             future.set_result(value)
 
+    # The task is made on the loop, in a copy of this thread's context: current worker, autograd
+    # context and deadline are the caller's.
     def start() -> None:
         task = agent.spawn(work(), context)
         future.add_done_callback(lambda _: task.cancel())
@@ -193,6 +196,7 @@ class Group:
         return_exceptions: bool = False,
     ) -> asyncio.Future[list[Any]]:
         """Call `func(item)` for every item, the members in turn; results in the order of items."""
+        # As a list at once: results have the order of items, and a failing iterator raises here.
         items = list(iterable)
         if items and not self.names:
             raise ValueError("a group without members cannot map anything")

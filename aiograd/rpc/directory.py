@@ -91,6 +91,7 @@ class Directory:
 
     def add(self, peer: PeerInfo) -> None:
         """Add a member, or replace the one of that name (a restart has another incarnation)."""
+        # Removed first: a restarted worker may have another rank, and its old one must not stay.
         self.remove(peer.name)
         self.members[peer.name] = self._by_rank[peer.rank] = peer
         self.changed()

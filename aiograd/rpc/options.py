@@ -21,6 +21,8 @@ _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
 _SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
+# Zero switches these off: no grace period, no resumption, no lease. A zero timeout or heartbeat
+# could only be a mistake.
 _MAY_BE_ZERO = ("grace", "resume", "lease")
 
 
@@ -135,6 +137,7 @@ class Options:
                 raise ValueError('modes by name need one for all others: {"bank": …, "*": …}')
             for name in modes.keys() - {OTHERS}:
                 check_name(name)
+            # Modes by name are worth nothing if a name can be claimed without proof.
             if isinstance(self.tls, TLS) and not self.tls.mutual and not self._proves(modes):
                 raise ValueError(
                     "modes by name need TLS(mutual=True), or a secret for each of the names: "

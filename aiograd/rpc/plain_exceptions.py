@@ -87,6 +87,7 @@ def _known(name: str, arguments: Any) -> Exception | None:
     cls = _find(name)
     if cls is None or type(arguments) is not tuple:
         return None
+    # The arguments come from the peer: the allow-listed constructor runs, and nothing else.
     try:
         return cls(*arguments)
     except Exception:  # these are not its arguments

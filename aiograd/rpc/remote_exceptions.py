@@ -150,6 +150,8 @@ def _rebuilt(codec: Codec, fault: Fault, worker: str) -> Exception:
 
 
 def _group(cls: Any, message: str, members: list[Exception]) -> Exception:
+    # The class as it was raised, where its constructor is that of a group; else the members are
+    # what matters.
     try:
         group = cls(message, members)
         if isinstance(group, Exception):
@@ -170,6 +172,8 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
     That is a RemoteError if the exception takes no notes.
     """
     note = f"raised by {function}() on {worker}:\n{text}"
+    # A RemoteError carries the traceback as a fact, too, also when it is pickled again (`args`).
+    # One that came through two hops keeps the first, where the error happened.
     if isinstance(error, RemoteError) and not error.traceback_text:
         error.traceback_text = text
         error.args = (error.type_name, error.message, text, error.worker)
@@ -182,6 +186,7 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
 
 def traceback_text(error: BaseException) -> str:
     """Return the text of a traceback, without our own frames at its top. Never raises."""
+    # Only at the top: below a user's function, frames of ours are nested calls, and worth seeing.
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         frames = frames.tb_next

@@ -56,6 +56,7 @@ def reduce_array(array: np.ndarray, borrow: int) -> Any:
             return NotImplemented
         code = dtype
     flags = array.flags
+    # Fortran order as the transposed array in C order: `tobytes` and buffers know C order only.
     order = "C"
     if not flags.c_contiguous:
         if flags.f_contiguous:

@@ -141,6 +141,7 @@ class Codec:
 
         They must not change until the message is sent. Raises whatever pickle or a traveller does.
         """
+        # They hold neither arrays nor travellers, so pickle alone gives the same bytes.
         if type(value) in _ATOMS:
             return Payload(pickle.dumps(value, 5))
         pickler = self._idle.pop() if self._idle else _Pickler(self)
@@ -173,8 +174,10 @@ class Codec:
     def reducer_of(self, cls: type) -> Reducer | None:
         """Return how instances of `cls` are reduced; None: as pickle does it."""
         reducer: Reducer | None
+        # Travellers first: one may be a subclass of something below.
         if self.travellers.of(cls) is not None:
             reducer = _reduce_traveller
+        # Exactly: a subclass has more to it than shape, dtype and memory.
         elif cls is np.ndarray:
             reducer = _reduce_array
         elif issubclass(cls, type | types.FunctionType):

@@ -74,6 +74,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
     elif isinstance(value, set | frozenset):
         yield from ((f"{name}{{{_short(each)}}}", each) for each in value)
+    # A class is pickled by name or by value as a whole; its attributes as paths would mislead.
     if isinstance(value, type) or _decides_itself(value):
         return
     attributes = getattr(value, "__dict__", None)
@@ -84,6 +85,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for slot in (slots,) if isinstance(slots, str) else slots:
             with contextlib.suppress(AttributeError):
                 yield f"{name}.{slot}", getattr(value, slot)
+    # cloudpickle sends the globals that a function's code names, and its closure.
     if isinstance(value, types.FunctionType):
         for variable in value.__code__.co_names:
             if variable in value.__globals__:
@@ -108,6 +110,7 @@ def _decides_itself(value: Any) -> bool:
 
 
 def _short(key: Any) -> str:
+    # Anything may happen in a user's `__repr__`; the diagnosis must not fail with another error.
     try:
         text = repr(key)
     except Exception:

@@ -32,7 +32,9 @@ from aiograd.wire.names import is_name
 from aiograd.wire.secrets import Secret
 from aiograd.wire.session import Offer
 
-VERSION: Final = 6  # of everything on the wire; raised with every change of a layout or a meaning
+# Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
+# versions refuse each other, so no message needs a version of its own.
+VERSION: Final = 6
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.
@@ -40,7 +42,8 @@ _CLAIM: Final = struct.Struct("<BIQI")
 _PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
-_RESTRICTED: Final = 0x80  # beside the first number of a claim: the terms
+# The terms: a bit of the claim's first byte, so that the proof covers them without a field more.
+_RESTRICTED: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Handshake:
 
     def _receive_hello(self, message: bytes) -> bytes:
         self._theirs = message
+        # Claimed, not proven: until `proven` it is good for choosing a secret and for error texts.
         self.peer = peer = Identity.from_hello(message)
         self._expects, self.needed = "proof", PROOF_SIZE
         if peer.version != self._us.version:
@@ -193,6 +197,8 @@ class Handshake:
         assert self.peer is not None
         self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
         word &= ~_RESTRICTED
+        # One layout for both directions: a server's answer has its latest dial where a client's
+        # offer has its number.
         if self._client:
             self.status, self.latest = word, number
         else:

@@ -120,6 +120,7 @@ class _Writer:
                 self.value(item, depth + 1)
         elif cls is dict:
             self._dict(value, depth)
+        # numpy's scalars become arrays without dimensions, which keeps their dtype.
         elif cls is np.ndarray or isinstance(value, np.generic):
             self._array(np.asarray(value))
         elif (traveller := self._travellers.of(cls)) is not None:
@@ -136,6 +137,7 @@ class _Writer:
             self.out += b"i" + _INT.pack(value)
             return
         size = value.bit_length() // 8 + 1
+        # Refused here already: the decoder's limit would fail at the peer, with less to say.
         if size > BIG_INT:
             raise SerializationError("an int", f"an int of more than {BIG_INT} bytes")
         self._bytes(b"I", value.to_bytes(size, "little", signed=True))
@@ -166,6 +168,8 @@ class _Writer:
         self.out += b"a" + code.encode() + bytes([array.ndim]) + order
         for n in array.shape:
             self.out += _INT.pack(n)
+        # The same threshold as in `codec`: what is smaller is taken as it is now, what is larger is
+        # borrowed until the call is done.
         if array.nbytes < BORROW_FROM:
             data = flat.tobytes()
             self.out += b"m" + _COUNT.pack(len(data)) + data
@@ -269,6 +273,8 @@ class _Reader:
 
     def _memory(self, size: int) -> Any:
         where = bytes(self.take(1))
+        # The size follows from shape and dtype; the sender's own figure must agree, or the array
+        # would reach beyond its memory.
         if where == b"m":
             if self.count() != size:
                 raise ProtocolError("an array's size does not fit its shape")
@@ -299,6 +305,7 @@ class _Reader:
             raise ProtocolError(f"a {tag} arrived broken: {error}") from error
 
 
+# A table instead of methods found by name: a tag can reach nothing that is not listed here.
 _READERS: Final = {
     b"0": lambda reader, depth: None,
     b"+": lambda reader, depth: True,

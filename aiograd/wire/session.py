@@ -122,6 +122,7 @@ class Session:
             raise ProtocolError(
                 f"PING: the peer acknowledges {position} bytes, of {self.sent} that were sent"
             )
+        # Whole pieces only: a piece that arrived in part is kept, and cut when it is sent again.
         kept, base = self.kept, self.base
         while kept and base + len(kept[0]) <= position:
             base += len(kept.popleft())
@@ -187,6 +188,7 @@ class Session:
             return LOST
         if not self.resumable(offer.received):
             return LOST
+        # The peer dials from now on, and nothing older than this dial counts any more.
         self.role, self.number, self.id = "waits", offer.number, offer.session
         self.fence = offer.number
         return ACCEPTED

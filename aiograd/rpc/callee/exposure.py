@@ -86,11 +86,13 @@ def exposed_method(value: Any, name: Any) -> Callable[..., Any] | None:
     """
     if type(name) is not str or name.startswith("_"):
         return None
+    # By hand along the MRO: `getattr` would run properties and `__getattr__` of the value.
     for cls in type(value).__mro__:
         found = vars(cls).get(name)
         if found is None:
             continue
         function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+        # Functions only: any other descriptor could run code when it is bound.
         if isinstance(function, types.FunctionType) and is_exposed(function):
             method: Callable[..., Any] = found.__get__(value, type(value))
             return method

@@ -43,7 +43,8 @@ from aiograd.wire.messages import OP
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
 
-TABLE: Final = 4096  # functions per peer that have a number; more are sent anew
+# Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
+TABLE: Final = 4096
 SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service
 EXPOSED: Final = 1 << 14  # flag of a DEFINE that names an exposed function
 BY_VALUE: Final = 1 << 13  # with it: a line with the name, then the pickle for peers that trust us
@@ -157,7 +158,7 @@ class Shipper:
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
             if _is_global(func):  # such as numpy's functions
                 return self._remember(func, self._by_reference(func, name, to), None)
-            # A bound method, partial, …: its state goes with the call.
+            # A bound method, partial, …: its state may change between calls, so it goes with each.
             return Shipment(name, None, func=func)
         if isinstance(func, types.BuiltinFunctionType):
             if not isinstance(func.__self__, types.ModuleType | None):
@@ -357,7 +358,7 @@ def function_name(func: Any) -> str:
 class ResolvingWorker(Protocol):
     """What `resolve` needs of a worker."""
 
-    name: str
+    name: str  # for errors
     ops: Mapping[str, Callable[..., Any]]
     refused: Target  # stands for every function that an untrusted peer sends as a pickle
 
@@ -382,6 +383,7 @@ def resolve(worker: ResolvingWorker, flags: int, data: bytes, peer: PeerInfo) ->
         if flags & OP:
             return _resolve_op(worker, name, trusts)
         return _resolve_exposed(worker, name, trusts)
+    # The one place where a pickle of a peer's DEFINE is loaded, and thus the one check it needs.
     if not trusts:
         return worker.refused
     try:

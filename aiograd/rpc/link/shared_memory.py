@@ -47,7 +47,10 @@ _log = logging.getLogger("aiograd.link")
 # Bytes; what is smaller takes the socket. It decides about the last chunk of a large message and
 # about tests' tiny limits only: messages below `framing.SMALL` never come here.
 SHARED_FROM: Final = 32 * 1024
-CHUNKS_IN_FLIGHT: Final = 8  # of larger messages: more would not stay in a cache
+# Chunks of larger messages, a megabyte each: more would not stay in a cache. To put a large message
+# into shared memory as a whole would save a copy, but the first touch of fresh pages takes ten
+# times as long as a copy, and the same size may never come again.
+CHUNKS_IN_FLIGHT: Final = 8
 IDLE_HEARTBEATS: Final = 10  # without use, after which an unused region is unmapped on both sides
 _OFFER: Final = struct.Struct(
     "<QQ16s"
@@ -181,9 +184,11 @@ class OwnRegion:
 
     def __init__(self, size: int, copy: Copy) -> None:
         self._copy = copy
+        # Anonymous: nothing remains in a file system when both processes are killed.
         self._file = os.memfd_create("aiograd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, size)
+        # Before it is offered: the reader checks the seal once, and relies on it from then on.
         _seal(self._file)
         memory = mmap.mmap(self._file, size)
         mark = memory[:16] = os.urandom(16)  # a peer that opened another file does not find it
@@ -293,6 +298,8 @@ def open_shared_memory(transport: Any, size: int, send: Send, copy: Copy) -> Sha
     if sock is None or sock.family != socket.AF_UNIX or not sys.platform.startswith("linux"):
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    # Told by the kernel, not by the peer. Another user could not open our descriptor anyway; here
+    # it is known before an offer is made.
     pid, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.getuid() or size < 2 * SHARED_FROM or not hasattr(os, "memfd_create"):
         return None

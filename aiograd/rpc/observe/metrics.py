@@ -73,7 +73,9 @@ class Limits:
 
 # ── the lag of the loop ─────────────────────────────────────────────────────────────────────────
 
-EVERY: Final = 0.05  # seconds between two samples: seen soon, and a thousandth of a core at most
+# Seconds between two samples: a blocked loop is seen soon, and the timer costs a thousandth of a
+# core at most.
+EVERY: Final = 0.05
 
 
 class MeasuredWorker(Protocol):
@@ -108,6 +110,7 @@ class LoopLag:
         # keep the worker alive for as long as its loop runs.
         if self._worker.closed:
             return
+        # Not negative: loops call a timer up to their clock's resolution early.
         late = max(0.0, self._worker.loop.time() - due)
         self.samples += 1
         self.total += late

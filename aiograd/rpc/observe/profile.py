@@ -31,7 +31,8 @@ from aiograd.errors import RpcError
 from aiograd.rpc.scope import current_agent
 
 F = TypeVar("F", bound=Callable[..., Any])
-LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
+# Spans of one recording: more than a person or a viewer can look through.
+LIMIT: Final = 100_000
 
 
 # ── what is recorded ────────────────────────────────────────────────────────────────────────────
@@ -168,6 +169,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
     May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
     """
     outer = SCOPE.get()
+    # Nested in the outer one, so that its spans appear there as well, below the same parent.
     made = Profile(details, None if outer is None else outer.profile)
     with _under(Scope(made, 0 if outer is None else outer.parent)):
         yield made
@@ -267,6 +269,7 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
     Spans that overlap without nesting are in different threads: Chrome draws a thread as a stack.
     """
     pids = {name: pid for pid, name in enumerate(sorted({span.worker for span in spans}))}
+    # From the first span on: Chrome shows absolute times, and these count from the boot.
     begin = min((span.start for span in spans), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}

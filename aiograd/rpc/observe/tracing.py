@@ -53,6 +53,8 @@ class TracedWorker(Protocol):
 class TracedCall(Protocol):
     """What tracing needs of a call in flight."""
 
+    # Private names of `Future`, on which a call's facts live.
+
     _function: str  # the name of what is called
     _trace: Trace | None
 

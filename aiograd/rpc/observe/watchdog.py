@@ -74,6 +74,8 @@ class Watchdog:
         while not self._ended:
             self._sign.clear()
             asked = self._worker.runtime.time()
+            # A callback, not a look at some counter of the loop: it also wakes up an idle loop,
+            # which else would look like a blocked one.
             try:
                 self._worker.loop.call_soon_threadsafe(self._sign.set)
             except RuntimeError:  # the loop is closed
@@ -99,6 +101,7 @@ class Watchdog:
             worker.runtime.time() - asked,
             stack.rstrip(),
         )
+        # One line per blocking, and one when it is over; a stack every second would fill the log.
         while not self._sign.wait(BLOCKED):
             if worker.loop.is_closed() or not worker.loop.is_running():
                 return

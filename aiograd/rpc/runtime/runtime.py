@@ -35,13 +35,14 @@ class Runtime:
         """Return seconds of a clock that never goes back."""
         return time.monotonic()
 
+    # Two clocks: deadlines and heartbeats must not jump when the date is set.
     def wall_time(self) -> float:
         """Return seconds since 1970, to compare with what other processes have written."""
         return time.time()
 
     def give_way(self) -> None:
         """Yield the core to a process that waits for it; return at once if there is none."""
-        if hasattr(os, "sched_yield"):
+        if hasattr(os, "sched_yield"):  # not on every platform; polling then yields nothing
             os.sched_yield()
 
     def token_bytes(self, count: int) -> bytes:

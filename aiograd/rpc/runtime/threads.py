@@ -109,6 +109,7 @@ class ThreadPool:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
+        # One for each thread, as each takes exactly one and ends. Running ones find theirs later.
         for _ in range(self.size):
             self._queue.put(None)
 
@@ -191,6 +192,8 @@ class ThreadPool:
 
     def _serve(self) -> None:
         me = threading.get_ident()
+        # In this order: between the two the thread counts twice, which is harmless. In the other
+        # one it would not count, and `submit` could start another.
         self._threads.add(me)
         self._starting -= 1
         get, done = self._queue.get, self._done

@@ -22,12 +22,14 @@ class InprocTransport(asyncio.Transport):
     """One end of a connection."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        # Without a socket: nothing to tune, no shared memory, no descriptor to close in children.
         super().__init__({"peername": name, "socket": None})
         self._loop = loop
         self._protocol: Any = None
         self._other: InprocTransport | None = None
         self._incoming: deque[memoryview] = deque()
         self._unread = 0  # bytes written here that the other end has not read yet
+        # asyncio's own defaults, so that limits behave in tests as over sockets.
         self._high, self._low = 1 << 16, 1 << 14
         self._write_paused = self._read_paused = self._scheduled = False
         self._closing = self._ended = False
@@ -96,6 +98,8 @@ class InprocTransport(asyncio.Transport):
         self._unread -= count
         if self._write_paused and self._unread <= self._low and not self._ended:
             self._write_paused = False
+            # In a later tick: this is called from within the other end's `_deliver`, and a protocol
+            # that resumes may write, and so reach that end again.
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
@@ -130,6 +134,7 @@ class InprocTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         self._scheduled = False
+        # Asked for every piece: a protocol may pause, or close, while it handles one.
         while self._incoming and not self._read_paused and not self._ended:
             view = self._incoming[0]
             room = self._protocol.get_buffer(len(view))
@@ -158,6 +163,8 @@ class InprocTransport(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
+        # `connection_lost` comes in a later tick, as asyncio promises: a protocol may close its
+        # transport from within any of its own methods.
         self._loop.call_soon(self._end, None)
         if self._other is not None:
             self._other.other_closed()

@@ -23,8 +23,12 @@ from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.transport.inproc import Factory, InprocNetwork
 from aiograd.rpc.transport.tls import Credentials, TLSListener, connect_tls
 
-_SOCKET_BUFFER = 4 << 20  # bytes; large arrays move in fewer, larger steps
-_USER_TIMEOUT = 5000  # ms without an acknowledgement after which TCP fails, instead of minutes
+# Bytes. With the kernel's default (200 KiB) a large array moves in many small steps, and each of
+# them wakes up both sides.
+_SOCKET_BUFFER = 4 << 20
+# Milliseconds without an acknowledgement after which TCP fails; by default it retries for minutes,
+# and `WorkerLost` is promised in seconds.
+_USER_TIMEOUT = 5000
 
 
 class Listener(Protocol):
@@ -52,6 +56,7 @@ class _ServerListener:
     def close(self) -> None:
         """Stop listening, and remove the file of a Unix socket."""
         self._server.close()
+        # asyncio leaves the file of a Unix socket behind, and the next start could not bind to it.
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -84,6 +89,7 @@ class Network:
             server: Any = await loop.create_unix_server(factory, rest)
             return _ServerListener(server, address, rest)
         host, port = split_tcp(address)
+        # Before anything is bound: not even for a moment may a plain listener be reachable.
         if tls is None and not allow_plaintext and not is_loopback(host):
             raise InsecureTransport(
                 f"{address} can be reached from other hosts: give Options(tls=...), "
@@ -114,6 +120,8 @@ class Network:
                 if tls is not None:
                     return await connect_tls(host, port, factory, tls)
             except ssl.SSLError as error:
+                # SSLError is an OSError, and as such would be taken for a network that is down and
+                # dialled again. A peer without a valid certificate stays without one.
                 raise AuthError(f"no TLS with {address}: {error}") from error
             _, protocol = await loop.create_connection(factory, host, port)
         return protocol
@@ -156,6 +164,8 @@ def tune(transport: Any) -> None:
         (socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER),
     ]
     if sock.family in (socket.AF_INET, socket.AF_INET6):
+        # No delay: Nagle's algorithm would hold a small message until the last one is acknowledged.
+        # Messages are coalesced before they are written, so nothing is left for it to gain.
         settings = [
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -78,6 +78,8 @@ class Credentials:
             context.num_tickets = 0  # no TLS session is ever resumed
         if serves or tls.mutual:
             context.load_cert_chain(tls.cert, tls.key)
+        # A client always verifies the server; a server asks for a certificate only where all
+        # workers have one. The proof of the secret follows in any case.
         context.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not serves else ssl.CERT_NONE
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
@@ -88,6 +90,7 @@ class Credentials:
     def binding(self, transport: Any, *, client: bool) -> bytes:
         """Return what the proof of the secret covers: both certificates as this side sees them."""
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        # A client that shows no certificate must leave it out here, too: the server never saw it.
         ours = self._own if self._mutual or not client else b""
         # Client first on both sides, else the two would compute different bytes.
         first, second = (ours, shown or b"") if client else (shown or b"", ours)
@@ -152,6 +155,8 @@ class TLSListener:
         family, kind, _, _, where = found[0]
         bound = socket.socket(family, kind)
         try:
+            # As asyncio's servers do: else a restarted worker could not bind to its port while old
+            # connections linger in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(where)
             bound.listen(100)
@@ -195,6 +200,8 @@ class TLSListener:
     async def _secure(self, accepted: socket.socket, pending: PendingConnection) -> None:
         stream = TLSStream(self._tls.server, pending, server=True)
         try:
+            # Around both: an unauthenticated peer may hold neither a TCP connection nor a half-done
+            # TLS handshake for longer.
             async with asyncio.timeout(self._tls.timeout):
                 loop = asyncio.get_running_loop()
                 await loop.connect_accepted_socket(lambda: stream, accepted)
@@ -212,6 +219,7 @@ async def connect_tls(
     host: str, port: int, factory: Callable[[], Any], tls: Credentials
 ) -> asyncio.BufferedProtocol:
     """Connect and agree on TLS; SSLError if that cannot be. The caller limits the time."""
+    # No server name: certificates are checked by worker name, after the hello (`check_name`).
     protocol: asyncio.BufferedProtocol = factory()
     stream = TLSStream(tls.client, protocol, server=False)
     try:

@@ -61,6 +61,8 @@ class TLSStream(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Pass the end of the stream on; the transport below closes itself."""
+        # Without TLS's close notification it may be an attacker who cut the stream. Sessions count
+        # bytes, so for them it is a broken connection like any other.
         if self._open:
             self._protocol.eof_received()
         return False
@@ -98,6 +100,7 @@ class TLSStream(asyncio.BufferedProtocol):
         self._open = True
         if not self.ready.done():
             self.ready.set_result(None)
+        # After `ready`: the protocol may close at once, and `connection_lost` looks at both.
         self._protocol.connection_made(self)
 
     def _refuse(self, error: Exception) -> None:
@@ -138,6 +141,8 @@ class TLSStream(asyncio.BufferedProtocol):
         """End the connection: a record was changed on the way, or was never TLS."""
         self._ended = True
         self._below.abort()
+        # Told here, with the reason. `abort` causes a `connection_lost` from below as well, which
+        # finds the stream closed and passes nothing on.
         if self._open:
             self._open = False
             self._protocol.connection_lost(error)
@@ -150,6 +155,8 @@ class TLSStream(asyncio.BufferedProtocol):
             return
         view, encrypt, outgoing = memoryview(data), self._ssl.write, self._outgoing
         send = self._below.write
+        # The BIO is emptied after every piece, so it never holds more than one, and back-pressure
+        # is that of the transport below.
         for start in range(0, len(view), _PIECE):
             encrypt(view[start : start + _PIECE])
             send(outgoing.read())

@@ -140,10 +140,10 @@ def expose(func: F) -> F:
 def idempotent(func: F) -> F:
     """Declare that running a function twice does no harm: its calls survive the loss of a worker.
 
-    When the worker is lost, or is overloaded, the call is retried up to four times with backoff,
-    also at a restarted worker of that name, and never past its deadline. Arrays and objects among
-    the arguments must stay as they are until the call has ended. `remote` and `rpc_stream` are not
-    retried: what they made would be gone.
+    When the worker is lost, or is overloaded, the call is retried with backoff as `Options.retry`
+    says (up to four times by default), also at a restarted worker of that name, and never past its
+    deadline. Arrays and objects among the arguments must stay as they are until the call has ended.
+    `remote` and `rpc_stream` are not retried: what they made would be gone.
     """
     return _mark(func, "__aiograd_idempotent__")
 

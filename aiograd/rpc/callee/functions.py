@@ -358,9 +358,17 @@ def function_name(func: Any) -> str:
 class ResolvingWorker(Protocol):
     """What `resolve` needs of a worker."""
 
-    name: str  # for errors
-    ops: Mapping[str, Callable[..., Any]]
-    refused: Target  # stands for every function that an untrusted peer sends as a pickle
+    @property
+    def name(self) -> str:
+        """The name of the worker, for errors."""
+
+    @property
+    def ops(self) -> Mapping[str, Callable[..., Any]]:
+        """The registered ops by name."""
+
+    @property
+    def refused(self) -> Target:
+        """What stands for every function that an untrusted peer sends as a pickle."""
 
     def trusts(self, peer: PeerInfo) -> bool:
         """Whether a peer may call anything here."""

@@ -39,8 +39,13 @@ class Clock(Protocol):
 class TracedWorker(Protocol):
     """What tracing needs of a worker."""
 
-    name: str
-    profiles: list[Profile] | None  # recordings of everything called here, innermost last
+    @property
+    def name(self) -> str:
+        """The name of the worker."""
+
+    @property
+    def profiles(self) -> list[Profile] | None:
+        """The recordings of everything called here, innermost last."""
 
     @property
     def runtime(self) -> Clock:

@@ -44,9 +44,17 @@ class Clock(Protocol):
 class WatchedWorker(Protocol):
     """What the watchdog needs of a worker."""
 
-    name: str
-    loop: asyncio.AbstractEventLoop
-    thread: int  # the ident of the thread that runs the loop
+    @property
+    def name(self) -> str:
+        """The name of the worker."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop to watch."""
+
+    @property
+    def thread(self) -> int:
+        """The ident of the thread that runs the loop."""
 
     @property
     def runtime(self) -> Clock:

@@ -44,8 +44,8 @@ from aiograd.wire.framing import Transfer
 from aiograd.wire.messages import CHUNK, SHM_ACCEPT, SHM_OFFER, SHM_RELEASE
 
 _log = logging.getLogger("aiograd.link")
-# Bytes; what is smaller takes the socket. It decides about the last chunk of a large message and
-# about tests' tiny limits only: messages below `framing.SMALL` never come here.
+# Bytes; what is smaller takes the socket. In practice that is the last chunk of a large message:
+# whole messages below `framing.SMALL` never come here.
 SHARED_FROM: Final = 32 * 1024
 # Chunks of larger messages, a megabyte each: more would not stay in a cache. To put a large message
 # into shared memory as a whole would save a copy, but the first touch of fresh pages takes ten

@@ -45,6 +45,8 @@ def rpc_async(
     else by `await`. `timeout=None` is what is left of the surrounding call's time, else
     `Options.timeout`; `math.inf` is none.
     """
+    # The caller's frame, to name its line if the call fails and is never awaited. Passed by hand:
+    # a search for the first frame outside the library would be paid by every call.
     return current_agent().call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1))
 
 

@@ -35,6 +35,7 @@ class WorkerInfo:
 
     name: str
     rank: int
+    # A state, not an identity: the same worker is equal, and hashes alike, in both.
     suspect: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:

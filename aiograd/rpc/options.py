@@ -122,6 +122,7 @@ class Options:
                     check_name(name)
                 # A copy, also below: the options are frozen, the caller's mapping is not.
                 object.__setattr__(self, what, dict(value))
+        # As `Secret`, so that neither a repr nor a traceback shows it.
         if isinstance(self.secret, dict):
             found = {name: _as_secret(secret) for name, secret in self.secret.items()}
             object.__setattr__(self, "secret", found)

@@ -78,11 +78,13 @@ class Travellers:
     def add(self, cls: type, traveller: Traveller) -> None:
         """Let `traveller` send values of a class and its subclasses."""
         self._by_class[cls] = self._by_tag[traveller.tag] = traveller
+        # A codec may have met the class before, and noted that pickle takes care of it.
         for changed in self.listeners:
             changed()
 
     def of(self, cls: type) -> Traveller | None:
         """Return the traveller of a class, or of its nearest base; None if there is none."""
+        # Along the MRO, so that the nearest base wins over one that was registered earlier.
         for base in cls.__mro__:
             if base in self._by_class:
                 return self._by_class[base]

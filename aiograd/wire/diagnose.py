@@ -27,6 +27,7 @@ def find_culprit(
     """Return the path of the innermost part that fails, and its description."""
     # Parts already tried, on all levels: values may contain themselves.
     seen: set[int] = set()
+    # One level per round. When no part of the value fails alone, the value itself is the culprit.
     for _ in range(_DEPTH):
         for path, part in _parts(value, name):
             if id(part) in seen:

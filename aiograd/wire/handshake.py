@@ -95,6 +95,8 @@ class Identity:
 
 def derive_key(secret: bytes, cluster: bytes) -> Secret:
     """Return HKDF-SHA256 of the secret, so that it signs nothing itself."""
+    # The cluster is the salt: a secret that two clusters share gives them different keys, and a
+    # handshake of one proves nothing in the other.
     extracted = Secret(hmac.digest(cluster, secret, hashlib.sha256))
     return Secret(hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256))
 
@@ -149,6 +151,8 @@ class Handshake:
 
     def admit(self, status: int, received: int = 0, latest: int = 0) -> bytes:
         """Return PROOF_S, the server's answer to an authenticated client."""
+        # Separate from `receive`, because the link decides: whether there is a session to go on
+        # with is known there, and only for a proven name.
         assert self.proven
         assert not self._client
         self.status = status

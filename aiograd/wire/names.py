@@ -15,6 +15,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 
 def is_name(text: str) -> bool:
     """Whether a worker can have this name."""
+    # `fullmatch`: a pattern with `$` would also take a name that ends with a newline.
     return _NAME.fullmatch(text) is not None
 
 

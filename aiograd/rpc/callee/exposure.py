@@ -41,6 +41,7 @@ def exposing_modules() -> tuple[str, ...]:
 
     Worker processes import them, so that names sent to them are found.
     """
+    # A copy of the table: another thread may import something meanwhile.
     return tuple(
         name
         for name, module in list(sys.modules.items())
@@ -51,6 +52,7 @@ def exposing_modules() -> tuple[str, ...]:
 
 
 def _contents(module: types.ModuleType) -> list[Any]:
+    # Methods, too: a class that is not exposed itself may expose some of them.
     found = list(vars(module).values())
     classes = [each for each in found if isinstance(each, type)]
     for cls in classes:

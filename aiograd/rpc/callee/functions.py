@@ -250,6 +250,7 @@ class _Fingerprint:
                 or len(func.__dict__) != marks
             ):
                 return False
+        # Also for names that are missing: a helper that is defined later makes a difference.
         for known, name, value in self._globals:
             if known.get(name, _MISSING) is not value:
                 return False

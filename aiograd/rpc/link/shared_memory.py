@@ -275,6 +275,7 @@ class PeerRegion:
             total += length + PAD & -ALIGN
         if start + total > self._size:
             raise ProtocolError("a message beyond the end of shared memory")
+        # Checked above against the size we mapped, because these numbers come from the peer.
         block = np.frombuffer(self._memory, np.uint8, total, start)
         # Every array made from this one keeps it alive (see `wire.buffers`): its end is the end of
         # all of them.

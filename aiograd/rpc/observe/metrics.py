@@ -35,6 +35,7 @@ from aiograd.rpc.scope import current_agent
 
 # ── limits ──────────────────────────────────────────────────────────────────────────────────────
 
+# Documented for users (docs/security.md), who read `agent.limits`: they do not change.
 NAMES: Final = (
     "strangers",
     "handshake",

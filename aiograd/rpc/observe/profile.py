@@ -299,8 +299,10 @@ def lanes(spans: Sequence[Span]) -> list[tuple[Span, int]]:
     """
     open_ends: dict[str, list[list[float]]] = {}  # per worker and lane, ends of spans still open
     placed = []
+    # Of two that start together the longer one first, so that the other one can nest in it.
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         rows = open_ends.setdefault(span.worker, [])
+        # Open spans of a lane nest, so the last one ends first, and its end is the next limit.
         for ends in rows:
             while ends and ends[-1] <= span.start:
                 ends.pop()

@@ -29,6 +29,7 @@ class Runtime:
     ) -> None:
         self.network = network if network is not None else Network()
         self.spin, self.crowded = spin, crowded
+        # For jitter and choices, never for secrets: the simulator seeds it.
         self.random = random.Random()
 
     def time(self) -> float:

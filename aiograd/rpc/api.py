@@ -18,11 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.callee.exposure import MARK
-from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.future import Future
-from aiograd.rpc.scope import current_agent
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -87,7 +86,7 @@ def rpc_stream(
     # A thread could not iterate asynchronously, and credits are given back on the loop.
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
-    return open_stream(agent, to, async_gen_func, args, kwargs, timeout=timeout)
+    return agent.stream(to, async_gen_func, args, kwargs, timeout=timeout)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:

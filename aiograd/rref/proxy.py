@@ -16,10 +16,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, ProtocolError, WrongThread
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
-from aiograd.rpc.scope import GUEST, current_agent
+from aiograd.rpc.scope import current_guest
 from aiograd.rref.futures import Answer, block_on
 from aiograd.rref.refcount.records import Held, Owned, pack_fork
 
@@ -82,7 +83,7 @@ def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
-    if GUEST.get() is None:
+    if current_guest() is None:
         return getattr(value, name)  # type: ignore[no-any-return]
     method = exposed_method(value, name)
     if method is None:
@@ -123,7 +124,7 @@ class _Proxy:
             frame=frame,
             future=answer,
         )
-        answer._function = name
+        answer.info.name = name
         if isinstance(rref._ref, Held):
             answer.follow(rref._ref)
         return answer

@@ -36,9 +36,8 @@ from aiograd.errors import (
 )
 from aiograd.rpc import scope
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.future import Future, prepare
-from aiograd.rpc.observe.profile import SCOPE
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.future import CallInfo, Future
+from aiograd.rpc.scope import SCOPE
 from aiograd.rref.futures import Answer, Creation, Wait, wake
 from aiograd.rref.refcount.records import (
     ID_SIZE,
@@ -56,16 +55,12 @@ from aiograd.rref.refcount.records import (
     stamp_of,
     unpack_id,
 )
-from aiograd.rref.series import Series, begins_series
 from aiograd.rref.services import BackwardHook, Control, Serving, owner_lost
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.directory import PeerInfo
     from aiograd.rpc.extension import Arrival, Departure
-    from aiograd.rref.refcount.records import Places
     from aiograd.rref.rref import RRef
-    from aiograd.rref.services import Control
 
 
 _log = logging.getLogger("aiograd")
@@ -82,7 +77,6 @@ class RRefs:
         self.closed = False
         self._wrap = wrap
         self._places = Places()
-        self._series: Series | None = None  # the latest
         agent.result_store = Keeping(agent, self.control, self._places)
 
     @property
@@ -108,11 +102,6 @@ class RRefs:
         subject: RRef | None = None,
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
-        if (series := self._series) is not None and timeout is None and not (kwargs or subject):
-            another = series.another(to, func, args, frame)
-            if another is not None:
-                return self._wrap(self, another._made, another)
-            self._series = None
         agent, protocol = self.agent, self.protocol
         link = agent.links.routes.get(to) if type(to) is str else None
         if link is None:
@@ -128,7 +117,7 @@ class RRefs:
         future = Creation(loop=agent.loop)
         future._refs, future._made, future._subject = self, made, subject
         future._rref = None
-        future._limited, future._inherited = timeout is not None, DEADLINE.get()
+        future._limited, future._inherited = timeout is not None, SCOPE.get().deadline
         future._held = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(made.id, place)
         try:
@@ -138,9 +127,6 @@ class RRefs:
         except BaseException:
             protocol.forget(made)
             raise
-        if frame is not None and begins_series(future):
-            shipment = agent.shipper.of(func, link.peer)
-            self._series = Series(self, link, func, frame, owner, place, shipment)
         return self._wrap(self, made, future)
 
     def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
@@ -271,7 +257,8 @@ class RRefs:
             answer.follow(held)
         except (RRefError, OwnerLost) as error:
             # The traceback would hold this frame, and us.
-            prepare(answer, service).set_exception(error.with_traceback(None))
+            answer.info = CallInfo(service)
+            answer.set_exception(error.with_traceback(None))
         return answer
 
     def fetch_along(self, rref: RRef, creation: Creation) -> bool:
@@ -279,18 +266,19 @@ class RRefs:
 
         Then creating and fetching is one message, one reply and one future.
         """
-        agent, caller, inherited = self.agent, creation._caller, creation._inherited
+        agent, info, inherited = self.agent, creation.info, creation._inherited
+        caller, scope = info.caller, SCOPE.get()
         if (
             caller is None
-            or DEADLINE.get() != inherited  # the creation must not end later than the fetch may
-            or (inherited == math.inf and creation._seconds > agent.options.timeout)
+            or scope.deadline != inherited  # the creation must not end later than the fetch may
+            or (inherited == math.inf and info.seconds > agent.options.timeout)
             or threading.get_ident() != agent.thread
-            or SCOPE.get() is not None
+            or scope.recording is not None
             or (agent.baggage is not None and agent.baggage.current() is not creation._held)
-            or not caller.copies.along(creation, caller.last_id, len(caller.pending) == 1)
+            or not caller.piggyback(creation)
         ):
             return False
-        creation._until = agent.loop.time() + creation._seconds
+        creation._until = agent.loop.time() + info.seconds
         creation._rref = rref
         return True
 
@@ -314,7 +302,7 @@ class RRefs:
         agent, owned = self.agent, rref._ref
         assert isinstance(owned, Owned)
         wait = Wait(agent.loop, owned, agent.name)
-        wait._function = what
+        wait.info.name = what
         try:
             self.usable(rref)
         except RRefError as error:
@@ -323,7 +311,7 @@ class RRefs:
         if owned.ready:
             wait.end()
             return wait
-        wait._seconds, deadline = agent.deadline(timeout)
+        wait.info.seconds, deadline = agent.deadline(timeout)
         if threading.get_ident() == agent.thread:
             self._enter(wait, deadline)
         else:
@@ -376,7 +364,7 @@ class RRefs:
         _log.warning(text)
 
     async def close(self) -> None:
-        self.closed, self._series = True, None
+        self.closed = True
         self.control.close()
 
     def counters(self) -> dict[str, int]:
@@ -395,7 +383,7 @@ def _first(error: Exception) -> Exception:
 
 def current_rrefs() -> RRefs:
     """The references of the current worker."""
-    refs = scope.current_agent().parts.get(RRefs)
+    refs = scope.current().parts.get(RRefs)
     if refs is None:
         raise WorkerClosed("this worker was started without references")
     return refs  # type: ignore[no-any-return]

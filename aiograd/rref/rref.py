@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import users_frame
 from aiograd.rref.futures import Creation, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
@@ -130,7 +130,8 @@ class RRef:
     def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
         """A future of something asynchronous about this reference, from any thread."""
         agent = self._refs.agent
-        future = prepare(Future(loop=agent.loop), f"RRef {what}")
+        future: Future[Any] = Future(loop=agent.loop)
+        future.info = CallInfo(f"RRef {what}")
         self._refs.control.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
         return future
 
@@ -174,7 +175,8 @@ class RRef:
 
         owned = self._ref
         if owned.ready and owned.error is None and owned.doubt is None and not self._released:
-            future: Future[type] = prepare(Future(loop=self._refs.agent.loop))
+            future: Future[type] = Future(loop=self._refs.agent.loop)
+            future.info = CallInfo("RRef type")
             future.set_result(type(owned.value))
             return future
         return self._begin(find, "type")

@@ -282,7 +282,7 @@ class Control:
         for holder, forks in self.protocol.watch.round(hurry).items():
             try:
                 name = self.reach(self._parties[holder])
-                if self.agent.link(name).caller.waiting:
+                if self.agent.link(name).caller.window:
                     continue  # calls are held back here, perhaps those with the forks in question
                 patience = max(self.agent.options.lease, ANSWERING)
                 future = self.agent.request(name, "rref.audit", pack_ids(forks), timeout=patience)

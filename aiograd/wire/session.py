@@ -33,7 +33,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.framing import header
+from aiograd.wire.framing import pack_header
 from aiograd.wire.messages import PING
 
 ACK_WITH_WRITE: Final = 64 * 1024  # bytes received after which the next write acknowledges them
@@ -114,7 +114,7 @@ class Session:
         """
         self.acked = received = self.received
         self.due, self.overdue = received + ACK_WITH_WRITE, received + ACK_NOW
-        return header(PING, 0, 0, received, 0.0, 0)
+        return pack_header(PING, 0, 0, received, 0.0, 0)
 
     def acknowledged(self, position: int) -> None:
         """Drop what the peer has: everything before this position."""

@@ -8,7 +8,7 @@ import math
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.scope import SCOPE, CallScope, inherited_deadline
 from aiograd.rref import RRefs
 from aiograd.testing import simulate
 from aiograd.testing.simulator import Fault
@@ -23,11 +23,11 @@ async def test_questions_do_not_inherit_the_deadline_of_a_call(monkeypatch):
 
         def audit(hurry: bool) -> list[asyncio.Future[None]]:
             if not asked.done():
-                asked.set_result(DEADLINE.get())
+                asked.set_result(inherited_deadline())
             return []
 
         monkeypatch.setattr(control, "audit", audit)
-        DEADLINE.set(loop.time() + 0.001)
+        SCOPE.set(CallScope(loop.time() + 0.001))
         control.watch()
         assert await asked == math.inf
 

@@ -31,7 +31,7 @@ import threading
 from collections import Counter
 from typing import Any, Final, Protocol
 
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.scope import current
 
 # ── limits ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +132,7 @@ def measure_lag(on: bool = True) -> None:
 
     May be called in any thread.
     """
-    agent = current_agent()
+    agent = current()
     if threading.get_ident() == agent.thread:
         _switch(agent, on)
     else:
@@ -150,7 +150,7 @@ def _switch(worker: MeasuredWorker, on: bool) -> None:
 
 def metrics() -> dict[str, float]:
     """Return what is measured on the current worker beyond `debug_info`; nothing by default."""
-    lag: LoopLag | None = current_agent().parts.get(LoopLag)
+    lag: LoopLag | None = current().parts.get(LoopLag)
     return {} if lag is None else lag.metrics()
 
 

@@ -7,7 +7,7 @@
     prof.to_otel()                          # to OpenTelemetry
     ag.viz.timeline(prof.events)            # a picture
 
-    profile() ─▶ SCOPE (a ContextVar) ─▶ Profile.add(Span) … ─▶ table · Chrome · OpenTelemetry
+    profile() ─▶ SCOPE.recording ─▶ Profile.add(Span) … ─▶ table · Chrome · OpenTelemetry
 
 Recording is a property of the context: calls made inside are recorded here, run recorded at the
 callee, and bring the spans of their callees back, however deep. Outside, nothing is recorded. How
@@ -24,11 +24,10 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiograd.errors import RpcError
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.scope import SCOPE, current
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Spans of one recording: more than a person or a viewer can look through.
@@ -154,9 +153,6 @@ class Scope(NamedTuple):
     parent: int
 
 
-SCOPE: Final[ContextVar[Scope | None]] = ContextVar("aiograd_scope", default=None)
-
-
 def key(kind: str, function: str, source: str, destination: str) -> str:
     """Return the key of a call."""
     return f"rpc_{kind}#{function}({source} -> {destination})"
@@ -168,7 +164,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 
     May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
     """
-    outer = SCOPE.get()
+    outer = SCOPE.get().recording
     # Nested in the outer one, so that its spans appear there as well, below the same parent.
     made = Profile(details, None if outer is None else outer.profile)
     with _under(Scope(made, 0 if outer is None else outer.parent)):
@@ -178,12 +174,12 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
     """Record how long this block takes, if a recording is on."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     if scope is None:
         yield
         return
     recording, parent = scope
-    agent, id, error = current_agent(), recording.number(), ""
+    agent, id, error = current(), recording.number(), ""
     start = agent.runtime.time()
     try:
         with _under(Scope(recording, id)):
@@ -198,7 +194,7 @@ def span(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _under(scope: Scope) -> Iterator[None]:
-    token = SCOPE.set(scope)
+    token = SCOPE.set(SCOPE.get().recorded(scope))
     try:
         yield
     finally:
@@ -220,7 +216,7 @@ def start_profile(*, details: bool = False) -> None:
 
     Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
     """
-    agent = current_agent()
+    agent = current()
     # None without recordings: every call being served asks only whether there is one.
     stack = agent.profiles or []
     agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
@@ -229,9 +225,10 @@ def start_profile(*, details: bool = False) -> None:
 @_quiet
 def stop_profile() -> Profile:
     """End the recording on the current worker that was started last, and return it."""
-    agent = current_agent()
+    agent = current()
     if not agent.profiles:
         raise RpcError(f"no profile was started on {agent.name}")
+    last: Profile
     *rest, last = agent.profiles
     agent.profiles = rest or None
     return last

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import split
-from aiograd.rpc.observe.profile import SCOPE, Profile, Scope, Span, key
-from aiograd.wire.framing import Transfer
+from aiograd.rpc.envelope import open_head
+from aiograd.rpc.observe.profile import Profile, Scope, Span, key
+from aiograd.rpc.scope import SCOPE, record
 from aiograd.wire.messages import METADATA
 
 SPANS: Final = 10_000  # in one reply: about a megabyte, less than most results worth timing
@@ -54,14 +54,23 @@ class TracedWorker(Protocol):
     def restricts(self, peer: PeerInfo) -> bool:
         """Whether only plain data crosses the connection to a peer."""
 
+    def codec_for(self, peer: PeerInfo) -> Any:
+        """Return the codec of messages to and from a peer."""
+
+
+class TracedInfo(Protocol):
+    """What tracing needs of the facts of a call (`CallInfo`)."""
+
+    name: str  # of what is called
+    trace: Any
+
 
 class TracedCall(Protocol):
-    """What tracing needs of a call in flight."""
+    """What tracing needs of a call in flight (`Future`)."""
 
-    # Private names of `Future`, on which a call's facts live.
-
-    _function: str  # the name of what is called
-    _trace: Trace | None
+    @property
+    def info(self) -> TracedInfo:
+        """The facts of the call."""
 
 
 class TracedTarget(Protocol):
@@ -108,8 +117,8 @@ class Trace:
         if flags & METADATA and not self._worker.restricts(self._peer):
             # A malformed message raises its error when it is unpacked as a whole, not here.
             with contextlib.suppress(Exception):
-                data = body.segments[0] if isinstance(body, Transfer) else body
-                spans = [Span(*each) for each in split(data)[0].get("spans", ())]
+                head = open_head(flags, body, self._worker.codec_for(self._peer))
+                spans = [Span(*each) for each in head.metadata.get("spans", ())]
         self._end(call, spans[0].error if spans else "", spans)
 
     def end(self, call: TracedCall, error: BaseException | None = None) -> None:
@@ -117,9 +126,9 @@ class Trace:
         self._end(call, "" if error is None else type(error).__name__, ())
 
     def _end(self, call: TracedCall, error: str, spans: Iterable[Span]) -> None:
-        call._trace = None
+        call.info.trace = None
         worker, (recording, parent) = self._worker, self._scope
-        name = key(self._kind, call._function, worker.name, self._peer.name)
+        name = key(self._kind, call.info.name, worker.name, self._peer.name)
         start, end, id = self._start, worker.runtime.time(), recording.number()
         whole = Span(name, self._kind, worker.name, start, end, id, parent, error)
         recording.add(whole)
@@ -129,7 +138,7 @@ class Trace:
 
 def trace(worker: TracedWorker, peer: PeerInfo, kind: str) -> Trace | None:
     """Return what records a call made here and now; None outside a recording."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     return None if scope is None else Trace(scope, worker, peer, kind)
 
 
@@ -178,7 +187,7 @@ class Visit:
         self._id = self._recording.number()
         self._inputs: list[tuple[int, ...]] = []
         self._times: list[float] = []  # when the function began and, if that is known, ended
-        invocation.context.run(SCOPE.set, Scope(self._recording, self._id))
+        invocation.context.run(record, Scope(self._recording, self._id))
         invocation.func = self.run
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +259,7 @@ class PassTrace:
 
 def trace_pass(worker: TracedWorker) -> PassTrace | None:
     """Return what records a pass that starts, or is joined, here and now; None if nothing does."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     # A participant joins by a message, outside any recording block: only the whole worker's counts.
     if scope is None and worker.profiles:
         scope = Scope(worker.profiles[-1], 0)

@@ -21,7 +21,7 @@ from aiograd.rpc.link.shared_memory import (
     SharedMemory,
 )
 from aiograd.rpc.options import Options
-from aiograd.wire.framing import FrameReader, announce, header
+from aiograd.wire.framing import FrameReader, announce, pack_header
 from aiograd.wire.messages import CALL, CHUNK, LARGE, SHARED, SHM_ACCEPT
 
 kept: list[np.ndarray] = []
@@ -343,16 +343,16 @@ def test_a_chunk_in_memory_must_belong_to_a_message():
     ):
         reader = FrameReader(shared=theirs.read)
         announced = announce(1, 3, [100])
-        reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+        reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
         with pytest.raises(ProtocolError):
-            reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
+            reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
     reader = FrameReader(shared=theirs.read)
-    reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+    reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
     body = struct.pack("<QQ", 0, 100)
-    (frame,) = reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+    (frame,) = reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
     assert frame[5].complete
     with pytest.raises(ProtocolError):
-        FrameReader().feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+        FrameReader().feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
 
 
 # ── parallel copies ─────────────────────────────────────────────────────────────────────────────

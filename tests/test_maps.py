@@ -27,12 +27,8 @@ TODO: set[str] = {
     "cluster/processes",
     "dist",
     "dist/backward",
-    "rpc/observe",
-    "rpc/runtime",
-    "rpc/transport",
     "rref",
     "rref/refcount",
-    "wire",
 }
 
 

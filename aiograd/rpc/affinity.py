@@ -1,23 +1,21 @@
-"""Where a worker can be used: in its own process, on its own loop or in threads without a loop.
+"""Affinity: a worker belongs to one process and one event loop.
+
+    use of a worker         on its thread, while its loop runs  ─▶ goes on (two cheap tests)
+                            anywhere else                       ─▶ check_affinity: may raise
+    fork of its process     in the child                        ─▶ calls raise, descriptors close
 
 A second event loop would wait for futures that another one ends, and a forked child has a copy of
-the worker that nothing ever reaches. Both would be hangs, so both are errors at once.
+the worker that no message ever reaches. Both would hang, so both are errors at once. Threads
+without a loop may use a worker.
 
-Ordinary calls are not to pay for this. On the worker's thread it is enough that the worker's loop
-runs, which is cheap to ask; everything else comes here. A fork lets that question be answered with
-no, so that its calls come here, too.
-
-Close the descriptors of workers in children that a process forks.
-
-A forked child, of `multiprocessing` for example, gets a copy of every descriptor. As long as it
+A forked child, of `multiprocessing` for example, also gets a copy of every descriptor. While it
 lives, peers of a killed worker see no end of their connections, and its listeners still accept. So
-everything that has such descriptors registers here, and a hook closes them in the child.
-
-Shared memory stays: its end tells nobody anything, and arrays that the child uses may lie in it.
+every holder of such descriptors registers here, and a fork hook closes them in the child. Shared
+memory stays mapped: its end tells no peer anything, and arrays that the child uses may lie in it.
 
 Not covered: children that are forked without Python's hooks, by a C library, and a connection of
 which the kernel or TLS has not told us yet at the moment of the fork. A parent that sees the
-process end knows of those losses, too (`Members.process_ended`).
+process end knows of those losses, too (`cluster` reports them).
 """
 
 from __future__ import annotations
@@ -26,71 +24,71 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from aiograd.errors import ForkedProcessError, WrongLoopError
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
+
+class Worker(Protocol):
+    """What affinity has to know of a worker (`Agent` is one)."""
+
+    name: str
+    process: int  # the id of the process it was made in
+    loop: asyncio.AbstractEventLoop
+    loop_runs: Callable[[], bool]  # asked by every call on the worker's thread
 
 
-_agents: weakref.WeakSet[Agent] = weakref.WeakSet()  # whom a fork of this process concerns
+class Holder(Protocol):
+    """An object with descriptors that mean nothing in another process."""
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the open ones; negative numbers are skipped."""
 
 
-def settle(agent: Agent) -> None:
-    """The agent lives in this process and on this loop from now on."""
-    _agents.add(agent)
+# Of the process, not of a worker: fork hooks belong to the process and cannot be removed.
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
-def check_place(agent: Agent) -> None:
-    """Raise if the agent cannot be used from here."""
-    if os.getpid() != agent.process:
-        raise ForkedProcessError(agent.name)
-    running = asyncio._get_running_loop()
-    if running is not None and running is not agent.loop:
-        raise WrongLoopError(agent.name, agent.loop.is_closed())
+def check_affinity(worker: Worker) -> None:
+    """ForkedProcessError or WrongLoopError if the worker cannot be used from here."""
+    if os.getpid() != worker.process:
+        raise ForkedProcessError(worker.name)
+    running = asyncio._get_running_loop()  # unlike the public one, it does not raise without a loop
+    if running is not None and running is not worker.loop:
+        raise WrongLoopError(worker.name, worker.loop.is_closed())
+
+
+def watch_forks(worker: Worker) -> None:
+    """Let every use of the worker in a forked child go through `check_affinity`."""
+    _workers.add(worker)
+
+
+def close_in_children(holder: Holder) -> None:
+    """Close the descriptors of `holder` in every child that is forked while it lives."""
+    _holders.add(holder)
+
+
+def descriptor(transport: Any) -> int:
+    """Return the descriptor of an asyncio transport; -1 if it has none, or no longer."""
+    try:
+        sock = transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+    except Exception:  # not connected yet, or half closed: the other descriptors must still close
+        return -1
 
 
 def _never() -> bool:
     return False
 
 
-def _in_forked_child() -> None:
-    for agent in _agents:
-        agent.loop_runs = _never
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_forked_child)
-
-
-class Holder(Protocol):
-    """Something with descriptors that mean nothing in another process."""
-
-    def descriptors(self) -> Iterable[int]:
-        """Give the open ones; negative numbers are skipped."""
-
-
-# The one list of this process: hooks for forks belong to the process and cannot be taken back.
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-
-
-def close_in_children(holder: Holder) -> None:
-    """Close what `holder` has in every child that is forked while it lives."""
-    _holders.add(holder)
-
-
-def descriptor(transport: Any) -> int:
-    """The descriptor of an asyncio transport; -1 if it has none, or no longer."""
-    try:
-        sock = transport.get_extra_info("socket")
-        return -1 if sock is None else int(sock.fileno())
-    except Exception:  # not connected yet, or half closed: what others have must still be closed
-        return -1
-
-
 def _in_child() -> None:
+    # A call on the worker's thread only asks whether its loop runs, because `getpid` for every
+    # call would be paid by processes that never fork. In the child the answer becomes "no", so
+    # that its calls reach `check_affinity`.
+    for worker in _workers:
+        worker.loop_runs = _never
     holders = list(_holders)
     _holders.clear()
     if not holders:

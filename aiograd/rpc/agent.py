@@ -23,7 +23,7 @@ from typing import Any
 
 from aiograd.errors import AiogradError, NotAllowed, WorkerClosed
 from aiograd.rpc import scope
-from aiograd.rpc.affinity import check_place, close_in_children, settle
+from aiograd.rpc.affinity import check_affinity, close_in_children, watch_forks
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipment, Shipper, Target
 from aiograd.rpc.caller.calls import Outgoing
@@ -44,7 +44,7 @@ from aiograd.rpc.link.inbound_budget import Budget
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Doors
-from aiograd.rpc.link.shared_memory import Copier
+from aiograd.rpc.link.shared_memory import ParallelCopier
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.observe.profile import Profile
 from aiograd.rpc.observe.tracing import Trace, trace
@@ -54,7 +54,7 @@ from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.scope import SCOPE
-from aiograd.wire.buffers import Memory
+from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_plain
 from aiograd.wire.handshake import Identity
@@ -86,7 +86,7 @@ class Agent:
         self.loop = asyncio.get_running_loop()
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
-        settle(self)
+        watch_forks(self)
         close_in_children(self)
         self.incarnation = self.runtime.token_bytes(16)
         self.closed = False
@@ -129,8 +129,8 @@ class Agent:
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.memory = Memory()  # in which large messages arrive
-        self.copier = Copier()
+        self.memory = BufferPool()  # in which large messages arrive
+        self.copier = ParallelCopier()
         self.limits = Limits()  # which of them others have reached
         self.budget = Budget(self.options.inbound_budget, self.limits)
         self.polling = Polling(self.loop, self.runtime, self.pool)
@@ -260,7 +260,7 @@ class Agent:
             frame = sys._getframe(1)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
-        if shipment.again and keep is None and not once:
+        if shipment.idempotent and keep is None and not once:
             return retry_call(self, to, func, args, kwargs, timeout, frame, future)
         scope = SCOPE.get()
         if timeout is None and scope.deadline == math.inf:  # what `deadline` gives, nearly always
@@ -433,7 +433,7 @@ class Agent:
         """Whether this is the worker's thread; raises where the worker cannot be used at all."""
         here = threading.get_ident() == self.thread
         if not (here and self.loop_runs()):
-            check_place(self)
+            check_affinity(self)
         return here
 
     def from_thread(self, func: Callable[..., Any], *args: Any) -> None:

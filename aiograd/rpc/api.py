@@ -1,4 +1,12 @@
-"""The public functions for calls; each finds the current agent and lets it work."""
+"""The public functions for calls: each finds the current agent and calls it.
+
+rpc_async    on the loop or in a thread      a Future
+rpc_sync     in a thread                     blocks for the result
+rpc_stream   on the loop                     an async iterator
+run_sync     in a thread                     blocks for any awaitable, which runs on the loop
+Group        several workers at once
+inline, expose, idempotent                   marks on functions, read by `callee.functions`
+"""
 
 from __future__ import annotations
 
@@ -36,6 +44,8 @@ def rpc_async(
     else by `await`. `timeout=None` is what is left of the surrounding call's time, else
     `Options.timeout`; `math.inf` is none.
     """
+    # The caller's frame, to name its line if the call fails and is never awaited. Passed by hand:
+    # a search for the first frame outside the library would be paid by every call.
     return current_agent().call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1))
 
 
@@ -47,10 +57,14 @@ def rpc_sync(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """The blocking form of `rpc_async`, for code off the loop."""
+    """Call `func(*args, **kwargs)` on worker `to` and wait for the result, in a thread.
+
+    The blocking form of `rpc_async`, for plain functions that a worker runs and for other threads;
+    WrongThread on the thread of an event loop.
+    """
     agent = _agent_off_loop("await ag.rpc_async(...)")
     future: Future[Any] = Future(loop=agent.loop)
-    ended = _Latch(future)
+    ended = _Latch(future)  # before the call: it may end before this thread gets to the next line
     agent.call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1), future=future)
     return ended.wait(agent)
 
@@ -69,18 +83,22 @@ def rpc_stream(
     budget) is for the whole stream; without one each item may take `Options.timeout`.
     """
     agent = current_agent()
+    # A thread could not iterate asynchronously, and credits are given back on the loop.
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
     return agent.stream(to, async_gen_func, args, kwargs, timeout=timeout)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:
-    """Wait, off the loop, for anything awaitable: it runs on the worker's loop, in this context."""
+    """Wait in a thread for an awaitable, which runs on the worker's loop in this context.
+
+    WrongThread on the thread of an event loop. An interrupt (Ctrl-C) cancels the awaitable.
+    """
     try:
         agent = _agent_off_loop("await it")
     except RpcError:
         if isinstance(awaitable, Coroutine):
-            awaitable.close()
+            awaitable.close()  # else Python warns that it was never awaited, on top of the error
         raise
     future: asyncio.Future[Any] = agent.loop.create_future()
     ended = _Latch(future)
@@ -97,6 +115,8 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         else:
             future.set_result(value)
 
+    # The task is made on the loop, in a copy of this thread's context: current worker, autograd
+    # context and deadline are the caller's.
     def start() -> None:
         task = agent.spawn(work(), context)
         future.add_done_callback(lambda _: task.cancel())
@@ -113,23 +133,25 @@ def inline(func: F) -> F:
 def expose(func: F) -> F:
     """Let `registered` and `restricted` peers call this function, by its module and name.
 
-    Of a class: let them make it. Of a method: let them call it where they hold a reference.
+    On a class: let them instantiate it. On a method: let them call it through a reference.
     """
     return _mark(func, MARK)
 
 
 def idempotent(func: F) -> F:
-    """Say that running a function twice does no harm: its calls survive the loss of a worker.
+    """Declare that running a function twice does no harm: its calls survive the loss of a worker.
 
-    When the worker is lost, or refuses for want of room, the call is made again up to four times,
-    also at a restarted worker of that name, with growing pauses and never past its deadline.
-    Arrays and objects among the arguments must stay as they are until the call has ended. `remote`
-    and `rpc_stream` are not repeated: what they made would be gone.
+    When the worker is lost, or is overloaded, the call is retried with backoff as `Options.retry`
+    says (up to four times by default), also at a restarted worker of that name, and never past its
+    deadline. Arrays and objects among the arguments must stay as they are until the call has ended.
+    `remote` and `rpc_stream` are not retried: what they made would be gone.
     """
     return _mark(func, "__aiograd_idempotent__")
 
 
 def _mark(func: F, mark: str) -> F:
+    # An attribute, because it travels: a function sent by value keeps its `__dict__`, and one sent
+    # by reference is marked by its own module at the callee.
     try:
         setattr(func, mark, True)
     except (AttributeError, TypeError):
@@ -149,7 +171,7 @@ class Group:
     """
 
     def __init__(self, names: Any) -> None:
-        if isinstance(names, str):
+        if isinstance(names, str):  # else its letters would be the names
             raise TypeError(f"names should be several names, not the string {names!r}")
         self.names = list(names)
 
@@ -175,6 +197,7 @@ class Group:
         return_exceptions: bool = False,
     ) -> asyncio.Future[list[Any]]:
         """Call `func(item)` for every item, the members in turn; results in the order of items."""
+        # As a list at once: results have the order of items, and a failing iterator raises here.
         items = list(iterable)
         if items and not self.names:
             raise ValueError("a group without members cannot map anything")
@@ -195,12 +218,13 @@ def _fan_out(
     timeout: float | None,
     return_exceptions: bool,
 ) -> asyncio.Future[list[Any]]:
+    # The line that is named when a failure is never awaited: the caller of `call` or `map`.
     agent, frame = current_agent(), sys._getframe(2)
     futures: list[Future[Any]] = []
     try:
         for to, args, kwargs in calls:
             futures.append(agent.call(to, func, args, kwargs or None, timeout=timeout, frame=frame))
-    except BaseException:
+    except BaseException:  # an unknown worker, say: the caller gets no future to cancel the rest by
         for future in futures:
             future.cancel()
         raise
@@ -210,7 +234,8 @@ def _fan_out(
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
-                future.exception()  # looked at: the group tells of the first one
+                # Retrieved: the group raises the first failure, the others must not be logged.
+                future.exception()
 
     if futures:
         together = asyncio.gather(*futures, return_exceptions=return_exceptions)
@@ -225,10 +250,12 @@ def _fan_out(
 
 
 def _agent_off_loop(instead: str) -> Agent:
-    """The current agent, if this thread can wait for its loop."""
+    """Return the current agent, if this thread can wait for its loop; else raise WrongThread."""
     if asyncio._get_running_loop() is not None:
         raise WrongThread(f"this is an event loop's thread, blocking would stop it: {instead}")
     agent = current_agent()
+    # No loop runs in this thread, yet it is the one that should run the agent's, for example
+    # between two `run_until_complete`: nothing would ever answer.
     if agent.here():
         raise WrongThread(
             f"this thread should run {agent.name}'s event loop: let it, and {instead}"
@@ -237,7 +264,7 @@ def _agent_off_loop(instead: str) -> Agent:
 
 
 class _Latch:
-    """Lets a thread wait for a future of the loop. Made before the loop knows the future."""
+    """Lets a thread wait for a future of the loop. Make it before the loop knows the future."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self._future = future
@@ -246,9 +273,10 @@ class _Latch:
         future.add_done_callback(lambda _: self._lock.release())
 
     def wait(self, agent: Agent) -> Any:
+        """Block until the future is done; return its result or raise its error."""
         try:
-            agent.pool.acquire(self._lock)
-        except BaseException:  # an interrupt: what we waited for is no longer wanted
+            agent.pool.acquire(self._lock)  # a thread of the pool lets another one work meanwhile
+        except BaseException:  # an interrupt: the result is no longer wanted
             agent.loop.call_soon_threadsafe(self._future.cancel)
             raise
         if self._future.cancelled() and agent.closed:
@@ -260,5 +288,5 @@ class _Latch:
 
 
 def _settable(error: BaseException) -> BaseException:
-    """A future cannot hold StopIteration."""
+    """Return what a future can hold in place of an error: StopIteration it refuses."""
     return RuntimeError(repr(error)) if isinstance(error, StopIteration) else error

@@ -1,4 +1,12 @@
-"""Who is there: names, ranks, incarnations and addresses of the members of a cluster."""
+"""The directory: names, ranks, incarnations and addresses of the members of a cluster.
+
+    WorkerInfo   name and rank: what users see
+    PeerInfo     one start of a worker: with incarnation, addresses and restrictions
+    Directory    PeerInfo by name and by rank; the cluster layer fills it
+
+A name or a rank means its present holder. Everything that must survive a restart of that worker, or
+notice it, keeps the incarnation: 16 random bytes per start.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,9 @@ from aiograd._html import BLUE, card, code, quiet
 from aiograd.errors import MalformedName, UnknownWorker
 from aiograd.wire.names import check_name, is_name
 
-LOST_PEERS: Final = 1000  # remembered as such, by whoever has to; older ones are unknown
+# Lost peers that each registry of them remembers; older ones count as unknown. A long life must not
+# grow with every death in it.
+LOST_PEERS: Final = 1000
 
 
 @functools.total_ordering
@@ -20,10 +30,12 @@ class WorkerInfo:
     """A worker's name and rank, in the order of ranks.
 
     `suspect`: in `ag.workers()`, whether it is silent, its connection being made again, or lost:
-    then the next call to it begins a new session, if it can be reached."""
+    then the next call to it begins a new session, if it can be reached.
+    """
 
     name: str
     rank: int
+    # A state, not an identity: the same worker is equal, and hashes alike, in both.
     suspect: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,17 +58,18 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A member as the machinery knows it: one start of one worker, and where it listens."""
+    """A member as the library knows it: one start of one worker, and where it listens."""
 
     name: str
     rank: int
     incarnation: bytes
     addresses: tuple[str, ...] = ()
     restricted: bool = False  # speaks plain data only
-    exceptions: tuple[str, ...] = ()  # names of those for whom it is the other way round
+    exceptions: tuple[str, ...] = ()  # names of workers for which `restricted` is the opposite
 
     @property
     def info(self) -> WorkerInfo:
+        """Name and rank, for users."""
         return WorkerInfo(self.name, self.rank)
 
     @property
@@ -75,33 +88,40 @@ class Directory:
     def __init__(self) -> None:
         self.members: dict[str, PeerInfo] = {}  # by name
         self._by_rank: dict[int, PeerInfo] = {}
-        self.changed: Callable[[], object] = lambda: None  # told of every change
+        self.changed: Callable[[], object] = lambda: None  # called after every change
 
     def add(self, peer: PeerInfo) -> None:
         """Add a member, or replace the one of that name (a restart has another incarnation)."""
+        # Removed first: a restarted worker may have another rank, and its old one must not stay.
         self.remove(peer.name)
         self.members[peer.name] = self._by_rank[peer.rank] = peer
         self.changed()
 
     def remove(self, name: str) -> None:
+        """Remove the member of that name, if there is one."""
         peer = self.members.pop(name, None)
         if peer is not None:
+            # A replacement of another name may hold the rank already.
             if self._by_rank.get(peer.rank) is peer:
                 del self._by_rank[peer.rank]
             self.changed()
 
     def get(self, name_or_rank: str | int) -> PeerInfo | None:
+        """Return the member of that name or rank; None if there is none."""
         if isinstance(name_or_rank, str):
             return self.members.get(name_or_rank)
         return self._by_rank.get(name_or_rank)
 
     def name_of(self, incarnation: bytes) -> str | None:
-        """Whose incarnation this is, if it is a member's."""
+        """Return the name of the member with this incarnation; None if there is none."""
         return next((p.name for p in self.members.values() if p.incarnation == incarnation), None)
 
     def find(self, to: Any) -> PeerInfo:
-        """The member that `to` means: a name, a rank, or anything with a `.name`."""
-        if isinstance(to, bool | float):
+        """Return the member that `to` means: a name, a rank, or an object with a `.name`.
+
+        UnknownWorker if there is none, ValueError or TypeError if `to` cannot mean one.
+        """
+        if isinstance(to, bool | float):  # they compare equal to ranks: `workers[True]` is a slip
             raise ValueError(f"{to!r} is no rank")
         if isinstance(to, str | int):
             peer = self.get(to)
@@ -109,12 +129,13 @@ class Directory:
             peer = self.members.get(name)
             rank = getattr(to, "rank", None)
             if peer is not None and isinstance(rank, int) and rank != peer.rank:
-                peer = None  # the same name, but another worker is meant
+                peer = None  # a WorkerInfo of an earlier holder of the name
         else:
             raise TypeError(
                 f"a worker is meant by its name, rank or WorkerInfo, not by {type(to).__name__}"
             )
         if peer is None:
+            # Both errors are UnknownWorker; the second also says what a name looks like.
             malformed = isinstance(to, str) and not is_name(to)
             unknown = MalformedName if malformed else UnknownWorker
             raise unknown(str(getattr(to, "name", to)), tuple(self.members))

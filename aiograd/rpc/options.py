@@ -1,4 +1,8 @@
-"""`Options`: every setting of a worker, each with its reason."""
+"""`Options`: every setting of a worker, each with its reason.
+
+All checks happen in `__post_init__`, so that a wrong setting raises where it is written, not in the
+worker process that uses it. Numbers that no user needs to change are constants beside their code.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from typing import Any
 
 from aiograd.rpc.retry import RetryPolicy
@@ -18,10 +21,13 @@ _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
 _MODES = ("trusted", "registered", "restricted")
 _SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
+# Zero switches these off: no grace period, no resumption, no lease. A zero timeout or heartbeat
+# could only be a mistake.
 _MAY_BE_ZERO = ("grace", "resume", "lease")
 
 
 def _memory_share() -> int:
+    """A quarter of the machine's memory, at most 2 GiB."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -38,7 +44,7 @@ class Options:
     forgotten one ends. `math.inf` for none."""
     grace: float = 5.0
     """Seconds a graceful shutdown waits for others, so that leaving always ends. After a start that
-    cannot succeed, rank 0 stays for so long at `host:port` or `unix:path`, to tell late ranks."""
+    cannot succeed, rank 0 answers late ranks at `host:port` or `unix:path` for as long."""
     transport: str = "auto"
     """"unix" between processes of one host (twice as fast as TCP), else "tcp"; "memory" in one
     process. Under "tcp" every byte crosses the socket."""
@@ -46,11 +52,11 @@ class Options:
     """The loop of worker processes: uvloop where installed, because it is three times as fast."""
     secret: bytes | Mapping[str, bytes] | None = field(default=None, repr=False)
     """What members prove to know; at least 16 bytes. A local cluster makes its own. Or one for each
-    name, `{"bank": …, "shop": …}`, that nobody else has to know: it proves the name, and who has
-    none cannot connect, unless there is one for all others (`"*"`)."""
+    name, `{"bank": …, "shop": …}`, which no third worker has to know: it proves the name, and a
+    worker without one cannot connect, unless there is one for all others (`"*"`)."""
     secret_file: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None = None
-    """Where to read the secret, so that it is never in the process list; for your eyes only. Or a
-    file for each name."""
+    """Where to read the secret, so that it is never in the process list; readable by its owner
+    only. Or a file for each name."""
     tls: TLS | None = None
     """Certificates for TCP connections; without them none is accepted from beyond this host."""
     allow_plaintext: bool = False
@@ -60,9 +66,9 @@ class Options:
     ones and data without pickle. Or a mode for each name, and one for all others:
     `{"bank": "restricted", "*": "trusted"}`."""
     heartbeat: float = 1.0
-    """Seconds between signs of life on a quiet connection."""
+    """Seconds between heartbeats on a quiet connection."""
     silence: float = 5.0
-    """Seconds of silence after which a peer is suspect: five lost signs are no coincidence."""
+    """Seconds of silence after which a peer is suspect: five lost heartbeats are no coincidence."""
     resume: float = 3.0
     """Seconds in which a broken connection may come back before the peer counts as lost: a network
     that is away for two is not noticed. 0: it is lost at once."""
@@ -72,13 +78,13 @@ class Options:
     lease: float = 10.0
     """Seconds an owner keeps the references of a worker that is gone, in case it comes back."""
     handshake_timeout: float = 5.0
-    """Seconds a stranger may hold a connection without proving anything."""
+    """Seconds a peer may hold a connection without authenticating."""
     max_message: int = 1 << 30
     """Bytes of one message: larger ones are a mistake far more often than a tensor."""
     max_inflight: int = 1024
-    """Calls per peer that may be under way; later ones wait here, so that nobody is flooded."""
+    """Calls per peer that may be in flight; later ones wait here, so that no peer is flooded."""
     outbound_buffer: int = 64 << 20
-    """Bytes that may wait for a slow peer before its calls are held back."""
+    """Bytes that may wait for a slow peer before its calls are deferred (back-pressure)."""
     inbound_budget: int = field(default_factory=_memory_share)
     """Bytes of messages that may be arriving at once, reserved before memory is allocated: a
     quarter of the machine, at most 2 GiB."""
@@ -92,6 +98,7 @@ class Options:
             _check_seconds(name, getattr(self, name), zero=name in _MAY_BE_ZERO)
         for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
             _check_count(name, getattr(self, name))
+        # Exactly bool: a string such as "no" would be taken for yes.
         for name in ("allow_plaintext", "strict_leaks"):
             if type(getattr(self, name)) is not bool:
                 raise TypeError(f"{name} is True or False, not {getattr(self, name)!r}")
@@ -113,7 +120,9 @@ class Options:
                     raise ValueError(f"{what} by name needs at least one name")
                 for name in value.keys() - {OTHERS}:
                     check_name(name)
+                # A copy, also below: the options are frozen, the caller's mapping is not.
                 object.__setattr__(self, what, dict(value))
+        # As `Secret`, so that neither a repr nor a traceback shows it.
         if isinstance(self.secret, dict):
             found = {name: _as_secret(secret) for name, secret in self.secret.items()}
             object.__setattr__(self, "secret", found)
@@ -129,6 +138,7 @@ class Options:
                 raise ValueError('modes by name need one for all others: {"bank": …, "*": …}')
             for name in modes.keys() - {OTHERS}:
                 check_name(name)
+            # Modes by name are worth nothing if a name can be claimed without proof.
             if isinstance(self.tls, TLS) and not self.tls.mutual and not self._proves(modes):
                 raise ValueError(
                     "modes by name need TLS(mutual=True), or a secret for each of the names: "
@@ -144,14 +154,17 @@ class Options:
         return isinstance(secrets, Mapping) and modes.keys() - {OTHERS} <= secrets.keys()
 
     def mode_for(self, name: str) -> str:
-        """What the worker of this name may do here."""
+        """Return what the worker of this name may do here."""
         if isinstance(self.mode, str):
             return self.mode
         return self.mode.get(name, self.mode[OTHERS])
 
     @property
     def restriction(self) -> tuple[bool, tuple[str, ...]]:
-        """Whether others exchange plain data only, and for whom it is the other way round."""
+        """Whether other workers exchange plain data only, and for which names the opposite holds.
+
+        It is part of `PeerInfo`, so that every member knows which codec a peer expects.
+        """
         if isinstance(self.mode, str):
             return self.mode == "restricted", ()
         rest = self.mode[OTHERS] == "restricted"
@@ -159,7 +172,8 @@ class Options:
         return rest, tuple(sorted(others))
 
     def __reduce__(self) -> Any:
-        # The secret stays here: whoever may know it got it another way.
+        # Without the secret: pickled options travel in messages and files. A worker process gets
+        # the secret through a pipe of its own, or from a secret file.
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "secret"}
         return _rebuild, (values,)
 
@@ -177,7 +191,7 @@ def _as_secret(value: Any) -> Secret:
 
 
 def _check_seconds(name: str, value: Any, zero: bool = False) -> None:
-    if isinstance(value, bool | timedelta) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     if math.isnan(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be positive, not {value!r}")
@@ -191,6 +205,6 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def check_timeout(timeout: Any) -> float:
-    """A caller's `timeout=`: positive seconds, `math.inf` for none."""
+    """Return a caller's `timeout=` as a float: positive seconds, `math.inf` for none."""
     _check_seconds("timeout", timeout)
     return float(timeout)

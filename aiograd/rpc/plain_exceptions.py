@@ -1,10 +1,10 @@
-"""Exceptions between partners: a type's name and text, never code.
+"""Exceptions between partners, which exchange plain data only: names and texts, never code.
 
     fault = (name, text, arguments or None, cause or None)
 
 Our own errors and Python's builtin ones are rebuilt as themselves from an allow-list, with plain
-data as arguments; everything else arrives as `RemoteError`. Tracebacks and notes stay at home: they
-show source lines, paths and values that a partner has no business with.
+data as arguments; everything else arrives as `RemoteError`. Tracebacks and notes are not sent: they
+show source lines, paths and values that a partner must not see.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from aiograd.wire.safecodec import DataCodec
 
 PlainFault = tuple[str, str, tuple[Any, ...] | None, Any]
 
-_CAUSES: Final = 8  # of a chain; more help nobody
+_CAUSES: Final = 8  # of a chain; also bounds the recursion that a peer can cause
 _TEXT: Final = 4096  # characters
 _OURS: Final = "aiograd."
+# Raised at the caller, these would end a generator or a task there instead of reporting a failure;
+# a group would bring its members, which are no plain data.
 _NEVER: Final = (StopIteration, StopAsyncIteration, asyncio.CancelledError, BaseExceptionGroup)
 
 
 def describe(codec: DataCodec, error: BaseException, left: int = _CAUSES) -> PlainFault:
-    """Say what happened, in plain data. Never raises, whatever the exception's methods do."""
+    """Return an exception as plain data. Never raises, whatever its methods do."""
     cause = error.__cause__
     return (
         _readable(type_name(error)),
@@ -36,13 +38,13 @@ def describe(codec: DataCodec, error: BaseException, left: int = _CAUSES) -> Pla
 
 
 def rebuild(fault: Any, worker: str, left: int = _CAUSES) -> Exception:
-    """Make the exception that a partner described; ProtocolError if it described none."""
+    """Return the exception that a partner described; ProtocolError if the fault is malformed."""
     try:
         name, text, arguments, cause = fault
     except (TypeError, ValueError):
-        raise ProtocolError("a fault of another form", worker) from None
+        raise ProtocolError("FAULT: expected name, text, arguments and cause", worker) from None
     if type(name) is not str or type(text) is not str:
-        raise ProtocolError("a fault without a name", worker)
+        raise ProtocolError("FAULT: name and text must be str", worker)
     error = _known(name, arguments) or RemoteError(name[:200], text[:_TEXT], "", worker)
     if cause is not None and left:
         error.__cause__ = rebuild(cause, worker, left - 1)
@@ -50,12 +52,14 @@ def rebuild(fault: Any, worker: str, left: int = _CAUSES) -> Exception:
 
 
 def type_name(error: BaseException) -> str:
+    """Return the name of an exception's type as tracebacks show it, with its module."""
     cls = type(error)
     module = "" if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}."
     return f"{module}{cls.__qualname__}"
 
 
 def text_of(error: BaseException) -> str:
+    """Return the message of an exception. Never raises, whatever its `__str__` does."""
     try:
         return str(error)[:_TEXT]
     except Exception as trouble:
@@ -63,7 +67,8 @@ def text_of(error: BaseException) -> str:
 
 
 def _arguments(codec: DataCodec, error: BaseException) -> tuple[Any, ...] | None:
-    """What makes the same exception again; None if it is not of a known type."""
+    """Return what rebuilds the exception; None if its type is not on the allow-list."""
+    # By identity: a class of the user's with the name of a known one must not pass for it.
     if _find(type_name(error)) is not type(error):
         return None
     try:
@@ -74,7 +79,7 @@ def _arguments(codec: DataCodec, error: BaseException) -> tuple[Any, ...] | None
 
 
 def _readable(text: str) -> str:
-    """Names of files, say, may hold halves of characters, which are no UTF-8."""
+    """Return text as UTF-8 can hold it: file names may contain lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -82,6 +87,7 @@ def _known(name: str, arguments: Any) -> Exception | None:
     cls = _find(name)
     if cls is None or type(arguments) is not tuple:
         return None
+    # The arguments come from the peer: the allow-listed constructor runs, and nothing else.
     try:
         return cls(*arguments)
     except Exception:  # these are not its arguments
@@ -89,7 +95,7 @@ def _known(name: str, arguments: Any) -> Exception | None:
 
 
 def _find(name: str) -> type[Exception] | None:
-    """The exception of that name among the builtin ones and our own; imports nothing."""
+    """Return the exception class of that name, of Python or of ours; imports nothing."""
     cls = _ours().get(name) if name.startswith(_OURS) else vars(builtins).get(name)
     if isinstance(cls, type) and issubclass(cls, Exception) and not issubclass(cls, _NEVER):
         return cls
@@ -97,6 +103,8 @@ def _find(name: str) -> type[Exception] | None:
 
 
 def _ours() -> dict[str, type[Exception]]:
+    # Computed each time, because layers define subclasses in modules imported later. Classes of
+    # users that inherit from ours are left out by their module.
     found: dict[str, type[Exception]] = {}
     waiting: list[type[Exception]] = [AiogradError]
     while waiting:

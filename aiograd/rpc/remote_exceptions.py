@@ -1,8 +1,12 @@
-"""How exceptions cross the wire: as themselves, with cause, members, notes, and where from.
+"""Exceptions on the wire: as themselves, with cause, group members, notes and origin.
 
-Each exception of the chain is encoded on its own, so that one that cannot travel or cannot be
-rebuilt spoils only itself: it arrives as `RemoteError`. The receiver adds a note with the function,
-the worker and the remote traceback. Between partners `plain_faults` takes over.
+    callee                                        caller
+    describe(error) ─▶ Fault ──── FAULT frame ──▶ rebuild(fault) ─▶ annotate(…) ─▶ raised by `await`
+    traceback_text(error) ──────────────────────▶ the note: function, worker, remote traceback
+
+Each exception of a chain or group is encoded on its own, so that one that cannot be pickled or
+rebuilt spoils only itself: it arrives as `RemoteError`. Between partners, which exchange plain data
+only, `plain_exceptions` takes over.
 """
 
 from __future__ import annotations
@@ -23,19 +27,19 @@ from aiograd.wire.safecodec import DataCodec
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
 
-_TEXT = 64 * 1024  # of a traceback; beyond that nobody reads
-_COPIED = 1 << 20  # bytes of an error with tensors or large arrays; beyond that its text must do
+_TEXT = 64 * 1024  # characters of a traceback; nobody reads more
+_COPIED = 1 << 20  # bytes of an error with tensors or large arrays; a larger one goes as its text
 _CHAIN = 16  # exceptions of a chain or group that are followed
-_OURS = "aiograd.rpc."  # modules whose frames tell a reader nothing about the failed function
+_OURS = "aiograd.rpc."  # modules whose frames say nothing about the function that failed
 
-# Not an Exception, or meaningful only to the machinery that would catch it at the caller.
+# Raised at the caller, these would end a generator or a task there instead of reporting a failure.
 _NEVER = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
 
 
 class Fault(NamedTuple):
-    """One exception as plain data."""
+    """One exception as plain data, and the exceptions it leads to."""
 
-    pickled: bytes | None  # None: it cannot travel
+    pickled: bytes | None  # None: it cannot be pickled
     type_name: str
     message: str
     notes: tuple[str, ...]
@@ -46,13 +50,14 @@ class Fault(NamedTuple):
 
 
 def describe(codec: Codec | DataCodec, error: BaseException, departure: Any) -> Any:
-    """Take an exception apart. Never raises, whatever its methods do."""
+    """Return an exception as a `Fault`. Never raises, whatever its methods do."""
     if isinstance(codec, DataCodec):
         return plain_exceptions.describe(codec, error)
     return _describe(codec, error, departure, set())
 
 
 def _describe(codec: Codec, error: BaseException, departure: Any, seen: set[int]) -> Fault:
+    # Chains may be circular (`raise a from b` with b's context a), and long in loops that retry.
     seen.add(id(error))
 
     def follow(other: BaseException | None) -> Fault | None:
@@ -71,6 +76,7 @@ def _describe(codec: Codec, error: BaseException, departure: Any, seen: set[int]
         _text(error),
         tuple(str(note) for note in getattr(error, "__notes__", ()) if isinstance(note, str)),
         follow(error.__cause__),
+        # A traceback shows the context only where there is no cause.
         follow(error.__context__) if error.__cause__ is None else None,
         bool(error.__suppress_context__),
         members,
@@ -80,8 +86,11 @@ def _describe(codec: Codec, error: BaseException, departure: Any, seen: set[int]
 def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) -> bytes | None:
     if (not isinstance(error, Exception) or isinstance(error, _NEVER)) and not group:
         return None
-    trial = Departure(departure.to, departure.kind)  # undone unless the bytes are used
+    # A departure of its own: what a traveller registers for this exception is undone at once if the
+    # bytes are not used, without touching the rest of the message.
+    trial = Departure(departure.to, departure.kind)
     try:
+        # A group goes as its class and message; its members are faults of their own.
         value: Any = (
             (type(error), error.message) if isinstance(error, BaseExceptionGroup) else error
         )
@@ -91,7 +100,8 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
         trial.cancel()
         if payload.size() > _COPIED:
             return None
-        # What it carries comes along as copies, without graph; references are not for pickling.
+        # A fault has one pickle and no buffers. So tensors and arrays in it are sent as copies,
+        # without graph; a reference cannot be pickled outside a call and makes it a RemoteError.
         copied: bytes = cloudpickle.dumps(value)
         return copied if len(copied) <= _COPIED else None
     except Exception:
@@ -100,7 +110,7 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
 
 
 def rebuild(codec: Codec | DataCodec, fault: Any, worker: str) -> Exception:
-    """Put an exception together again; RemoteError where that fails."""
+    """Return the exception that a fault describes; a RemoteError where it cannot be rebuilt."""
     if isinstance(codec, DataCodec):
         return plain_exceptions.rebuild(fault, worker)
     return _rebuild(codec, fault, worker)
@@ -114,10 +124,11 @@ def _rebuild(codec: Codec, fault: Fault, worker: str) -> Exception:
         elif fault.context is not None:
             error.__context__ = _rebuild(codec, fault.context, worker)
         error.__suppress_context__ = fault.suppress
+        # Pickle may have brought them already, in the exception's `__dict__`.
         missing = [n for n in fault.notes if n not in getattr(error, "__notes__", ())]
         for note in missing:
             error.add_note(note)
-    except Exception:
+    except Exception:  # its class refuses attributes or notes
         return _remote(fault, worker)
     return error
 
@@ -134,10 +145,13 @@ def _rebuilt(codec: Codec, fault: Fault, worker: str) -> Exception:
         error = _remote(fault, worker)
         error.add_note(f"it could not be rebuilt here: {_type_name(trouble)}: {_text(trouble)}")
         return error
+    # `__reduce__` may return anything at all.
     return value if isinstance(value, Exception) else _remote(fault, worker)
 
 
 def _group(cls: Any, message: str, members: list[Exception]) -> Exception:
+    # The class as it was raised, where its constructor is that of a group; else the members are
+    # what matters.
     try:
         group = cls(message, members)
         if isinstance(group, Exception):
@@ -153,8 +167,13 @@ def _remote(fault: Fault, worker: str) -> RemoteError:
 
 
 def annotate(error: Exception, function: str, worker: str, text: str) -> Exception:
-    """Say where it happened, in a note that tracebacks show."""
+    """Add a note with function, worker and remote traceback; return the exception to raise.
+
+    That is a RemoteError if the exception takes no notes.
+    """
     note = f"raised by {function}() on {worker}:\n{text}"
+    # A RemoteError carries the traceback as a fact, too, also when it is pickled again (`args`).
+    # One that came through two hops keeps the first, where the error happened.
     if isinstance(error, RemoteError) and not error.traceback_text:
         error.traceback_text = text
         error.args = (error.type_name, error.message, text, error.worker)
@@ -166,7 +185,8 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
 
 
 def traceback_text(error: BaseException) -> str:
-    """The remote traceback, without our own frames at its top. Never raises."""
+    """Return the text of a traceback, without our own frames at its top. Never raises."""
+    # Only at the top: below a user's function, frames of ours are nested calls, and worth seeing.
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         frames = frames.tb_next

@@ -1,12 +1,17 @@
-"""The codec: any Python values to bytes and borrowed buffers, and back.
+"""The codec: any Python value to bytes and borrowed buffers, and back.
+
+    value ─▶ Codec.encode ─▶ Payload(data, buffers) ─▶ … wire … ─▶ Codec.decode ─▶ value
+                  │                                                     ▲
+                  └─ Traveller.depart(value) ─▶ plain data ─▶ Traveller.arrive(data)
 
 Pickle protocol 5 with three additions. Arrays have a reduction of their own, a tenth of the cost of
-numpy's; from `BORROW_FROM` bytes up they are not copied but borrowed, and arrive in memory that
-belongs to the receiver. Functions and classes that cannot be imported elsewhere go by value
-(cloudpickle). *Travellers*, types that need care on the way, are asked for plain data and rebuilt
-on arrival.
+numpy's; from `BORROW_FROM` bytes up they are not copied but borrowed (zero-copy), and arrive in
+memory that belongs to the receiver. Functions and classes that cannot be imported elsewhere go by
+value (cloudpickle). *Travellers*, types that need care on the way such as tensors and references,
+are asked for plain data and rebuilt on arrival.
 
-What may travel is decided here; who the travellers are, and what becomes of the bytes, is not.
+This module decides which values can be sent. The layers above register travellers; the link sends
+the bytes.
 """
 
 from __future__ import annotations
@@ -29,19 +34,20 @@ from aiograd.wire.fastcodec import BORROW_FROM, Boxes
 
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
-_LARGE: Final = 4096
+_LARGE: Final = 4096  # bytes of a pickle whose pickler is not used again
 
 Reducer = Callable[["_Pickler", Any], Any]
 
 
 class Payload(NamedTuple):
-    """Encoded values: the pickle, the buffers that it borrows, and whether travellers are in it."""
+    """An encoded value: the pickle, the buffers it borrows, and whether travellers are in it."""
 
     data: bytes
     buffers: Sequence[Any] = ()
     travelled: bool = False
 
     def size(self) -> int:
+        """Return the bytes of pickle and buffers together."""
         total = len(self.data)
         for buffer in self.buffers:
             total += memoryview(buffer).nbytes
@@ -49,49 +55,60 @@ class Payload(NamedTuple):
 
 
 class Traveller(Protocol):
-    """A type that needs care on the way."""
+    """How values of one type are sent that need care on the way."""
 
-    tag: str
+    tag: str  # names the type on the wire
 
-    def depart(self, value: Any, departure: Any) -> Any: ...
+    def depart(self, value: Any, departure: Any) -> Any:
+        """Return the plain data that stands for `value` in a message."""
 
-    def arrive(self, data: Any, arrival: Any) -> Any: ...
+    def arrive(self, data: Any, arrival: Any) -> Any:
+        """Return the value that the data stands for."""
 
 
 class Travellers:
-    """Which types travel with care, by class and by tag; subclasses too."""
+    """The travellers of one worker, by class (also for its subclasses) and by tag."""
 
     def __init__(self) -> None:
         self._by_class: dict[type, Traveller] = {}
         self._by_tag: dict[str, Traveller] = {}
-        self.boxes: Boxes = None  # the class that may take the quick road of `flat`, and its box
-        self.listeners: list[Callable[[], None]] = []  # caches that must forget what they know
+        self.boxes: Boxes = None  # the class that may take the fast path, and its box
+        self.listeners: list[Callable[[], None]] = []  # invalidate caches when a type is added
 
     def add(self, cls: type, traveller: Traveller) -> None:
+        """Let `traveller` send values of a class and its subclasses."""
         self._by_class[cls] = self._by_tag[traveller.tag] = traveller
+        # A codec may have met the class before, and noted that pickle takes care of it.
         for changed in self.listeners:
             changed()
 
     def of(self, cls: type) -> Traveller | None:
+        """Return the traveller of a class, or of its nearest base; None if there is none."""
+        # Along the MRO, so that the nearest base wins over one that was registered earlier.
         for base in cls.__mro__:
             if base in self._by_class:
                 return self._by_class[base]
         return None
 
     def tagged(self, tag: str) -> Traveller:
+        """Return the traveller of a tag; KeyError if there is none."""
         return self._by_tag[tag]
 
 
 class Encoder(Protocol):
-    """What `Codec` and the codec for plain data have in common."""
+    """What `Codec` and `safecodec.DataCodec` have in common."""
 
     @property
-    def plain(self) -> bool: ...
+    def plain(self) -> bool:
+        """Whether it sends plain data only."""
 
-    def encode(self, value: Any, departure: Any) -> Payload: ...
+    def encode(self, value: Any, departure: Any) -> Payload:
+        """Return `value` as bytes and buffers."""
 
 
-# What is being decoded in this context; set only while a payload with travellers is loaded.
+# What `_arrive` needs: pickle calls it with its own arguments only. A ContextVar, because `decode`
+# nests (a traveller may decode another payload) and runs in threads, too. Set only while a payload
+# with travellers is loaded.
 _arriving: ContextVar[tuple[Travellers, Any]] = ContextVar("aiograd_arriving")
 
 
@@ -105,18 +122,28 @@ copyreg.add_extension(__name__, "_arrive", 0x61670002)
 
 
 class Codec:
-    """Encodes and decodes payloads for one worker. Re-entrant: a reducer may encode another one."""
+    """Encodes and decodes values for one worker.
+
+    Re-entrant: a reducer may encode another value. May be used in any thread.
+    """
 
     plain: Final = False  # what it reads may run code
 
     def __init__(self, travellers: Travellers) -> None:
         self.travellers = travellers
+        # Memo of `reducer_of`: pickle asks for every object, and types are few.
         self.reducers: dict[type, Reducer | None] = {}
         travellers.listeners.append(self.reducers.clear)
+        # Picklers to use again: to make one costs more than a small pickle. A list is a stack with
+        # atomic operations, so threads and nested calls get different ones.
         self._idle: list[_Pickler] = []
 
     def encode(self, value: Any, departure: Any) -> Payload:
-        """Take `value` as it is now; only buffers of `BORROW_FROM` bytes and more are borrowed."""
+        """Return `value` as it is now; buffers of `BORROW_FROM` bytes and more are borrowed.
+
+        They must not change until the message is sent. Raises whatever pickle or a traveller does.
+        """
+        # They hold neither arrays nor travellers, so pickle alone gives the same bytes.
         if type(value) in _ATOMS:
             return Payload(pickle.dumps(value, 5))
         pickler = self._idle.pop() if self._idle else _Pickler(self)
@@ -137,6 +164,7 @@ class Codec:
         travelled: bool = False,
         arrival: Any = None,
     ) -> Any:
+        """Return the value of a payload. May run code of the sender: for trusted peers only."""
         if not travelled:
             return pickle.loads(data, buffers=buffers)  # type: ignore[arg-type]
         token = _arriving.set((self.travellers, arrival))
@@ -146,10 +174,12 @@ class Codec:
             _arriving.reset(token)
 
     def reducer_of(self, cls: type) -> Reducer | None:
-        """How instances of `cls` are reduced; None: as pickle does it."""
+        """Return how instances of `cls` are reduced; None: as pickle does it."""
         reducer: Reducer | None
+        # Travellers first: one may be a subclass of something below.
         if self.travellers.of(cls) is not None:
             reducer = _reduce_traveller
+        # Exactly: a subclass has more to it than shape, dtype and memory.
         elif cls is np.ndarray:
             reducer = _reduce_array
         elif issubclass(cls, type | types.FunctionType):
@@ -163,18 +193,24 @@ class Codec:
 
 
 class _DispatchTable(dict[type, Any]):
-    """cloudpickle's reducers, then whatever is in copyreg at that moment."""
+    """cloudpickle's reducers, then copyreg's as they are at that moment.
+
+    A dict in place of cloudpickle's ChainMap, whose lookups run in Python.
+    """
 
     def __missing__(self, cls: type) -> Any:
         return copyreg.dispatch_table[cls]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler with our reducers, which can be used again."""
+
     dispatch_table = _DispatchTable(cloudpickle.Pickler._dispatch_table)
 
     def __init__(self, codec: Codec) -> None:
         self._file = io.BytesIO()
-        pickle.Pickler.__init__(self, self._file, 5, buffer_callback=self._lend)
+        # In place of cloudpickle's `__init__`; `proto` and `globals_ref` are its attributes.
+        pickle.Pickler.__init__(self, self._file, 5, buffer_callback=self._borrow)
         self.proto = 5
         self.globals_ref: dict[int, Any] = {}
         self.codec = codec
@@ -184,11 +220,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.travelled = False
 
     def encode(self, value: Any, departure: Any) -> Payload:
+        """Pickle one value; call `reset` before the next."""
         self.departure = departure
         pickle.Pickler.dump(self, value)
         return Payload(self._file.getvalue(), self.buffers, self.travelled)
 
     def reset(self) -> None:
+        """Forget the value, also after a failure in the middle of it."""
         self.clear_memo()
         self._file.seek(0)
         self._file.truncate()
@@ -199,13 +237,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.globals_ref = {}
         self.travelled = False
 
-    def _lend(self, buffer: pickle.PickleBuffer) -> bool:
+    def _borrow(self, buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < BORROW_FROM:
-            return True  # in band
+            return True  # pickle copies it into the stream
         self.buffers.append(buffer)
         return False
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is reduced: pickle's hook, called for every object but atoms."""
         reducer: Any = self._reducers.get(type(obj), _UNKNOWN)
         if reducer is _UNKNOWN:
             reducer = self.codec.reducer_of(type(obj))
@@ -224,29 +263,32 @@ def _reduce_traveller(pickler: _Pickler, value: Any) -> Any:
 
 
 def _reduce_code(pickler: _Pickler, code: Any) -> Any:
-    if code is rebuild_array or code is _arrive:  # on every array's way: spare it the search
+    # Part of every array and traveller; cloudpickle would search the modules for them each time.
+    if code is rebuild_array or code is _arrive:
         return NotImplemented
     return cloudpickle.Pickler.reducer_override(pickler, code)
 
 
 def _refuse(pickler: _Pickler, value: Any) -> Any:
+    # cloudpickle would read a file and send its contents: a surprise, and a large one.
     if isinstance(value, io.BytesIO | io.StringIO):
         return NotImplemented
     raise TypeError(f"cannot send an open file ({type(value).__name__})")
 
 
-# ── who was it ──────────────────────────────────────────────────────────────────────────────────
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def encode_named(codec: Encoder, value: Any, departure: Any, name: str) -> Payload:
-    """Encode, and say where the trouble sits if that fails.
+    """Encode a value; SerializationError with the path of the culprit if that fails.
 
-    SerializationError passes as it is; so does what a traveller raises on purpose (any of our own
-    errors): an RRef whose owner is gone is not a serialization problem.
+    `name` is how the path begins. Our own errors pass as they are, because a traveller raised them
+    on purpose: an RRef whose owner is gone is not a serialization problem.
     """
     try:
         return codec.encode(value, departure)
     except SerializationError as error:
+        # Raised by a traveller, which knows the path; the data codec only knows the type.
         if not codec.plain:
             raise
         path, _ = find_culprit(codec, value, departure, name, error)
@@ -254,6 +296,7 @@ def encode_named(codec: Encoder, value: Any, departure: Any, name: str) -> Paylo
     except AiogradError:
         raise
     except RecursionError as error:
+        # No search for the culprit: it would run into the same depth, once per level.
         raise SerializationError(name, "it is nested too deeply") from error
     except Exception as error:
         path, what = find_culprit(codec, value, departure, name, error)

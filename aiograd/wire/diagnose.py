@@ -1,7 +1,7 @@
-"""Finds what in a value cannot travel, after encoding it has failed.
+"""Diagnosis of a failed encoding: which part of the value cannot be sent.
 
-Slow and careful: it encodes parts of the value again, from the outside inwards, and names the
-innermost one that fails, as a path a reader can follow: `args[0]['x'].lock`.
+It encodes parts of the value again, from the outside inwards, and names the innermost one that
+fails, as a path a reader can follow: `args[0]['x'].lock`. Slow, but only after a failure.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from aiograd.wire.codec import Encoder
+_DEPTH = 32  # parts of a path; a longer one helps no reader
 
-_DEPTH = 32  # a path longer than this helps nobody
+
+class Encoder(Protocol):
+    """What the diagnosis needs of a codec."""
+
+    def encode(self, value: Any, departure: Any) -> object:
+        """Encode a value, or raise."""
 
 
 def find_culprit(
     codec: Encoder, value: Any, departure: Any, name: str, error: Exception
 ) -> tuple[str, str]:
-    """The path of the innermost part that fails, and what it says."""
+    """Return the path of the innermost part that fails, and its description."""
+    # Parts already tried, on all levels: values may contain themselves.
     seen: set[int] = set()
+    # One level per round. When no part of the value fails alone, the value itself is the culprit.
     for _ in range(_DEPTH):
         for path, part in _parts(value, name):
             if id(part) in seen:
@@ -51,7 +57,7 @@ def _describe(value: Any, error: Exception) -> str:
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What `value` is made of, each with its path."""
+    """Yield what `value` is made of, each with its path."""
     if name == "call":  # the root of a call: (args, kwargs) or (func, args, kwargs)
         *func, args, kwargs = value
         for each in func:
@@ -69,6 +75,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
     elif isinstance(value, set | frozenset):
         yield from ((f"{name}{{{_short(each)}}}", each) for each in value)
+    # A class is pickled by name or by value as a whole; its attributes as paths would mislead.
     if isinstance(value, type) or _decides_itself(value):
         return
     attributes = getattr(value, "__dict__", None)
@@ -79,6 +86,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for slot in (slots,) if isinstance(slots, str) else slots:
             with contextlib.suppress(AttributeError):
                 yield f"{name}.{slot}", getattr(value, slot)
+    # cloudpickle sends the globals that a function's code names, and its closure.
     if isinstance(value, types.FunctionType):
         for variable in value.__code__.co_names:
             if variable in value.__globals__:
@@ -91,7 +99,9 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _decides_itself(value: Any) -> bool:
-    """Whether its class says what is pickled of it: then its attributes are not to blame."""
+    """Whether its class defines what is pickled of it: then its attributes are not to blame."""
+    # An exception's default reduction does include its attributes, and a function's globals and
+    # closure are pickled by cloudpickle.
     if isinstance(value, BaseException | types.FunctionType):
         return False
     cls: Any = type(value)
@@ -101,6 +111,7 @@ def _decides_itself(value: Any) -> bool:
 
 
 def _short(key: Any) -> str:
+    # Anything may happen in a user's `__repr__`; the diagnosis must not fail with another error.
     try:
         text = repr(key)
     except Exception:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.buffers import Memory
+from aiograd.wire.buffers import BufferPool
 from aiograd.wire.messages import CHUNK, KINDS, LARGE, LEGAL, SHARED, describe_flags
 
 MAGIC: Final = 0xA9
@@ -124,13 +124,13 @@ class FrameReader:
         self,
         max_message: int = 1 << 30,
         reserve: Callable[[int], bool] = lambda size: True,
-        memory: Memory | None = None,
+        memory: BufferPool | None = None,
         shared: Callable[[int, memoryview], Transfer] | None = None,
         unavailable: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._max_message = max_message
         self._shared = shared or _none_shared  # finds what lies in lent memory
-        self._memory = memory if memory is not None else Memory()
+        self._memory = memory if memory is not None else BufferPool()
         self._reserve = reserve  # asked before memory is made for an announced size
         self._unavailable = unavailable  # told of what was reserved and could not be allocated
         self._buffer = bytearray(_BUFFER)

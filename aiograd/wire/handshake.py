@@ -1,20 +1,21 @@
 """The handshake: two workers prove to each other that they know the secret they share.
 
     client                                    server
-    HELLO_C  version, nonce, who I am    ──▶
-                                         ◀──  HELLO_S  version, nonce, who I am
+    HELLO_C  version, nonce, identity    ──▶
+                                         ◀──  HELLO_S  version, nonce, identity
     PROOF_C  terms, offer, HMAC          ──▶
                                          ◀──  PROOF_S  terms, status, latest dial, bytes
                                                        received, HMAC
 
-Fixed layouts, no pickle, no JSON: nothing a stranger sends reaches a deserializer. Both nonces stop
-replay, the role labels stop reflection, and the proofs cover both hellos (version, names, limits)
-and what comes with them, so that nobody can change it on the way. The terms are whether this side
-speaks plain data only with the other one, whose name it knows by then; what an offer is, and where
-a session goes on, is told in `resume`. Where each name has a secret of its own, the proofs are made
-with that of the name in the hello. A refusal is a closed connection and nothing else.
+Fixed layouts, no pickle, no JSON: no byte of an unauthenticated peer reaches a deserializer. Both
+nonces stop replay, the role labels stop reflection, and the proofs cover both hellos (version,
+names, limits) and what comes with them, so that nobody can change it on the way. The terms are
+whether this side speaks plain data only with the other one, whose name it knows by then; `session`
+says what an offer is, and where a session goes on. Where each name has a secret of its own, the
+proofs are made with that of the name in the hello. A refusal is a closed connection and nothing
+else.
 
-A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
+A pure state machine: messages in, messages out. `rpc.link` has the timeouts and sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from aiograd.wire.names import is_name
 from aiograd.wire.secrets import Secret
 from aiograd.wire.session import Offer
 
-VERSION: Final = 6  # of everything on the wire; raised with every change of a layout or a meaning
+# Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
+# versions refuse each other, so no message needs a version of its own.
+VERSION: Final = 6
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.
@@ -39,12 +42,13 @@ _CLAIM: Final = struct.Struct("<BIQI")
 _PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
-_RESTRICTED: Final = 0x80  # beside the first number of a claim: the terms
+# The terms: a bit of the claim's first byte, so that the proof covers them without a field more.
+_RESTRICTED: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who speaks, and within which limits."""
+    """One side of a handshake: its name, rank, incarnation, cluster and limits."""
 
     name: str
     rank: int
@@ -56,6 +60,7 @@ class Identity:
     restricted: bool = False  # it speaks plain data only with us; known when it is proven
 
     def hello(self, nonce: bytes) -> bytes:
+        """Return the HELLO message."""
         name = self.name.encode()
         return _HELLO.pack(
             _MAGIC,
@@ -72,6 +77,7 @@ class Identity:
 
     @classmethod
     def from_hello(cls, data: bytes) -> Identity:
+        """Return the identity that a HELLO claims; ProtocolError if it is malformed."""
         magic, version, _, cluster, length, name, rank, incarnation, message, inflight = (
             _HELLO.unpack(data)
         )
@@ -81,13 +87,16 @@ class Identity:
             text = name[:length].decode()
         except UnicodeDecodeError:
             raise ProtocolError("the other side has no readable name") from None
-        if not is_name(text):  # it goes into logs before anything is proven
+        # Checked before anything is proven, because it goes into logs by then.
+        if not is_name(text):
             raise ProtocolError(f"the other side has a name that no worker can have: {text!a}")
         return cls(text, rank, incarnation, cluster, message, inflight, version)
 
 
 def derive_key(secret: bytes, cluster: bytes) -> Secret:
-    """HKDF-SHA256 of the secret, so that it signs nothing itself."""
+    """Return HKDF-SHA256 of the secret, so that it signs nothing itself."""
+    # The cluster is the salt: a secret that two clusters share gives them different keys, and a
+    # handshake of one proves nothing in the other.
     extracted = Secret(hmac.digest(cluster, secret, hashlib.sha256))
     return Secret(hmac.digest(extracted, b"aiograd handshake 1\x01", hashlib.sha256))
 
@@ -102,39 +111,38 @@ class Handshake:
         nonce: bytes,
         *,
         client: bool,
-        binding: bytes = b"",
         restricts: Callable[[str], bool] = lambda name: False,
         offer: Callable[[Identity], Offer] | None = None,
     ) -> None:
         self._us = us
         self._restricts = restricts  # whether we speak plain data only with a worker of this name
-        # With whom we share which secret; asked once, for the name that the other side claims.
+        # Which secret we share with whom; asked once, for the name that the other side claims.
         self._secret_for = secret if callable(secret) else lambda name: secret
         self._key = Secret()
         self._client = client
-        self._binding = binding  # what ties the proof to the channel below, e.g. a certificate
+        self._binding = b""  # what ties the proof to the channel below: the TLS certificates
         self._ours = us.hello(nonce)
         self._theirs = b""
         self._expects = "hello"
         self.needed = HELLO_SIZE
         self.peer: Identity | None = None  # only believable once `proven`
         self.proven = False
-        self._make_offer = offer  # asks a client that knows whom it talks to
+        self._make_offer = offer  # asked once the client knows its peer
         self.offer = Offer()  # what the client wants
         self.status = 0  # what the server decided; known on both sides at the end
         self.received = 0  # bytes of the session that the other side has
         self.latest = 0  # the number of the server's latest dial; known to the client at the end
 
     def bind(self, binding: bytes) -> None:
-        """Tie the proofs to a channel that is known only now."""
+        """Tie the proofs to the channel below. Call it before the first message."""
         self._binding = binding
 
     def start(self) -> bytes:
-        """What to send before anything was received."""
+        """Return what to send before anything was received."""
         return self._ours if self._client else b""
 
     def receive(self, message: bytes) -> bytes:
-        """Take one whole message, return what to send. Raises when the other side is refused."""
+        """Take one whole message; return what to send. AuthError if the proof is wrong."""
         if self._expects == "hello":
             return self._receive_hello(message)
         if self._expects == "proof":
@@ -142,7 +150,9 @@ class Handshake:
         raise ProtocolError("the handshake is over")
 
     def admit(self, status: int, received: int = 0, latest: int = 0) -> bytes:
-        """The server's last word to a proven client: PROOF_S."""
+        """Return PROOF_S, the server's answer to an authenticated client."""
+        # Separate from `receive`, because the link decides: whether there is a session to go on
+        # with is known there, and only for a proven name.
         assert self.proven
         assert not self._client
         self.status = status
@@ -150,6 +160,7 @@ class Handshake:
 
     def _receive_hello(self, message: bytes) -> bytes:
         self._theirs = message
+        # Claimed, not proven: until `proven` it is good for choosing a secret and for error texts.
         self.peer = peer = Identity.from_hello(message)
         self._expects, self.needed = "proof", PROOF_SIZE
         if peer.version != self._us.version:
@@ -165,6 +176,7 @@ class Handshake:
 
     @property
     def mismatch(self) -> ProtocolError | None:
+        """The error if both sides speak different versions."""
         if self.peer is None or self.peer.version == self._us.version:
             return None
         return ProtocolError(
@@ -172,7 +184,7 @@ class Handshake:
         )
 
     def refusal(self, why: str) -> AuthError:
-        """Why there is no connection between us and whom the other side claims to be."""
+        """Return the error for a refused connection: both names, and why."""
         if self.peer is None:
             return AuthError(f"{self._us.name} cannot connect: {why}")
         name = self.peer.name
@@ -181,6 +193,7 @@ class Handshake:
     def _receive_proof(self, message: bytes) -> bytes:
         claim, mac = _PROOF.unpack(message)
         label = b"server" if self._client else b"client"
+        # In constant time: else the time of a refusal would tell how many bytes were right.
         if not hmac.compare_digest(mac, self._mac(label, claim)):
             raise self.refusal("the other side does not know the secret they would share")
         self.proven, self._expects, self.needed = True, "nothing", 0
@@ -188,6 +201,8 @@ class Handshake:
         assert self.peer is not None
         self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
         word &= ~_RESTRICTED
+        # One layout for both directions: a server's answer has its latest dial where a client's
+        # offer has its number.
         if self._client:
             self.status, self.latest = word, number
         else:
@@ -202,6 +217,8 @@ class Handshake:
         return _PROOF.pack(claim, self._mac(label, claim))
 
     def _mac(self, label: bytes, claim: bytes) -> bytes:
+        # Client's hello first on both sides. All parts have fixed sizes (a binding is empty or two
+        # digests at the end), so no two different handshakes give the same text.
         first, second = (self._ours, self._theirs) if self._client else (self._theirs, self._ours)
         text = b"".join((label, claim, first, second, self._binding))
         return hmac.digest(self._key, text, hashlib.sha256)

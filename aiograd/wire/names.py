@@ -1,7 +1,7 @@
 """The one rule for names of workers, in arguments as in handshakes.
 
-Names go into logs, paths, addresses and certificates, and decide about modes and secrets. So they
-are short, plain ASCII, and compared byte by byte.
+Names go into logs, paths, addresses and certificates, and select modes and secrets. So they are
+short, plain ASCII, and compared byte by byte.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+# No dot, slash or space: a name is part of file names and log lines. 127 bytes fit the hello.
 _NAME: Final = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 
 
 def is_name(text: str) -> bool:
     """Whether a worker can have this name."""
+    # `fullmatch`: a pattern with `$` would also take a name that ends with a newline.
     return _NAME.fullmatch(text) is not None
 
 

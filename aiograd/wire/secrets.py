@@ -1,7 +1,7 @@
-"""Bytes that prove something and show nothing, and which of them to share with whom.
+"""Secrets that no text shows, and the keyring: which secret is shared with which peer.
 
-A secret passes through frames, records and errors on its way; whoever prints those, or lets a
-debugger or an error reporter do it, must not see it. So it says "<secret>" of itself.
+A secret passes through stack frames, records and errors. Logs, debuggers and error reporters print
+those, and must not show it. So its text is "<secret>".
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-OTHERS: Final = "*"  # in a mapping by name: everybody else; no worker can have this name
+OTHERS: Final = "*"  # in a mapping by name: every other worker; no worker can have this name
 SHORTEST: Final = 16  # bytes; a shorter secret can be guessed
 
 
 class Secret(bytes):
-    """Bytes that no text shows; `hex()` still does, for the one file that carries them."""
+    """Bytes that no text shows; `hex()` still does, for the one file that carries them.
+
+    A subclass of bytes, so that `hmac` and files take it as it is.
+    """
 
     def __repr__(self) -> str:
         return "<secret>"
@@ -25,8 +28,9 @@ class Secret(bytes):
 class Keyring:
     """The secrets of one worker: one that it shares with all, or one for each name.
 
-    With several, the name that the other side claims decides which one it has to know. So nobody
-    can pass for somebody else, and two workers that share none cannot connect.
+    With several, the name that the other side claims decides which one it has to know. So no worker
+    can pass for another one, and two workers that share none cannot connect. The alternative, one
+    key per cluster and certificates for names, needs an authority that all of them trust.
     """
 
     def __init__(self, secrets: bytes | Mapping[str, bytes]) -> None:
@@ -41,11 +45,12 @@ class Keyring:
         return self._others is not None or name in self._secrets
 
     def chooser(self, token: Callable[[int], bytes]) -> Callable[[str], Secret]:
-        """What tells, in one handshake, which secret the one of this name has to know.
+        """Return, for one handshake, a function from a claimed name to the secret it must prove.
 
-        For a name without one it is random bytes, so that it fails exactly as a wrong secret does
-        and a stranger cannot find out who is known here. They are made before the name is told,
-        and anew each time: not even this worker itself could prove to know them.
+        `token` makes random bytes. A name without a secret gets some, so that it fails exactly as a
+        wrong secret does, and a stranger cannot find out which names are known here.
         """
+        # Made before the name is known, and anew for each handshake: not even this worker itself
+        # could prove to know them.
         others = Secret(token(32)) if self._others is None else self._others
         return lambda name: self._secrets.get(name, others)

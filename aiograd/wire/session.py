@@ -1,24 +1,30 @@
-"""A session: two streams of bytes that go on over one connection after another.
+"""A session: two streams of bytes that outlive their connections.
 
-Both sides count the bytes of each direction, and keep what they sent until the other one says that
-it came. When a connection breaks, the side that dialled it dials again; in the handshake each tells
-how much it has received, and the other goes on from there. So every byte arrives once and in order,
-whatever was cut in the middle of what, and nothing above has to know:
+Both sides count the bytes of each direction, and keep what they sent until the peer acknowledges
+it. When a connection breaks, the side that dialled it dials again; in the handshake each side says
+how much it has received, and the other one goes on from there. So every byte arrives once and in
+order, whatever message the cut was in the middle of, and nothing above has to know:
 
-    sent      ├── known to have come ──┼────── kept ──────┤
+    sent      ├──── acknowledged ──────┼────── kept ──────┤
     received  ├───────────────────────────────┤             the next connection goes on here
 
-Memory is bounded: beyond `limit` bytes the oldest are let go, and who needs them cannot resume.
+The alternative, ids and a cache of replies per call, needs a rule for each kind of message. Here a
+message costs one count per read and one reference per write. A resent byte was never received, so
+memory that was borrowed for a call that is done is never read again.
 
-A session that is lost never goes on, but the two may begin another one. So a session has an id: the
-number of the dial that began it. Every offer names the session it is about, and dials have rising
-numbers. Together they keep what is late out of a session that it does not belong to:
+Memory is bounded: beyond `limit` bytes the oldest are dropped, and a peer that needs them cannot
+resume.
 
-    dial of another session, newer than all that is known ──▶ the peer has lost this one
-    dial that is not newer ──▶ it was given up over there, and comes late: DUPLICATE
-    resume or nudge of another session ──▶ LOST
+A session that is lost never goes on, but the two workers may begin another one. So a session has an
+id: the number of the dial that began it. Every offer names its session, and dials have rising
+numbers. Together they keep late offers out of a session they do not belong to:
 
-A pure state machine: when to dial, and for how long, is `rpc.reconnect`'s business.
+    DIAL of another session, newer than all that is known   ──▶ the peer has lost this one
+    DIAL that is not newer                                  ──▶ abandoned by its sender: DUPLICATE
+    RESUME or NUDGE of another session                      ──▶ LOST
+
+A session belongs to a pair of incarnations; it needs no other name. A pure state machine: when to
+dial, and for how long, is decided in `rpc.link.dialer`.
 """
 
 from __future__ import annotations
@@ -30,25 +36,26 @@ from aiograd.errors import ProtocolError
 from aiograd.wire.framing import pack_header
 from aiograd.wire.messages import PING
 
-LITTLE: Final = 64 * 1024  # bytes received after which the next write takes the news along
-MUCH: Final = 1024 * 1024  # bytes received after which the news does not wait for a write
+ACK_WITH_WRITE: Final = 64 * 1024  # bytes received after which the next write acknowledges them
+ACK_NOW: Final = 1024 * 1024  # bytes received after which the acknowledgement waits for no write
 
-# What a client wants. Only the side that dialled first dials again, so that no two dials cross.
+# What a client offers. Only the side that dialled first dials again, so that no two dials cross;
+# the other side connects to nudge it.
 DIAL: Final = 0  # the first connection of a new session
-RESUME: Final = 1  # the next one
-NUDGE: Final = 2  # the connection broke here: please dial again
+RESUME: Final = 1  # the next connection of a session
+NUDGE: Final = 2  # nothing but a request: the connection broke here, dial again
 LOOK: Final = 3  # nothing: a connection came up meanwhile
 
-# What becomes of it.
+# What a server answers.
 ACCEPTED: Final = 1
 DUPLICATE: Final = 2  # another connection between the two is used, or about to be
-LOST: Final = 3  # the session is over: this start of the client was declared lost, or too much was
+LOST: Final = 3  # the session is over: this start of the client, or too many bytes, were lost
 
 Piece = bytes | memoryview
 
 
 class Offer(NamedTuple):
-    """What a client says in its proof."""
+    """What a client wants, as it says in its proof."""
 
     word: int = DIAL
     number: int = 1  # of the connection; a worker never dials with the same number twice
@@ -61,6 +68,7 @@ class Session:
 
     __slots__ = (
         "_limit",
+        "acked",
         "base",
         "due",
         "fence",
@@ -72,7 +80,6 @@ class Session:
         "received",
         "role",
         "sent",
-        "told",
     )
 
     def __init__(self, limit: int = 64 << 20, fence: int = 0) -> None:
@@ -82,32 +89,40 @@ class Session:
         self.role = ""  # "dials" or "waits", from the first connection on
         self.number = 0  # of the latest connection, given by the side that dials
         self.sent = 0
-        self.base = 0  # everything before was received, or let go
-        self.kept: deque[Piece] = deque()
-        self.full = limit  # position from which on the oldest is let go
+        self.base = 0  # everything before was acknowledged, or dropped
+        self.kept: deque[Piece] = deque()  # from `base` to `sent`
+        self.full = limit  # `sent` beyond this position drops the oldest pieces
         self.received = 0
-        self.told = 0  # how much of it the peer was told
-        self.due, self.overdue = LITTLE, MUCH
+        self.acked = 0  # how much of `received` the peer was told
+        # `received` beyond these is acknowledged with the next write, and at once. Precomputed:
+        # they are compared after every read and before every write.
+        self.due, self.overdue = ACK_WITH_WRITE, ACK_NOW
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────
 
     def keep(self, piece: Piece) -> None:
-        """This is about to be written."""
+        """Keep a piece that is about to be written, until the peer acknowledges it."""
         self.kept.append(piece)
         self.sent += len(piece)
         if self.sent > self.full:
             self._drop(self.sent - self._limit)
 
     def acknowledge(self) -> bytes:
-        """The frame that tells how much has come."""
-        self.told = received = self.received
-        self.due, self.overdue = received + LITTLE, received + MUCH
+        """Return the frame that says how much was received.
+
+        A PING: the acknowledgement is also the sign of life of a quiet connection.
+        """
+        self.acked = received = self.received
+        self.due, self.overdue = received + ACK_WITH_WRITE, received + ACK_NOW
         return pack_header(PING, 0, 0, received, 0.0, 0)
 
     def acknowledged(self, position: int) -> None:
-        """The peer has everything before this position."""
+        """Drop what the peer has: everything before this position."""
         if position > self.sent:
-            raise ProtocolError(f"{position} bytes came over there, of {self.sent} that were sent")
+            raise ProtocolError(
+                f"PING: the peer acknowledges {position} bytes, of {self.sent} that were sent"
+            )
+        # Whole pieces only: a piece that arrived in part is kept, and cut when it is sent again.
         kept, base = self.kept, self.base
         while kept and base + len(kept[0]) <= position:
             base += len(kept.popleft())
@@ -118,16 +133,16 @@ class Session:
             self.base += len(self.kept.popleft())
         self.full = self.base + self._limit
 
-    def own(self) -> None:
-        """Copy what is only borrowed: nobody knows for how long it will have to be kept."""
+    def copy_kept(self) -> None:
+        """Copy what is only borrowed: without a connection it is kept for an unknown time."""
         self.kept = deque(bytes(piece) for piece in self.kept)
 
     def resumable(self, position: int) -> bool:
         """Whether everything from this position on is here."""
         return self.base <= position <= self.sent
 
-    def rest(self, position: int) -> list[Piece]:
-        """What has to be sent again over a new connection."""
+    def unacknowledged(self, position: int) -> list[Piece]:
+        """Return what must be sent again over a new connection: everything from `position` on."""
         self.acknowledged(position)
         pieces = list(self.kept)
         if pieces:
@@ -137,7 +152,7 @@ class Session:
     # ── connections ─────────────────────────────────────────────────────────────────────────────
 
     def offer(self, number: int) -> Offer:
-        """What to say when there is no connection, and this side makes one of that number."""
+        """Return what to offer with a new connection of that number, when there is none."""
         if self.role == "waits":
             return Offer(NUDGE, self.number, self.received, self.id)
         # All dials of one session name it alike, so that the peer knows a repeated one.
@@ -145,29 +160,35 @@ class Session:
         return Offer(RESUME if self.role else DIAL, number, self.received, self.id)
 
     def replaced_by(self, offer: Offer) -> bool:
-        """Whether the peer begins another session: then it has lost this one."""
+        """Whether the peer begins another session with this offer: then it has lost ours."""
+        # Without a role the session never began, so there is nothing to lose. A dial up to the
+        # fence is old: it was sent before, and came late.
         if offer.word != DIAL or not self.role or offer.number <= self.fence:
             return False
         return self.role == "dials" or offer.session != self.id
 
     def answer(self, offer: Offer, *, dialling: bool = False, first: bool = False) -> int:
-        """Decide about a proven client.
+        """Decide about the offer of an authenticated client; the session changes if it is accepted.
 
         `dialling`: this side makes its first connection, too; `first`: and that one is preferred.
         """
         if offer.word == LOOK:
             return DUPLICATE
         if offer.word == NUDGE:
+            # While this side dials for the first time, the nudge can only be about that dial: it
+            # was accepted over there, and broke before the answer came.
             ours = self.role == "dials" and offer.session == self.id
             return DUPLICATE if ours or (dialling and not self.role) else LOST
+        # Two first dials that cross: both sides must choose the same one, or both are closed.
         if self.role == "dials" or (not self.role and dialling and first):
             return DUPLICATE
         if offer.number <= self.fence:
-            return DUPLICATE  # it was given up over there, and comes late
+            return DUPLICATE  # its sender has abandoned it, and dialled again since
         if offer.word == RESUME and (not self.role or offer.session != self.id):
             return LOST
         if not self.resumable(offer.received):
             return LOST
+        # The peer dials from now on, and nothing older than this dial counts any more.
         self.role, self.number, self.id = "waits", offer.number, offer.session
         self.fence = offer.number
         return ACCEPTED
@@ -177,10 +198,11 @@ class Session:
         return offer.word == NUDGE and self.role == "dials" and offer.number == self.number
 
     def accepted(self, offer: Offer, received: int, latest: int) -> bool:
-        """The peer took our offer: whether this side can go on, too.
+        """Take note that the peer accepted our offer; return whether this side can go on, too.
 
         `latest`: the peer's latest dial by then. If it dialled us at the same time, that dial may
-        still arrive, and must not be taken for the beginning of the next session."""
+        still arrive, and must not be taken for the beginning of the next session.
+        """
         self.role, self.number, self.id = "dials", offer.number, offer.session
         self.fence = max(self.fence, latest)
         return self.resumable(received)

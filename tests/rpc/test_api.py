@@ -89,7 +89,7 @@ class Counter:
         return self.count + x
 
 
-async def test_call_py_callables(agents):
+async def test_every_kind_of_callable_can_be_called(agents):
     async with agents(2):
         assert await rpc_async("worker1", min, (3, 1, 2)) == 1
         assert await rpc_async("worker1", add, (1,), {"y": 5}) == 6
@@ -106,7 +106,7 @@ async def test_call_py_callables(agents):
         assert await rpc_async("worker1", nothing) is None
 
 
-async def test_async_methods(agents):
+async def test_async_methods_and_callables_can_be_called(agents):
     async with agents(2):
         assert await rpc_async("worker1", Counter.double_later, (4,)) == 8
         assert await rpc_async("worker1", Counter.make_later, (4,)) == 4
@@ -114,7 +114,7 @@ async def test_async_methods(agents):
         assert await rpc_async("worker1", functools.partial(add_later, y=2), (1,)) == 3
 
 
-async def test_call_to_oneself_copies_arguments(agents):
+async def test_a_call_to_oneself_copies_arguments(agents):
     async with agents(1) as (a,):
         array = np.zeros(3)
 
@@ -129,7 +129,7 @@ async def test_call_to_oneself_copies_arguments(agents):
         assert not big.any()
 
 
-async def test_call_arrays(agents):
+async def test_arrays_of_many_sizes_arrive(agents):
     async with agents(2):
         sizes = range(100)
         calls = [rpc_async("worker1", add, (np.ones((n, n)), 1)) for n in sizes]
@@ -138,7 +138,7 @@ async def test_call_arrays(agents):
             assert (result == 2).all()
 
 
-async def test_call_noncontiguous(agents):
+async def test_noncontiguous_arrays_arrive_equal(agents):
     async with agents(2):
         array = np.arange(20_000.0).reshape(100, 200)[::2, ::3]
         assert (await rpc_async("worker1", add, (array, 1)) == array + 1).all()
@@ -147,7 +147,7 @@ async def test_call_noncontiguous(agents):
 Pair = namedtuple("Pair", "a b")
 
 
-async def test_call_containers(agents):
+async def test_arrays_shared_inside_containers_stay_shared(agents):
     async with agents(2):
         array = np.arange(4)
         value = {"list": [array, array], "pair": Pair(array, 1), 3: {"x": (array,)}}
@@ -168,7 +168,7 @@ async def test_arguments_are_taken_when_the_call_is_made(agents):
         assert await future == 3
 
 
-async def test_call_nested(agents):
+async def test_calls_nest_across_workers(agents):
     async with agents(2):
         assert await rpc_async("worker1", call_back_sync, ("worker0", 5)) == 6
         assert await rpc_async("worker1", call_back_async, ("worker0", 5)) == 6
@@ -193,7 +193,7 @@ def ping_pong(depth):
     return 0 if depth == 0 else 1 + rpc_sync(1 - me, ping_pong, (depth - 1,))
 
 
-async def test_async_multi(agents):
+async def test_coroutines_chain_and_fan_out_over_workers(agents):
     async with agents(3):
         assert await rpc_async("worker1", chain, (20, 5)) == 25
         assert await rpc_async("worker1", fan_out, (20,)) == sum(range(20)) + 20
@@ -211,20 +211,20 @@ async def fan_out(count):
     )
 
 
-async def test_call_stress(agents):
+async def test_a_thousand_calls_return_their_own_results(agents):
     async with agents(3):
         calls = [rpc_async(f"worker{i % 3}", add, (i, 1)) for i in range(1000)]
         assert await asyncio.gather(*calls) == [i + 1 for i in range(1000)]
 
 
-async def test_call_source(agents):
+async def test_a_service_knows_the_sender_of_a_request(agents):
     async with agents(3) as (_, b, c):
         b.services["who"] = c.services["who"] = lambda sender: (sender.name, sender.rank)
         assert await b.request("worker2", "who") == ("worker1", 1)
         assert await c.request("worker1", "who") == ("worker2", 2)
 
 
-async def test_worker_info_pickle(agents):
+async def test_worker_info_survives_a_call(agents):
     async with agents(2):
         info = WorkerInfo("worker1", 1)
         assert await rpc_async(info, add_nothing, (info,)) == info
@@ -280,7 +280,7 @@ def variable_inline():
     return VARIABLE.get()
 
 
-async def test_use_before_init():
+async def test_a_call_without_a_worker_is_refused():
     with pytest.raises(WorkerClosed):
         rpc_async("worker1", add)
 
@@ -329,7 +329,7 @@ def events():
     return NOTES
 
 
-async def test_to_per_call(agents, events):
+async def test_a_call_may_have_its_own_timeout(agents, events):
     async with agents(2, options=Options(timeout=0.05)):
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded) as caught:
@@ -342,7 +342,7 @@ async def test_to_per_call(agents, events):
         await events["cancelled"].wait()
 
 
-async def test_to_default(agents, events):
+async def test_a_call_without_a_timeout_has_that_of_the_options(agents, events):
     async with agents(2, options=Options(timeout=0.001)):
         slow = [rpc_async("worker1", asyncio.sleep, (5,)) for _ in range(10)]
         for each in await asyncio.gather(*slow, return_exceptions=True):
@@ -483,7 +483,7 @@ def boom(text="boom"):
     raise ValueError(text)
 
 
-async def test_fut_wait_twice(agents):
+async def test_a_future_can_be_awaited_twice(agents):
     async with agents(2):
         good, bad = rpc_async("worker1", add, (1, 2)), rpc_async("worker1", boom)
         assert [await good, await good] == [3, 3]
@@ -495,7 +495,7 @@ async def test_fut_wait_twice(agents):
                 await future
 
 
-async def test_fut_done_callback(agents):
+async def test_callbacks_of_a_future_run_in_order(agents):
     async with agents(2):
         called: list[Any] = []
         future = rpc_async("worker1", add, (1, 2))
@@ -506,7 +506,7 @@ async def test_fut_done_callback(agents):
         assert called == [("first", 3), ("second", 3)]
 
 
-async def test_fut_done_flag(agents):
+async def test_a_future_knows_whether_it_is_done(agents):
     async with agents(2):
         good, bad = rpc_async("worker1", add, (1, 2)), rpc_async("worker1", boom)
         assert not good.done()
@@ -516,7 +516,7 @@ async def test_fut_done_flag(agents):
         assert isinstance(bad.exception(), ValueError)
 
 
-async def test_fut_set_twice(agents):
+async def test_a_future_cannot_be_set_twice(agents):
     async with agents(2):
         future = rpc_async("worker1", add, (1, 2))
         await future
@@ -524,7 +524,7 @@ async def test_fut_set_twice(agents):
             future.set_result(4)
 
 
-async def test_fut_not_picklable(agents):
+async def test_a_future_cannot_be_pickled(agents):
     async with agents(2):
         future = rpc_async("worker1", add, (1, 2))
         with pytest.raises(SerializationError) as caught:
@@ -560,7 +560,7 @@ async def test_a_future_of_ones_own_can_be_cancelled_and_can_fail(caplog):
     assert "mine" in record.getMessage()
 
 
-async def test_waitall_exit_early(agents, events):
+async def test_gather_ends_with_the_first_failure(agents, events):
     async with agents(2):
         calls = [rpc_async("worker1", f) for f in (wait_forever, boom, boom)]
         with pytest.raises(ValueError, match="boom"):

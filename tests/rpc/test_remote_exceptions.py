@@ -68,7 +68,7 @@ def boom(text):
     raise ValueError(text)
 
 
-async def test_exc_py(agents, caplog):
+async def test_an_exception_arrives_as_its_own_type_and_is_logged_at_the_callee(agents, caplog):
     async with agents(2):
         with pytest.raises(TypeError, match="positional argument"):
             await rpc_async("worker1", boom, (1, 2))
@@ -77,7 +77,7 @@ async def test_exc_py(agents, caplog):
         assert any("no way" in r.getMessage() for r in caplog.records)
 
 
-async def test_exc_escape(agents):
+async def test_a_message_of_several_lines_arrives_unchanged(agents):
     async with agents(2):
         with pytest.raises(ValueError, match="first") as caught:
             await rpc_async("worker1", boom, ("first\nsecond",))
@@ -156,7 +156,7 @@ async def test_a_task_group_failure_is_an_exception_group(agents):
         GeneratorExit,
     ],
 )
-async def test_exc_unrebuildable(agents, func, make):
+async def test_an_exception_that_cannot_be_rebuilt_arrives_as_remote_error(agents, func, make):
     async with agents(2):
         cls = type(make())
         maker = (lambda: raise_it(make())) if func is raise_it else raised_later(make)
@@ -230,7 +230,7 @@ async def test_an_error_through_two_hops_names_both(agents):
         assert "hop() on worker1" in notes
 
 
-async def test_exc_missing_function(agents, monkeypatch):
+async def test_a_function_missing_at_the_callee_is_explained(agents, monkeypatch):
     async with agents(2) as (a, _):
         shipment = a.shipper.of(boom, a.info)
         assert shipment.data is not None
@@ -247,7 +247,7 @@ async def test_huge_tracebacks_are_cut(agents):
         assert len(caught.value.__notes__[-1]) < 70_000
 
 
-async def test_async_raise(agents):
+async def test_an_exception_before_the_first_await_arrives(agents):
     async with agents(2):
         with pytest.raises(Plain):
             await rpc_async("worker1", raise_later, (Plain("before any await"),))

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from aiograd.rpc.callee.functions import EXPOSED, SERVICE
-from aiograd.rpc.transport.inproc import MemoryHub
+from aiograd.rpc.transport.inproc import InprocNetwork
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import FrameReader, Transfer, announce, pack_header
 from aiograd.wire.handshake import Handshake, Identity
@@ -67,7 +67,7 @@ class Rogue(asyncio.BufferedProtocol):
     @classmethod
     async def connect(
         cls,
-        hub: MemoryHub,
+        hub: InprocNetwork,
         address: str,
         secret: bytes,
         *,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.buffers import Memory
+from aiograd.wire.buffers import BufferPool
 from aiograd.wire.framing import (
     CHUNK_SIZE,
     HEADER_SIZE,
@@ -119,7 +119,7 @@ def test_nothing_is_allocated_without_a_reservation():
     assert complete[5].complete
 
 
-class Scarce(Memory):
+class Scarce(BufferPool):
     """A system that gives only so many bytes at once."""
 
     def __init__(self, most):

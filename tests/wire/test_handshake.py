@@ -22,10 +22,13 @@ BOB = Identity("bob", 1, b"b" * 16, max_message=5, max_inflight=6)
 
 
 def pair(client=ALICE, server=BOB, secrets=(SECRET, SECRET), bindings=(b"", b"")):
-    return (
-        Handshake(client, secrets[0], b"1" * 32, client=True, binding=bindings[0]),
-        Handshake(server, secrets[1], b"2" * 32, client=False, binding=bindings[1]),
+    made = (
+        Handshake(client, secrets[0], b"1" * 32, client=True),
+        Handshake(server, secrets[1], b"2" * 32, client=False),
     )
+    for each, binding in zip(made, bindings, strict=True):
+        each.bind(binding)
+    return made
 
 
 def run(client, server, status=ACCEPTED):

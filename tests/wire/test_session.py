@@ -18,12 +18,12 @@ from aiograd.wire.framing import FrameReader
 from aiograd.wire.messages import PING
 from aiograd.wire.session import (
     ACCEPTED,
+    ACK_NOW,
+    ACK_WITH_WRITE,
     DIAL,
     DUPLICATE,
-    LITTLE,
     LOOK,
     LOST,
-    MUCH,
     NUDGE,
     RESUME,
     Offer,
@@ -37,12 +37,12 @@ def test_what_was_sent_is_kept_until_it_is_known_to_have_come():
     session = Session()
     for piece in (b"one", b"two", b"three"):
         session.keep(piece)
-    assert session.rest(0) == [b"one", b"two", b"three"]
+    assert session.unacknowledged(0) == [b"one", b"two", b"three"]
     session.acknowledged(4)  # in the middle of the second
     assert (session.base, list(session.kept)) == (3, [b"two", b"three"])
-    assert session.rest(4) == [b"wo", b"three"]
+    assert session.unacknowledged(4) == [b"wo", b"three"]
     session.acknowledged(11)
-    assert (session.rest(11), session.base) == ([], 11)
+    assert (session.unacknowledged(11), session.base) == ([], 11)
 
 
 def test_old_news_changes_nothing():
@@ -68,21 +68,21 @@ def test_memory_is_bounded_and_what_was_let_go_cannot_be_resumed():
     assert session.sent == 400
     assert not session.resumable(388)
     assert session.resumable(392)
-    assert session.rest(392) == [b"abcd", b"abcd"]
+    assert session.unacknowledged(392) == [b"abcd", b"abcd"]
 
 
 def test_as_much_is_kept_as_there_is_memory_for_and_no_more():
     session = Session(limit=8)
     session.keep(b"abcd")
     session.keep(b"efgh")
-    assert session.rest(0) == [b"abcd", b"efgh"]  # all of it fits
+    assert session.unacknowledged(0) == [b"abcd", b"efgh"]  # all of it fits
     session.keep(b"ij")
     assert not session.resumable(3)
-    assert session.rest(4) == [b"efgh", b"ij"]
+    assert session.unacknowledged(4) == [b"efgh", b"ij"]
     session.keep(b"kl")
-    assert session.rest(4) == [b"efgh", b"ij", b"kl"]  # what was let go has made room
+    assert session.unacknowledged(4) == [b"efgh", b"ij", b"kl"]  # what was let go has made room
     session.keep(b"m")
-    assert session.rest(8) == [b"ij", b"kl", b"m"]
+    assert session.unacknowledged(8) == [b"ij", b"kl", b"m"]
 
 
 def test_what_has_come_makes_room_for_more():
@@ -91,17 +91,21 @@ def test_what_has_come_makes_room_for_more():
     session.acknowledged(4)
     session.keep(b"efgh")
     session.keep(b"ijkl")
-    assert session.rest(4) == [b"efgh", b"ijkl"]
+    assert session.unacknowledged(4) == [b"efgh", b"ijkl"]
     session.keep(b"m")
     assert not session.resumable(7)
 
 
 def test_news_is_due_as_soon_as_enough_has_come_and_not_before():
     session = Session()
-    assert (session.told, session.due, session.overdue) == (0, LITTLE, MUCH)
+    assert (session.acked, session.due, session.overdue) == (0, ACK_WITH_WRITE, ACK_NOW)
     session.received = 100
     session.acknowledge()
-    assert (session.told, session.due, session.overdue) == (100, 100 + LITTLE, 100 + MUCH)
+    assert (session.acked, session.due, session.overdue) == (
+        100,
+        100 + ACK_WITH_WRITE,
+        100 + ACK_NOW,
+    )
 
 
 def test_without_memory_nothing_is_resumable_but_the_end():
@@ -117,15 +121,15 @@ def test_an_acknowledgement_is_a_ping_that_says_how_much_came():
     session.received = 1234
     ((kind, _, id, _, _, _),) = FrameReader().feed(session.acknowledge())
     assert (kind, id) == (PING, 1234)
-    assert (session.due, session.overdue) == (1234 + LITTLE, 1234 + MUCH)
+    assert (session.due, session.overdue) == (1234 + ACK_WITH_WRITE, 1234 + ACK_NOW)
 
 
 def test_borrowed_memory_is_copied_when_nobody_knows_for_how_long():
     session, array = Session(), bytearray(b"values")
     session.keep(memoryview(array))
-    session.own()
+    session.copy_kept()
     array[:] = b"others"
-    assert session.rest(0) == [b"values"]
+    assert session.unacknowledged(0) == [b"values"]
 
 
 # ── who dials ───────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +178,7 @@ def test_the_first_connection_may_be_dialled_again_when_the_answer_got_lost():
     again = Offer(DIAL, 2, 0, 1)
     assert not waits.replaced_by(again)
     assert waits.answer(again) == ACCEPTED
-    assert waits.rest(0) == [b"hello"]
+    assert waits.unacknowledged(0) == [b"hello"]
 
 
 def test_whoever_forgot_the_session_does_not_begin_it_anew():
@@ -439,7 +443,7 @@ class Sessions(RuleBasedStateMachine):
             self.b.online = offer.number
             for name in "ab":
                 self.wires[offer.number, name] = bytearray()
-            for piece in self.b.session.rest(offer.received):
+            for piece in self.b.session.unacknowledged(offer.received):
                 self.wires[offer.number, "b"] += piece
         if offer.number == self.dials and not lost:
             self.answers.append((offer, status, self.b.session.received))
@@ -457,7 +461,7 @@ class Sessions(RuleBasedStateMachine):
                 self.over = True
                 return
             self.a.online = offer.number
-            for piece in self.a.session.rest(received):
+            for piece in self.a.session.unacknowledged(received):
                 self.wires[offer.number, "a"] += piece
 
     @rule()

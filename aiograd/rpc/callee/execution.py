@@ -55,6 +55,10 @@ class ExecutionHost(ResponseHost, Protocol):
     @property
     def polling(self) -> Any: ...
 
+    @property
+    def runtime(self) -> Any:
+        """The clock, for recordings."""
+
     def restricts(self, peer: PeerInfo) -> bool: ...
 
 

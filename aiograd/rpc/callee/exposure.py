@@ -1,11 +1,11 @@
-"""What those may call who are not trusted: functions, classes and methods marked with `@expose`.
+"""Exposure: what untrusted peers may call, marked with `@expose`.
 
     function    by its module and name
-    class       the same: it may be made; so may a `RemoteModule` of it, and an optimiser
-    method      of a value to which they hold a reference, by its name
+    class       the same: it may be instantiated; so may a `RemoteModule` of it, and an optimiser
+    method      by its name, on a value to which the peer holds a reference
 
-Everything is found in the dictionaries of modules and classes that are already here, so finding
-runs no code and imports nothing. Private names lead nowhere.
+Lookup reads the dictionaries of modules and classes that are already here, so it runs no code and
+imports nothing. Private names are never found.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ MARK: Final = "__aiograd_exposed__"
 
 
 def is_exposed(thing: Any) -> bool:
-    """Whether it carries the mark itself: neither its class nor a `__getattr__` can lend it one."""
+    """Whether an object carries the mark itself."""
+    # Read from its own dictionary: with `getattr`, an instance would inherit the mark of its class,
+    # and an object with `__getattr__` could claim it.
     marks = vars(thing) if isinstance(thing, type) else getattr(thing, "__dict__", None)
     return isinstance(marks, dict | types.MappingProxyType) and marks.get(MARK) is True
 
 
 def exposed_name(thing: Any) -> str:
+    """Return the name under which `find_exposed` finds a function or class."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
 def exposing_modules() -> tuple[str, ...]:
-    """The modules here, other than the script itself, that expose something of their own."""
+    """Return the modules here, other than the script itself, that expose something of their own.
+
+    Worker processes import them, so that names sent to them are found.
+    """
+    # A copy of the table: another thread may import something meanwhile.
     return tuple(
         name
         for name, module in list(sys.modules.items())
@@ -45,6 +52,7 @@ def exposing_modules() -> tuple[str, ...]:
 
 
 def _contents(module: types.ModuleType) -> list[Any]:
+    # Methods, too: a class that is not exposed itself may expose some of them.
     found = list(vars(module).values())
     classes = [each for each in found if isinstance(each, type)]
     for cls in classes:
@@ -53,9 +61,10 @@ def _contents(module: types.ModuleType) -> list[Any]:
 
 
 def find_exposed(name: str) -> Any:
-    """The exposed function or class of that name, from modules that are here; None if none is.
+    """Return the exposed function or class of that name; None if there is none.
 
-    It is found under its own name only.
+    Only modules that are imported already are searched, and a function is found only under its
+    own name: an alias in another module does not expose it there.
     """
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -63,6 +72,7 @@ def find_exposed(name: str) -> Any:
         if not isinstance(found, types.ModuleType | type) or part.startswith("_"):
             return None
         found = vars(found).get(part)
+        # `module:other.function` would reach what `module` only imports.
         if isinstance(found, types.ModuleType):
             return None
     if isinstance(found, staticmethod):
@@ -71,16 +81,20 @@ def find_exposed(name: str) -> Any:
 
 
 def exposed_method(value: Any, name: Any) -> Callable[..., Any] | None:
-    """A method of a value, if its class exposes it; what the object itself says does not count.
+    """Return a bound method of a value, if its class exposes it; None if not.
 
-    An override counts for itself: one without the mark hides an exposed one."""
+    Attributes of the instance do not count. An override counts for itself: one without the mark
+    hides an exposed one.
+    """
     if type(name) is not str or name.startswith("_"):
         return None
+    # By hand along the MRO: `getattr` would run properties and `__getattr__` of the value.
     for cls in type(value).__mro__:
         found = vars(cls).get(name)
         if found is None:
             continue
         function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+        # Functions only: any other descriptor could run code when it is bound.
         if isinstance(function, types.FunctionType) and is_exposed(function):
             method: Callable[..., Any] = found.__get__(value, type(value))
             return method
@@ -89,17 +103,19 @@ def exposed_method(value: Any, name: Any) -> Callable[..., Any] | None:
 
 
 class ClassTraveller:
-    """Classes between partners: a name, which means something where the class is exposed."""
+    """Sends classes between partners: as a name, which the receiver looks up among its exposed."""
 
     tag = "class"
 
     def __init__(self, worker: str) -> None:
-        self._worker = worker  # who exposes
+        self._worker = worker  # its name, for errors
 
     def depart(self, cls: type, departure: Departure) -> str:
+        """Return the name to send."""
         return exposed_name(cls)
 
     def arrive(self, name: Any, arrival: Arrival) -> type:
+        """Return the class of that name; NotAllowed if it is not exposed here."""
         found = find_exposed(name) if type(name) is str else None
         if not isinstance(found, type):
             raise NotAllowed(f"the class {str(name)[:200]} is not exposed here", self._worker)

@@ -1,12 +1,20 @@
 """How functions travel: once per peer and content, then as a number.
 
-Importable ones go by reference, registered ops by name, everything else (`__main__`, notebook
-cells, lambdas, closures) by value. A function that went by value is looked at again with every
-call: if its code, its defaults, or anything it refers to is no longer the same object, it is
-pickled again, and sent again if the bytes differ. One that holds travellers or large arrays cannot
-be sent ahead: it goes inside the call.
+    caller                                            callee
+    Shipper.of(func) ─▶ Shipment
+      first call to a peer:  DEFINE number, data ──▶  resolve(data) ─▶ Target: function, run mode
+      every call:            CALL number, args   ──▶  Target.func(*args)
 
-What a peer means when it defines a function by its bytes or its name.
+    registered op            by its name
+    service                  by its name; a function of the library itself
+    exposed function         by module and name (see `exposure`), for every peer
+    importable function      by reference: a pickle of module and name
+    anything else            by value: a pickle of its code (`__main__`, notebook cells, lambdas, …)
+
+A function sent by value is compared with its fingerprint at every call: if its code, its defaults,
+or anything it refers to is no longer the same object, it is pickled again, and sent again if the
+bytes differ. One that holds travellers or large arrays cannot be sent ahead: it goes inside each
+call, and so do bound methods and partials, whose state belongs to the call.
 """
 
 from __future__ import annotations
@@ -19,7 +27,8 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cloudpickle import cloudpickle
 
@@ -32,22 +41,26 @@ from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import OP
 
 if TYPE_CHECKING:
-    from aiograd.rpc.directory import PeerInfo
     from aiograd.wire.codec import Codec
 
-
-TABLE: Final = 4096  # functions per peer that have a number; more are sent anew
+# Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
+TABLE: Final = 4096
 SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service
 EXPOSED: Final = 1 << 14  # flag of a DEFINE that names an exposed function
-BY_VALUE: Final = 1 << 13  # with it: a line with the name, then the pickle for those who open it
+BY_VALUE: Final = 1 << 13  # with it: a line with the name, then the pickle for peers that trust us
+_NAME: Final = 1024  # bytes of a function's name; a peer can make us keep `TABLE` of them
 _MISSING: Final = object()
+# Values that cannot change while they stay the same object; a module counts by its name.
 _STABLE: Final = (int, float, str, bytes, bool, type(None), complex, types.ModuleType)
+
+
+# ── at the caller ───────────────────────────────────────────────────────────────────────────────
 
 
 class Shipment:
     """A function as it is sent: `data` goes into DEFINE, or is None if it goes inside the call."""
 
-    __slots__ = ("again", "data", "flags", "kind", "name", "quiet")
+    __slots__ = ("data", "flags", "idempotent", "kind", "name", "quiet")
 
     def __init__(
         self,
@@ -61,11 +74,11 @@ class Shipment:
         self.quiet = is_quiet(func)  # not counted as a call
         if self.quiet:
             self.kind = "look"
-        self.again = is_idempotent(func)  # may be called again when a worker is lost
+        self.idempotent = is_idempotent(func)  # may be retried when a worker is lost
 
 
 class ServiceShipments(dict[str, Shipment]):
-    """Services go by name; how, is noted when one is asked for the first time."""
+    """Shipments of services by name, made when a service is first requested."""
 
     def __missing__(self, name: str) -> Shipment:
         shipment = self[name] = Shipment(name, name.encode(), SERVICE, name)
@@ -77,23 +90,34 @@ class Shipper:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._known: dict[int, tuple[weakref.ref[Any], Shipment, _Watch | None]] = {}
-        self._contents: OrderedDict[bytes, Shipment] = OrderedDict()  # what was ever pickled
-        self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}  # what goes by name only
+        # By id of the function. A fingerprint of None: the function cannot change.
+        self._known: dict[int, tuple[weakref.ref[Any], Shipment, _Fingerprint | None]] = {}
+        # By pickle, least recently used first: equal contents share one shipment, so a function
+        # that is defined again unchanged (a notebook cell that is run twice) is not sent again.
+        self._contents: OrderedDict[bytes, Shipment] = OrderedDict()
+        # By id of the function, for peers that take names only.
+        self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}
 
     def of(self, func: Any, to: PeerInfo) -> Shipment:
-        """How `func` is sent right now. TypeError if it cannot be called."""
+        """Return how `func` is sent right now. TypeError if it cannot be called.
+
+        SerializationError if it must go by value and holds what cannot be pickled.
+        """
         known = self._known.get(id(func))
         if known is not None:
-            watch = known[2]
-            if watch is None or watch.unchanged(func):
+            # The id is that of `func` and no other: an entry goes with its function (`_remember`).
+            fingerprint = known[2]
+            if fingerprint is None or fingerprint.matches(func):
                 return known[1]
         if not callable(func):
             raise TypeError(f"a function is called, not {type(func).__name__} ({func!r:.80})")
         return self._describe(func, to)
 
     def named(self, func: Any, to: PeerInfo) -> Shipment:
-        """How `func` is sent to a peer that takes names only; it refuses what is not exposed."""
+        """Return how `func` is sent to a peer that takes names only.
+
+        The peer refuses what it does not expose; the name is for its error message.
+        """
         if not callable(func):
             return self.of(func, to)
         op_name = getattr(func, "op_name", None)
@@ -107,19 +131,23 @@ class Shipper:
             shipment = Shipment(name, exposed_name(func).encode(), EXPOSED, func=func)
         else:
             shipment = Shipment(name, name.encode(), func=func)
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError):  # no weak references to it: made anew every time
             if len(self._named) > TABLE:
                 self._named.clear()
             self._named[id(func)] = (weakref.ref(func), shipment)
         return shipment
 
-    def _remember(self, func: Any, shipment: Shipment, watch: _Watch | None) -> Shipment:
+    def _remember(
+        self, func: Any, shipment: Shipment, fingerprint: _Fingerprint | None
+    ) -> Shipment:
         key, known = id(func), self._known
+        # A program that makes functions without end would else keep all their shipments. Cleared
+        # as a whole: an order of use would cost every call, and this happens to few programs.
         if len(known) > TABLE:
             known.clear()
-        with contextlib.suppress(TypeError):  # what has no weak references is looked at every time
+        with contextlib.suppress(TypeError):  # no weak references to it: described every time
             reference = weakref.ref(func, lambda _: known.pop(key, None))
-            known[key] = (reference, shipment, watch)
+            known[key] = (reference, shipment, fingerprint)
         return shipment
 
     def _describe(self, func: Any, to: PeerInfo) -> Shipment:
@@ -130,7 +158,7 @@ class Shipper:
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
             if _is_global(func):  # such as numpy's functions
                 return self._remember(func, self._by_reference(func, name, to), None)
-            # A bound method, partial, …: its state goes with the call.
+            # A bound method, partial, …: its state may change between calls, so it goes with each.
             return Shipment(name, None, func=func)
         if isinstance(func, types.BuiltinFunctionType):
             if not isinstance(func.__self__, types.ModuleType | None):
@@ -140,12 +168,15 @@ class Shipper:
             return self._remember(func, self._by_reference(func, name, to), None)
         departure = Departure(to, "call")
         payload = encode_named(self._codec, func, departure, "func")
+        # A DEFINE is one small frame, and is decoded without an arrival: no travellers, no buffers.
         if payload.travelled or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
             return Shipment(name, None, func=func)
         shipment = self._by_value(func, name, payload.data)
-        watch = _watch(func)
-        return shipment if watch is None else self._remember(func, shipment, watch)
+        fingerprint = _fingerprint(func)
+        if fingerprint is None:  # something in it may change unseen: pickle it at every call
+            return shipment
+        return self._remember(func, shipment, fingerprint)
 
     def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
         if is_exposed(func):
@@ -154,7 +185,9 @@ class Shipper:
         return self._by_content(func, name, payload.data)
 
     def _by_value(self, func: Any, name: str, data: bytes) -> Shipment:
-        if is_exposed(func):  # whoever takes names only may run the same script
+        # With its name in front: a peer that takes names only may run the same script, and has a
+        # function of that name itself.
+        if is_exposed(func):
             data = exposed_name(func).encode() + b"\n" + data
             return self._by_content(func, name, data, EXPOSED | BY_VALUE)
         return self._by_content(func, name, data)
@@ -171,12 +204,12 @@ class Shipper:
 
 
 def is_quiet(func: Any) -> bool:
-    """Whether calls of it are left out of the counters, because they read them."""
+    """Whether calls of it are left out of counters and recordings, because it reads them."""
     return getattr(func, "__aiograd_quiet__", False) is True
 
 
 def is_idempotent(func: Any) -> bool:
-    """Whether running it twice does no harm, by its author's word."""
+    """Whether its author declared that running it twice does no harm."""
     return getattr(func, "__aiograd_idempotent__", False) is True
 
 
@@ -192,8 +225,12 @@ def _is_global(func: Any) -> bool:
     return getattr(sys.modules.get(module), name, None) is func
 
 
-class _Watch:
-    """Everything a by-value function is made of, to see cheaply whether it is still the same."""
+class _Fingerprint:
+    """The objects that a by-value function is made of, to see cheaply whether it has changed.
+
+    Compares by identity only, so it is sound for values that cannot change in place (`_STABLE`);
+    a function that refers to any other value has no fingerprint.
+    """
 
     __slots__ = ("_cells", "_functions", "_globals")
 
@@ -202,7 +239,8 @@ class _Watch:
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._cells: list[tuple[Any, Any]] = []
 
-    def unchanged(self, root: Any) -> bool:
+    def matches(self, root: Any) -> bool:
+        """Whether `root`, the function itself, and all that it refers to are still the same."""
         for other, code, defaults, keywords, marks in self._functions:
             func = root if other is None else other
             if (
@@ -212,6 +250,7 @@ class _Watch:
                 or len(func.__dict__) != marks
             ):
                 return False
+        # Also for names that are missing: a helper that is defined later makes a difference.
         for known, name, value in self._globals:
             if known.get(name, _MISSING) is not value:
                 return False
@@ -219,16 +258,18 @@ class _Watch:
             try:
                 if cell.cell_contents is not value:
                     return False
-            except ValueError:
+            except ValueError:  # emptied by `del`
                 return False
         return True
 
     def add(self, func: types.FunctionType, root: Any = None) -> bool:
-        """Look at a function and all that it refers to; False if something may change unseen."""
+        """Take in a function and all that it refers to; False if something may change unseen."""
         code, known = func.__code__, func.__globals__
+        # Functions may refer to each other, and to themselves.
         if func is root or any(func is each[0] for each in self._functions):
             return True
-        # The function itself is not kept alive by what is known about it.
+        # None for the root: a fingerprint that held it would keep its function alive, and with it
+        # its own entry in the table.
         other = func if root is not None else None
         marks = len(func.__dict__)
         self._functions.append((other, code, func.__defaults__, func.__kwdefaults__, marks))
@@ -259,17 +300,18 @@ class _Watch:
         return isinstance(value, types.BuiltinFunctionType) or hasattr(value, "op_name")
 
 
-def _watch(func: Any) -> _Watch | None:
-    """None: something in it may change unseen, so it must be pickled every time."""
-    watch = _Watch()
-    return watch if isinstance(func, types.FunctionType) and watch.add(func) else None
+def _fingerprint(func: Any) -> _Fingerprint | None:
+    """Return a function's fingerprint; None if something in it may change unseen."""
+    made = _Fingerprint()
+    return made if isinstance(func, types.FunctionType) and made.add(func) else None
 
 
 # ── at the callee ───────────────────────────────────────────────────────────────────────────────
 
+# Run modes.
 TASK: Final = 0  # a coroutine function: a task on the loop
-INLINE: Final = 1  # runs right where the message is read
-THREAD: Final = 2  # runs off the loop
+INLINE: Final = 1  # on the loop, while the message is read
+THREAD: Final = 2  # off the loop
 
 
 class Target:
@@ -285,25 +327,28 @@ class Target:
 
     @classmethod
     def broken(cls, name: str, error: BaseException) -> Target:
+        """Return a target whose calls fail with `error`."""
         target = cls(None, name)
         target.error = error
         return target
 
 
 def run_mode(func: Any) -> int:
+    """Return where a function runs: TASK, INLINE or THREAD."""
     if inspect.iscoroutinefunction(func):
         return TASK
     if getattr(func, "__aiograd_inline__", False) is True or isinstance(
         getattr(func, "op_name", None), str
     ):
         return INLINE
+    # An object with `async def __call__`, which `iscoroutinefunction` does not see.
     if callable(func) and inspect.iscoroutinefunction(type(func).__call__):
         return TASK
     return THREAD
 
 
 def function_name(func: Any) -> str:
-    """What to call it in messages."""
+    """Return what a function is called in messages; for a partial, what its function is."""
     for candidate in (func, getattr(func, "func", None), type(func)):
         name = getattr(candidate, "__qualname__", None)
         if isinstance(name, str):
@@ -311,12 +356,32 @@ def function_name(func: Any) -> str:
     return type(func).__name__
 
 
-_NAME: Final = 1024  # bytes of a function's name; thousands of them are kept
+class ResolvingWorker(Protocol):
+    """What `resolve` needs of a worker."""
+
+    @property
+    def name(self) -> str:
+        """The name of the worker, for errors."""
+
+    @property
+    def ops(self) -> Mapping[str, Callable[..., Any]]:
+        """The registered ops by name."""
+
+    @property
+    def refused(self) -> Target:
+        """What stands for every function that an untrusted peer sends as a pickle."""
+
+    def trusts(self, peer: PeerInfo) -> bool:
+        """Whether a peer may call anything here."""
 
 
-def resolve(agent: Any, flags: int, data: bytes, peer: PeerInfo) -> Target:
-    """What a peer's DEFINE means here; a pickle is opened only for peers that are trusted."""
-    trusts = agent.trusts(peer)
+def resolve(worker: ResolvingWorker, flags: int, data: bytes, peer: PeerInfo) -> Target:
+    """Return the function that a peer's DEFINE means; load a pickle for trusted peers only.
+
+    A function that cannot be found, or may not be called, is a broken target: DEFINE has no answer,
+    so its calls fail. ProtocolError if the name is malformed.
+    """
+    trusts = worker.trusts(peer)
     if flags & BY_VALUE:
         line, _, pickled = data.partition(b"\n")
         data, flags = (pickled, 0) if trusts else (line, EXPOSED)
@@ -325,16 +390,16 @@ def resolve(agent: Any, flags: int, data: bytes, peer: PeerInfo) -> Target:
         if flags & SERVICE:
             return Target(None, name, name)
         if flags & OP:
-            return _resolve_op(agent, name, trusts)
-        return _resolve_exposed(agent, name, trusts)
+            return _resolve_op(worker, name, trusts)
+        return _resolve_exposed(worker, name, trusts)
+    # The one place where a pickle of a peer's DEFINE is loaded, and thus the one check it needs.
     if not trusts:
-        refused: Target = agent.refused
-        return refused
+        return worker.refused
     try:
         func = pickle.loads(data)
     except Exception as error:
         error.add_note(
-            f"the function could not be found on {agent.name}: it travels by reference, "
+            f"the function could not be found on {worker.name}: it travels by reference, "
             "so its module must be importable there and contain it"
         )
         return Target.broken("a function", error)
@@ -343,26 +408,27 @@ def resolve(agent: Any, flags: int, data: bytes, peer: PeerInfo) -> Target:
 
 def _name(data: bytes, peer: PeerInfo) -> str:
     if len(data) > _NAME:
-        raise ProtocolError(f"a function's name of {len(data)} bytes", peer.name)
+        raise ProtocolError(f"DEFINE: a name of {len(data)} bytes, more than {_NAME}", peer.name)
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ProtocolError("a function's name is not UTF-8", peer.name) from None
+        raise ProtocolError("DEFINE: a name that is not UTF-8", peer.name) from None
 
 
-def _resolve_op(agent: Any, name: str, trusts: bool) -> Target:
-    op = agent.ops.get(name)
+def _resolve_op(worker: ResolvingWorker, name: str, trusts: bool) -> Target:
+    op = worker.ops.get(name)
     if op is None or not (trusts or is_exposed(op)):
         why = f"there is no op {name[:80]!r} here" if op is None else f"{name} is not exposed here"
-        return Target.broken(name, NotAllowed(why, agent.name))
+        return Target.broken(name, NotAllowed(why, worker.name))
     return Target(op, name, "op")
 
 
-def _resolve_exposed(agent: Any, name: str, trusts: bool) -> Target:
+def _resolve_exposed(worker: ResolvingWorker, name: str, trusts: bool) -> Target:
+    # An import runs code, so only a trusted peer may cause one.
     if trusts:
         with contextlib.suppress(ImportError):
             importlib.import_module(name.partition(":")[0])
     func = find_exposed(name)
     if func is None:
-        return Target.broken(name, NotAllowed(f"{name} is not exposed here", agent.name))
+        return Target.broken(name, NotAllowed(f"{name} is not exposed here", worker.name))
     return Target(func, function_name(func))

@@ -21,7 +21,7 @@ import enum
 import errno
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from aiograd.errors import WorkerClosed, WorkerLost
@@ -37,7 +37,7 @@ from aiograd.rpc.link.connection import Connection
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
-from aiograd.rpc.link.shared_memory import Shared, shared_memory
+from aiograd.rpc.link.shared_memory import SharedMemory, open_shared_memory
 from aiograd.wire.codec import Payload
 from aiograd.wire.framing import SMALL, Frame, FrameReader
 from aiograd.wire.messages import (
@@ -149,6 +149,10 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
     def refused(self) -> Target:
         """Stands for functions that the peer may not call."""
 
+    @property
+    def ops(self) -> Mapping[str, Callable[..., Any]]:
+        """The registered ops by name."""
+
 
 class Link:
     """One peer, and one session with it."""
@@ -177,7 +181,7 @@ class Link:
         self._next_number = 0
         self.receiver = Receiver(self, self.callee, self.replies, agent.budget, agent.name)
         self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)
-        self.shared: Shared | None = None  # memory that the peer can see, too
+        self.shared: SharedMemory | None = None  # memory that the peer can see, too
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
 
@@ -238,14 +242,14 @@ class Link:
             how = "resumed the session with" if resumed else "connected to"
             where = self.address or self.host or "a connection of its own"
             _log.info("%s %s %s (%s)", self.agent.name, how, self.peer.name, where)
-        self.outbox.open(transport, self.session.rest(received))
+        self.outbox.open(transport, self.session.unacknowledged(received))
 
     def _begin_reading(self, transport: Any) -> FrameReader:
         """Make what reads the bytes of the first connection, and those of all later ones."""
         if not self.restricted:
             self._share(transport)
         agent = self.agent
-        shared = self.shared.arrived if self.shared is not None else None
+        shared = self.shared.read if self.shared is not None else None
         return FrameReader(
             agent.options.max_message,
             agent.budget.reserve,
@@ -275,9 +279,9 @@ class Link:
         """Let large messages pass through memory, if the peer is a process of this user."""
         room = self.agent.options.outbound_buffer * 3 // 4
         copy = self.agent.copier.copy
-        self.shared = shared = shared_memory(transport, room, self._put_shared, copy)
+        self.shared = shared = open_shared_memory(transport, room, self._put_shared, copy)
         if shared is not None:
-            self.outbox.place = shared.place_chunk
+            self.outbox.place = shared.write_chunk
             self.caller.reserve(room)  # what lies in shared memory waits for the peer, too
             self.callee.reserve(room)
             self.receiver.share(shared)
@@ -309,7 +313,7 @@ class Link:
         self._detach()
         self._move(LinkEvent.CUT)
         self.ready, self.suspect = False, True
-        self.session.own()
+        self.session.copy_kept()
         self._comeback = self.agent.links.come_back(self, silent, why)
 
     def _detach(self) -> None:
@@ -403,8 +407,8 @@ class Link:
     def chunk_read(self) -> None:
         """Release shared memory that the peer waits for, as soon as it was read."""
         shared = self.shared
-        if shared is not None and shared.awaited and shared.back:
-            shared.give_back()
+        if shared is not None and shared.urgent and shared.unused:
+            shared.release_blocks()
 
     def batch_read(self) -> None:
         """Keep the loop awake after traffic."""
@@ -520,9 +524,9 @@ class Link:
 
     def _put_large(self, frame: Frame, segments: list[memoryview]) -> None:
         shared = self.shared
-        if shared is not None and shared.back:
-            shared.give_back()  # before the peer needs room for its answer
-        if shared is None or (place := shared.place(segments)) is None:
+        if shared is not None and shared.unused:
+            shared.release_blocks()  # before the peer needs room for its answer
+        if shared is None or (place := shared.write(segments)) is None:
             self.outbox.put_large(frame, segments)
             return
         flags = frame.flags | LARGE | SHARED
@@ -564,7 +568,7 @@ class Link:
         self._last_read = received
         silence = self._silent * self.agent.options.heartbeat
         if self.shared is not None:
-            self.shared.beat()
+            self.shared.heartbeat()
         self.suspect = silence >= self.agent.options.silence
         if self.suspect:
             self.caller.silent(silence)

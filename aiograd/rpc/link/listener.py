@@ -22,7 +22,7 @@ from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed
 from aiograd.rpc.affinity import descriptor
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link.greeting import Greeting
-from aiograd.rpc.transport.inproc import MemoryTransport
+from aiograd.rpc.transport.inproc import InprocTransport
 from aiograd.rpc.transport.network import Listener, tune
 from aiograd.rpc.transport.tls import Credentials
 from aiograd.wire.handshake import Handshake, Identity
@@ -98,7 +98,7 @@ class Doors:
 
     def open_self(self, link: Link) -> None:
         """Calls to oneself take the same road, over a transport that leads back here."""
-        transport = MemoryTransport(self._agent.loop, "self")
+        transport = InprocTransport(self._agent.loop, "self")
         transport._other = transport
         link.session.role = "dials"
         link.opened(transport)
@@ -383,13 +383,13 @@ class _Visitor(Greeting):
         self._doors = doors
         self._known = False  # counted among the strangers before it came in
 
-    def knocked(self, host: str) -> bool:
+    def tcp_connected(self, host: str) -> bool:
         """Somebody is there who will have to speak TLS first."""
         self._hurry()
         self._known = self._doors.visited(self, host)
         return self._known
 
-    def failed(self, error: Exception) -> None:
+    def tls_failed(self, error: Exception) -> None:
         """It did not speak TLS, or showed no certificate that counts."""
         self._fail(AuthError(f"no TLS: {error}"))
 

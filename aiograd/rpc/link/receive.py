@@ -1,6 +1,6 @@
 """What comes over a link: frames to the part that they concern, each once, and in order.
 
-    Connection ─▶ FrameReader ─▶ Receiver ─┬─▶ `Callee`, `Replies`, `Shared`, `Session`
+    Connection ─▶ FrameReader ─▶ Receiver ─┬─▶ `Callee`, `Replies`, `SharedMemory`, `Session`
                                            └─▶ Inbox, behind large messages ─▶ the same
 
 A batch is unpacked here, so nobody else knows it. Functions are named by numbers, which the peer
@@ -20,7 +20,7 @@ from aiograd.rpc.caller.replies import Replies
 from aiograd.rpc.link.inbound_budget import Budget
 from aiograd.rpc.link.inbox import Inbox, Once
 from aiograd.rpc.link.send import Outbox
-from aiograd.rpc.link.shared_memory import Shared
+from aiograd.rpc.link.shared_memory import SharedMemory
 from aiograd.wire.fastcodec import decode_batch
 from aiograd.wire.framing import Frame, Transfer
 from aiograd.wire.messages import (
@@ -87,7 +87,7 @@ class Receiver:
         self._inbox = Inbox()
         self._cancelled: set[int] = set()  # calls in it that were cancelled
         self._behind = 0  # bytes of small messages that wait for large ones
-        self._shared: Shared | None = None
+        self._shared: SharedMemory | None = None
         self._closed = False
         self.goodbye = False  # the peer has said that it leaves
         self._handlers: dict[int, Handler] = {
@@ -109,13 +109,13 @@ class Receiver:
         """Set what function number 0 means: one that comes inside its call."""
         self._targets[0] = target
 
-    def share(self, shared: Shared) -> None:
+    def share(self, shared: SharedMemory) -> None:
         """Take messages about memory that both sides see."""
         self._shared = shared
         self._handlers |= {
-            SHM_OFFER: lambda frame: shared.borrow(frame.body),
-            SHM_ACCEPT: lambda frame: shared.answered(frame.target),
-            SHM_RELEASE: lambda frame: shared.returned(frame.body),
+            SHM_OFFER: lambda frame: shared.offered(frame.body),
+            SHM_ACCEPT: lambda frame: shared.accepted(frame.target),
+            SHM_RELEASE: lambda frame: shared.released(frame.body),
         }
 
     def close(self) -> None:
@@ -156,8 +156,8 @@ class Receiver:
             for frame in frames:
                 self._release(frame.body)
         finally:
-            if self._shared is not None and self._shared.back:
-                self._shared.give_back()
+            if self._shared is not None and self._shared.unused:
+                self._shared.release_blocks()
             outbox.uncork()
             self._link.batch_read()
 

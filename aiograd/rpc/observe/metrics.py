@@ -1,25 +1,27 @@
-"""Limits that were run into: how often each was reached, for people and for tests.
+"""Numbers of one worker beyond `debug_info`: limits that were reached, and the lag of its loop.
 
-    strangers        connections refused because too many had proven nothing yet    (no word)
-    handshake        connections that proved nothing, or not in time                AuthError
-    protocol         connections ended because a peer broke the rules (max_message) ProtocolError
-    inbound_budget   messages beyond the memory for what comes in                   Overloaded
+`Limits` counts, from the start of the worker, how often each limit was reached:
+
+    strangers        connections refused: too many were not authenticated yet        (closed)
+    handshake        connections that failed to authenticate, or not in time        AuthError
+    protocol         connections ended because a peer broke the protocol            ProtocolError
+    inbound_budget   messages beyond the memory for incoming ones                   Overloaded
     allocation       messages for which the system had no memory                    Overloaded
-    max_inflight     calls refused because the peer had too many under way          Overloaded
-    outbound_buffer  calls held back because the peer does not read its answers     –
-    window           calls of ours that waited for others until their deadline      Overloaded
-    values           values that partners wanted to be kept beyond what is kept     Overloaded
-    contexts         contexts and passes that partners opened beyond what may be    Overloaded
+    max_inflight     calls refused because the peer had too many in flight          Overloaded
+    outbound_buffer  calls deferred because the peer does not read its replies      –
+    window           our calls that waited in the window until their deadline       Overloaded
+    values           values beyond what is stored for a partner                     Overloaded
+    contexts         contexts and passes beyond what a partner may open             Overloaded
 
-What the limits are is in `Options`, or where they are enforced: where the thing happens.
+The limits themselves are in `Options`, or beside the code that enforces them and counts here.
 
-How long the event loop keeps others waiting: a measurement that is off until switched on.
+`LoopLag` measures how long the event loop keeps messages waiting. It is off until switched on:
 
     await rpc_async("worker1", measure_lag)
     await rpc_async("worker1", metrics)         # {"loop_lag_mean": …, "loop_lag_max": …, …}
 
-A timer is set again and again; by how much it is late is what a message, too, would have waited:
-for a coroutine that does not await, or for the interpreter held by a thread.
+A timer is set again and again. A message would wait for as long as the timer is late: for a
+coroutine that does not await, or for a thread that holds the interpreter.
 """
 
 from __future__ import annotations
@@ -27,14 +29,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from aiograd.rpc.scope import current
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
+# ── limits ──────────────────────────────────────────────────────────────────────────────────────
 
-
+# Documented for users (docs/security.md), who read `agent.limits`: they do not change.
 NAMES: Final = (
     "strangers",
     "handshake",
@@ -50,54 +51,75 @@ NAMES: Final = (
 
 
 class Limits:
-    """Counts, for one worker, which limits were reached."""
+    """Counts, for one worker, how often each limit was reached."""
 
     def __init__(self) -> None:
+        # Every name from the start: a reader sees a 0 where nothing happened, not a missing key.
         self._counts: Counter[str] = Counter(dict.fromkeys(NAMES, 0))
 
     def reached(self, name: str) -> None:
+        """Count one event."""
         self._counts[name] += 1
 
     def __getitem__(self, name: str) -> int:
         return self._counts[name]
 
     def as_dict(self) -> dict[str, int]:
+        """Return all counts by name."""
         return dict(self._counts)
 
     def __repr__(self) -> str:
         return f"Limits({', '.join(f'{k} {v}' for k, v in self._counts.items() if v)})"
 
 
-EVERY: Final = 0.05  # seconds between two looks: seen soon, and a thousandth of a core at most
+# ── the lag of the loop ─────────────────────────────────────────────────────────────────────────
+
+# Seconds between two samples: a blocked loop is seen soon, and the timer costs a thousandth of a
+# core at most.
+EVERY: Final = 0.05
+
+
+class MeasuredWorker(Protocol):
+    """What the measurement needs of a worker."""
+
+    loop: asyncio.AbstractEventLoop
+    closed: bool
+    parts: dict[type, Any]
 
 
 class LoopLag:
     """The lateness of one worker's loop since the measurement began, in seconds."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, worker: MeasuredWorker) -> None:
+        self._worker = worker
         self._timer: asyncio.TimerHandle | None = None
         self.samples = 0
         self.total = self.largest = 0.0
 
     def start(self) -> None:
-        due = self._agent.loop.time() + EVERY
-        self._timer = self._agent.loop.call_at(due, self._look, due)
+        """Set the timer of the next sample."""
+        due = self._worker.loop.time() + EVERY
+        self._timer = self._worker.loop.call_at(due, self._sample, due)
 
     def stop(self) -> None:
+        """Take no more samples."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self, due: float) -> None:
-        if self._agent.closed:
+    def _sample(self, due: float) -> None:
+        # A closed worker is not told to stop its parts. The timer ends itself, so that it does not
+        # keep the worker alive for as long as its loop runs.
+        if self._worker.closed:
             return
-        late = max(0.0, self._agent.loop.time() - due)
+        # Not negative: loops call a timer up to their clock's resolution early.
+        late = max(0.0, self._worker.loop.time() - due)
         self.samples += 1
         self.total += late
         self.largest = max(self.largest, late)
         self.start()
 
     def metrics(self) -> dict[str, float]:
+        """Return the mean, the maximum and the number of samples."""
         return {
             "loop_lag_mean": self.total / self.samples if self.samples else 0.0,
             "loop_lag_max": self.largest,
@@ -106,7 +128,10 @@ class LoopLag:
 
 
 def measure_lag(on: bool = True) -> None:
-    """Begin to measure the lag of the current worker's event loop anew, or end it."""
+    """Begin to measure the lag of the current worker's event loop anew, or end it.
+
+    May be called in any thread.
+    """
     agent = current()
     if threading.get_ident() == agent.thread:
         _switch(agent, on)
@@ -114,12 +139,12 @@ def measure_lag(on: bool = True) -> None:
         agent.from_thread(_switch, agent, on)
 
 
-def _switch(agent: Agent, on: bool) -> None:
-    before = agent.parts.pop(LoopLag, None)
+def _switch(worker: MeasuredWorker, on: bool) -> None:
+    before = worker.parts.pop(LoopLag, None)
     if before is not None:
         before.stop()
     if on:
-        agent.parts[LoopLag] = lag = LoopLag(agent)
+        worker.parts[LoopLag] = lag = LoopLag(worker)
         lag.start()
 
 
@@ -129,5 +154,6 @@ def metrics() -> dict[str, float]:
     return {} if lag is None else lag.metrics()
 
 
+# Quiet, as `debug_info` is: a call that reads the numbers must not change them.
 measure_lag.__aiograd_inline__ = True  # type: ignore[attr-defined]
 metrics.__aiograd_inline__ = metrics.__aiograd_quiet__ = True  # type: ignore[attr-defined]

@@ -1,11 +1,13 @@
-"""Recordings as OpenTelemetry spans, for whoever collects those already. Needs `aiograd[otel]`.
+"""Recordings as OpenTelemetry spans. Needs `aiograd[otel]`.
 
     with profile() as prof:
         await rpc_async("worker1", train_step)
     prof.to_otel()                          # to the tracer that the program has set up
 
-What was recorded becomes part of the trace that is current here, parents before their children.
-Times come from a clock that knows no date; they are placed by what both clocks say now.
+    Profile.events ─▶ export ─▶ tracer.start_span(…).end(…), parents before their children
+
+Recorded spans become part of the trace that is current here. Their times are of a monotonic clock;
+the difference between that clock and the wall clock, taken now, makes them dates.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ _KINDS: Final = {
 
 
 def export(spans: Iterable[Span], tracer: Tracer | None = None) -> int:
-    """Give spans to a tracer, the program's own if none is named; how many there were."""
+    """Export spans to a tracer, the program's own if none is given; return how many."""
     tracer = tracer if tracer is not None else trace.get_tracer("aiograd")
     offset = time.time_ns() - round(current().runtime.time() * 1e9)
     found = sorted(spans, key=lambda span: (span.start, span.id))
     known = {span.id for span in found}
     children: dict[int, list[Span]] = {}
-    for span in found:  # one whose parent was dropped belongs to nobody
+    for span in found:
+        # A span whose parent was dropped (`Profile.dropped`) becomes a root, not an orphan.
         children.setdefault(span.parent if span.parent in known else 0, []).append(span)
+    # Parents first: a child needs the context of its parent's exported span.
     waiting: list[tuple[Span, Any]] = [(span, None) for span in children.pop(0, ())]
     count = 0
     while waiting:
@@ -58,15 +62,16 @@ def export(spans: Iterable[Span], tracer: Tracer | None = None) -> int:
 
 
 def _attributes(span: Span) -> dict[str, Any]:
-    told = {
+    attributes = {
         "rpc.system": "aiograd",
         "aiograd.key": span.key,
         "aiograd.kind": span.kind,
         "aiograd.worker": span.worker,
     }
     if span.error:
-        told["error.type"] = span.error
+        attributes["error.type"] = span.error
     for name, value in (span.detail or {}).items():
         plain = isinstance(value, bool | int | float | str)
-        told[f"aiograd.{name}"] = value if plain else str(value)
-    return told
+        # OpenTelemetry takes scalars; it would drop shapes with a warning.
+        attributes[f"aiograd.{name}"] = value if plain else str(value)
+    return attributes

@@ -1,4 +1,4 @@
-"""Where the time goes: recordings of calls, and of what they did on other workers.
+"""Recordings of calls, and of what they did on other workers: where the time goes.
 
     with profile() as prof:
         await rpc_async("worker1", train_step)
@@ -7,16 +7,14 @@
     prof.to_otel()                          # to OpenTelemetry
     ag.viz.timeline(prof.events)            # a picture
 
-Recording is a property of the context: calls made inside are noted here, run recorded over there,
-and bring the spans of their callees back, however deep. Outside, nothing is recorded. How recorded
-calls travel is `tracing`'s business; how recordings look is `report`'s.
+    profile() ─▶ SCOPE.recording ─▶ Profile.add(Span) … ─▶ table · Chrome · OpenTelemetry
 
-A worker can also record whatever is called there, by anybody: `start_profile` and `stop_profile`,
-called on it.
+Recording is a property of the context: calls made inside are recorded here, run recorded at the
+callee, and bring the spans of their callees back, however deep. Outside, nothing is recorded. How
+recorded calls cross the wire is in `tracing`, pictures are in `aiograd.viz.timeline`.
 
-How recordings look: a table for the terminal, and Chrome's trace format.
-
-Plain functions of spans. Pictures are `aiograd.viz.timeline`'s.
+A worker can also record everything that is called there, by any caller: `start_profile` and
+`stop_profile`, called on it.
 """
 
 from __future__ import annotations
@@ -32,11 +30,15 @@ from aiograd.errors import RpcError
 from aiograd.rpc.scope import SCOPE, current
 
 F = TypeVar("F", bound=Callable[..., Any])
-LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
+# Spans of one recording: more than a person or a viewer can look through.
+LIMIT: Final = 100_000
+
+
+# ── what is recorded ────────────────────────────────────────────────────────────────────────────
 
 
 class Span(NamedTuple):
-    """Something that took time on a worker.
+    """An interval of time on a worker, and what happened in it.
 
     `key` says what it was, after the keys of the calls it happened in:
     `rpc_call#f(a -> b)/rpc_call#g(b -> c)/g`. Times are seconds of the clock of the worker that
@@ -50,7 +52,7 @@ class Span(NamedTuple):
     end: float
     id: int = 0
     parent: int = 0  # the id of the span it happened in; 0: of none
-    error: str = ""  # the type of what it raised
+    error: str = ""  # the name of the type of exception it raised
     detail: dict[str, Any] | None = None
 
     @property
@@ -60,6 +62,7 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.start
 
 
@@ -74,17 +77,18 @@ class Profile:
         self, details: bool = False, within: Profile | None = None, limit: int = LIMIT
     ) -> None:
         self.events: list[Span] = []
-        self.dropped = 0  # spans that came when there were `limit` already
+        self.dropped = 0  # spans that ended when there were `limit` already
         self.details: bool = details or (within is not None and within.details)
         self._within, self._limit = within, limit
-        self._ids: Iterator[int] = itertools.count(1) if within is None else within._ids
+        # Shared with the outer recording: a span appears in both, under one id.
+        self.ids: Iterator[int] = itertools.count(1) if within is None else within.ids
 
     def number(self) -> int:
-        """An id for one more span."""
-        return next(self._ids)
+        """Return the id of a new span."""
+        return next(self.ids)
 
     def add(self, span: Span) -> None:
-        """Note a span that has ended. From any thread."""
+        """Record a span that has ended. May be called in any thread."""
         if len(self.events) < self._limit:
             self.events.append(span)
         else:
@@ -93,15 +97,15 @@ class Profile:
             self._within.add(span)
 
     def children(self, span: Span) -> list[Span]:
-        """What happened directly inside a span."""
+        """Return the spans directly inside a span."""
         return [each for each in self.events if each.parent == span.id]
 
     def table(self) -> str:
-        """The recording as text: one line per key and worker, the longest first."""
+        """Return the recording as text: one line per key and worker, the longest first."""
         return table(self.events)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """The recording in Chrome's trace format: one process per worker."""
+        """Return the recording in Chrome's trace format: one process per worker."""
         return chrome_trace(self.events)
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
@@ -110,8 +114,10 @@ class Profile:
             json.dump(self.chrome_trace(), file)
 
     def to_otel(self, tracer: Any = None) -> int:
-        """Give the recording to OpenTelemetry (needs `aiograd[otel]`): to the tracer that is given,
-        else to the program's own, below the span that is current. Returns the number of spans."""
+        """Export the recording to OpenTelemetry (needs `aiograd[otel]`); return how many spans.
+
+        They go to the tracer that is given, else to the program's own, below its current span.
+        """
         from aiograd.rpc.observe.otel import export  # an extra: not needed to record
 
         return export(self.events, tracer)
@@ -127,6 +133,7 @@ class Profile:
         return f"<Profile of {len(self.events)} spans{lost}>"
 
     def __reduce__(self) -> Any:
+        # Spans as tuples: they pickle without a call of `Span` for each.
         return _rebuild, ([tuple(span) for span in self.events], self.dropped)
 
 
@@ -136,15 +143,18 @@ def _rebuild(events: Iterable[tuple[Any, ...]], dropped: int) -> Profile:
     return made
 
 
+# ── recording ───────────────────────────────────────────────────────────────────────────────────
+
+
 class Scope(NamedTuple):
-    """Where spans made here and now belong."""
+    """The current recording, and the id of the span that new ones belong to."""
 
     profile: Profile
     parent: int
 
 
 def key(kind: str, function: str, source: str, destination: str) -> str:
-    """The key of a call."""
+    """Return the key of a call."""
     return f"rpc_{kind}#{function}({source} -> {destination})"
 
 
@@ -155,6 +165,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
     May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
     """
     outer = SCOPE.get().recording
+    # Nested in the outer one, so that its spans appear there as well, below the same parent.
     made = Profile(details, None if outer is None else outer.profile)
     with _under(Scope(made, 0 if outer is None else outer.parent)):
         yield made
@@ -162,7 +173,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Note how long this block takes, if anybody records."""
+    """Record how long this block takes, if a recording is on."""
     scope = SCOPE.get().recording
     if scope is None:
         yield
@@ -187,28 +198,31 @@ def _under(scope: Scope) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # left in another context than entered
+        # An async generator, or a notebook cell, may leave the block in another context than it
+        # entered; that context ends with its task, and the recording in it.
+        with contextlib.suppress(ValueError):
             SCOPE.reset(token)
 
 
-def _looking(func: F) -> F:
-    """Mark what runs at once, and is neither counted nor recorded as a call."""
+def _quiet(func: F) -> F:
+    """Mark a function that runs on the loop, and is neither counted nor recorded as a call."""
     func.__aiograd_inline__ = func.__aiograd_quiet__ = True  # type: ignore[attr-defined]
     return func
 
 
-@_looking
+@_quiet
 def start_profile(*, details: bool = False) -> None:
-    """Begin to record what is called on the current worker, by whomever.
+    """Begin to record what is called on the current worker, by any caller.
 
     Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
     """
     agent = current()
+    # None without recordings: every call being served asks only whether there is one.
     stack = agent.profiles or []
     agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
 
 
-@_looking
+@_quiet
 def stop_profile() -> Profile:
     """End the recording on the current worker that was started last, and return it."""
     agent = current()
@@ -220,11 +234,13 @@ def stop_profile() -> Profile:
     return last
 
 
+# ── presenting ──────────────────────────────────────────────────────────────────────────────────
+
 _MICRO = 1e6  # Chrome counts microseconds
 
 
 def table(spans: Sequence[Span]) -> str:
-    """One line per key and worker, the longest in total first."""
+    """Return one line of text per key and worker, the longest in total first."""
     groups: dict[tuple[str, str], list[float]] = {}
     for span in spans:
         groups.setdefault((span.key, span.worker), []).append(span.seconds)
@@ -245,8 +261,12 @@ def table(spans: Sequence[Span]) -> str:
 
 
 def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """One process per worker; what overlaps without nesting stands in different threads."""
+    """Return a Chrome trace: one process per worker.
+
+    Spans that overlap without nesting are in different threads: Chrome draws a thread as a stack.
+    """
     pids = {name: pid for pid, name in enumerate(sorted({span.worker for span in spans}))}
+    # From the first span on: Chrome shows absolute times, and these count from the boot.
     begin = min((span.start for span in spans), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
@@ -270,14 +290,16 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def lanes(spans: Sequence[Span]) -> list[tuple[Span, int]]:
-    """Spans in order of their start, each with the first lane of its worker that has room.
+    """Return spans in order of their start, each with the first lane of its worker with room.
 
     In a lane, of two spans one ends before the other begins, or lies inside it.
     """
     open_ends: dict[str, list[list[float]]] = {}  # per worker and lane, ends of spans still open
     placed = []
+    # Of two that start together the longer one first, so that the other one can nest in it.
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         rows = open_ends.setdefault(span.worker, [])
+        # Open spans of a lane nest, so the last one ends first, and its end is the next limit.
         for ends in rows:
             while ends and ends[-1] <= span.start:
                 ends.pop()

@@ -1,84 +1,149 @@
-"""How recorded calls travel: what a recording adds to a message, on either side.
+"""Tracing: what a recording adds to messages, at the caller and at the callee.
 
     caller                                        callee
     Trace ── call, extra {"record": details} ──▶  Visit: runs it under a recording of its own
           ◀── reply or fault, extra {"spans"} ──  its span first, then what happened inside
 
-Agents, callers and callees keep a `Trace` or `Visit` where they find somebody recording, and None
-otherwise. Partners (see `Options.mode`) are neither asked nor told: spans name workers and
-functions that are none of their business.
+A call keeps a `Trace`, and a call being served a `Visit`, while a recording is on, and None
+otherwise. Partners (see `Options.mode`) are neither asked nor answered: spans name workers and
+functions that a partner must not see.
+
+The three protocols below are all that tracing knows of workers, calls and invocations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import open_head
 from aiograd.rpc.observe.profile import Profile, Scope, Span, key
 from aiograd.rpc.scope import SCOPE, record
 from aiograd.wire.messages import METADATA
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
-    from aiograd.rpc.callee.invocation import Invocation
-    from aiograd.rpc.directory import PeerInfo
-    from aiograd.rpc.future import Future
+SPANS: Final = 10_000  # in one reply: about a megabyte, less than most results worth timing
 
-BAGGAGE: Final = 10_000  # spans in one reply: about a megabyte, less than most results worth timing
+
+class Clock(Protocol):
+    """What tracing needs of a runtime."""
+
+    def time(self) -> float:
+        """Return seconds of a clock that never goes back."""
+
+
+class TracedWorker(Protocol):
+    """What tracing needs of a worker."""
+
+    @property
+    def name(self) -> str:
+        """The name of the worker."""
+
+    @property
+    def profiles(self) -> list[Profile] | None:
+        """The recordings of everything called here, innermost last."""
+
+    @property
+    def runtime(self) -> Clock:
+        """The clock of the worker."""
+
+    def restricts(self, peer: PeerInfo) -> bool:
+        """Whether only plain data crosses the connection to a peer."""
+
+    def codec_for(self, peer: PeerInfo) -> Any:
+        """Return the codec of messages to and from a peer."""
+
+
+class TracedInfo(Protocol):
+    """What tracing needs of the facts of a call (`CallInfo`)."""
+
+    name: str  # of what is called
+    trace: Any
+
+
+class TracedCall(Protocol):
+    """What tracing needs of a call in flight (`Future`)."""
+
+    @property
+    def info(self) -> TracedInfo:
+        """The facts of the call."""
+
+
+class TracedTarget(Protocol):
+    """What tracing needs of the function that was called."""
+
+    name: str
+    quiet: bool  # its calls are not recorded
+
+
+class TracedInvocation(Protocol):
+    """What tracing needs of a call being served."""
+
+    func: Any  # replaced by `Visit.run`
+    context: contextvars.Context | None  # in which the function runs
+    record: Any  # what the caller asked for: whether with details
+    stream: Any  # not None: the function makes items instead of a result
+
+    @property
+    def target(self) -> TracedTarget:
+        """The function that was called."""
+
+
+# ── at the caller ───────────────────────────────────────────────────────────────────────────────
 
 
 class Trace:
-    """A call under way that somebody records, at its caller. Lives in the call's future."""
+    """A call in flight that is being recorded."""
 
-    __slots__ = ("_agent", "_kind", "_peer", "_scope", "_start")
+    __slots__ = ("_kind", "_peer", "_scope", "_start", "_worker")
 
-    def __init__(self, scope: Scope, agent: Agent, peer: PeerInfo, kind: str) -> None:
-        self._scope, self._agent, self._peer, self._kind = scope, agent, peer, kind
-        self._start = agent.runtime.time()
+    def __init__(self, scope: Scope, worker: TracedWorker, peer: PeerInfo, kind: str) -> None:
+        self._scope, self._worker, self._peer, self._kind = scope, worker, peer, kind
+        self._start = worker.runtime.time()
 
     def ask(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What rides along with the call."""
-        if self._agent.restricts(self._peer):
+        """Return the metadata of the call, with the wish that the callee records it."""
+        if self._worker.restricts(self._peer):
             return extra
         return {**(extra or {}), "record": self._scope.profile.details}
 
-    def answered(self, future: Future[Any], flags: int, body: Any) -> None:
-        """A reply or fault came; take the callee's spans from it."""
+    def answered(self, call: TracedCall, flags: int, body: Any) -> None:
+        """End with the reply or fault that came; take the callee's spans from it."""
         spans: list[Span] = []
-        if flags & METADATA and not self._agent.restricts(self._peer):
-            # Whatever is wrong with the message is told when it is unpacked.
+        if flags & METADATA and not self._worker.restricts(self._peer):
+            # A malformed message raises its error when it is unpacked as a whole, not here.
             with contextlib.suppress(Exception):
-                head = open_head(flags, body, self._agent.codec_for(self._peer))
+                head = open_head(flags, body, self._worker.codec_for(self._peer))
                 spans = [Span(*each) for each in head.metadata.get("spans", ())]
-        self._end(future, spans[0].error if spans else "", spans)
+        self._end(call, spans[0].error if spans else "", spans)
 
-    def end(self, future: Future[Any], error: BaseException | None = None) -> None:
-        """The call ended without an answer."""
-        self._end(future, "" if error is None else type(error).__name__, ())
+    def end(self, call: TracedCall, error: BaseException | None = None) -> None:
+        """End without an answer of the callee."""
+        self._end(call, "" if error is None else type(error).__name__, ())
 
-    def _end(self, future: Future[Any], error: str, spans: Iterable[Span]) -> None:
-        future.info.trace = None
-        agent, (recording, parent) = self._agent, self._scope
-        name = key(self._kind, future.info.name, agent.name, self._peer.name)
-        start, end, id = self._start, agent.runtime.time(), recording.number()
-        call = Span(name, self._kind, agent.name, start, end, id, parent, error)
-        recording.add(call)
-        for each in adopt(spans, call, recording.number):
+    def _end(self, call: TracedCall, error: str, spans: Iterable[Span]) -> None:
+        call.info.trace = None
+        worker, (recording, parent) = self._worker, self._scope
+        name = key(self._kind, call.info.name, worker.name, self._peer.name)
+        start, end, id = self._start, worker.runtime.time(), recording.number()
+        whole = Span(name, self._kind, worker.name, start, end, id, parent, error)
+        recording.add(whole)
+        for each in adopt(spans, whole, recording.number):
             recording.add(each)
 
 
-def trace(agent: Agent, peer: PeerInfo, kind: str) -> Trace | None:
-    """What records a call made here and now."""
+def trace(worker: TracedWorker, peer: PeerInfo, kind: str) -> Trace | None:
+    """Return what records a call made here and now; None outside a recording."""
     scope = SCOPE.get().recording
-    return None if scope is None else Trace(scope, agent, peer, kind)
+    return None if scope is None else Trace(scope, worker, peer, kind)
 
 
 def adopt(spans: Iterable[Span], call: Span, number: Callable[[], int]) -> list[Span]:
-    """The callee's spans as the caller's: under new ids, after the call's key, inside its time.
+    """Return the callee's spans as the caller's: new ids, after the call's key, inside its time.
 
     The first one is the callee's whole part. If it does not lie inside the call, it was another
     clock's time: all are moved so that it lies in the middle.
@@ -87,6 +152,8 @@ def adopt(spans: Iterable[Span], call: Span, number: Callable[[], int]) -> list[
     if not spans:
         return []
     first, shift = spans[0], 0.0
+    # Processes of one host share the monotonic clock, so spans that fit are left as they are: the
+    # gaps before and after then are real.
     if not call.start <= first.start <= first.end <= call.end:
         shift = (call.start + call.end - first.start - first.end) / 2
     ids = {each.id: number() for each in spans}
@@ -102,87 +169,98 @@ def adopt(spans: Iterable[Span], call: Span, number: Callable[[], int]) -> list[
     ]
 
 
+# ── at the callee ───────────────────────────────────────────────────────────────────────────────
+
+
 class Visit:
-    """A call being served that somebody records: its caller, or this worker as a whole."""
+    """A call being served that is recorded: by its caller, or by this worker as a whole."""
 
-    __slots__ = ("_agent", "_asked", "_func", "_id", "_inputs", "_name", "_stream", "_times")
+    __slots__ = ("_func", "_id", "_inputs", "_name", "_recording", "_stream", "_times", "_worker")
 
-    def __init__(self, invocation: Invocation, agent: Any) -> None:
+    def __init__(self, invocation: TracedInvocation, worker: TracedWorker) -> None:
         assert invocation.context is not None
-        self._agent, self._name, self._func = agent, invocation.target.name, invocation.func
+        self._worker, self._name, self._func = worker, invocation.target.name, invocation.func
         self._stream = invocation.stream is not None
-        whole = agent.profiles[-1] if agent.profiles else None
-        self._asked = Profile(bool(invocation.record), whole, BAGGAGE)
-        self._id = self._asked.number()
+        whole = worker.profiles[-1] if worker.profiles else None
+        # Its own, also within one of the whole worker: the caller gets the spans of this call only.
+        self._recording = Profile(bool(invocation.record), whole, SPANS)
+        self._id = self._recording.number()
         self._inputs: list[tuple[int, ...]] = []
         self._times: list[float] = []  # when the function began and, if that is known, ended
-        invocation.context.run(record, Scope(self._asked, self._id))
+        invocation.context.run(record, Scope(self._recording, self._id))
         invocation.func = self.run
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the function, wherever it runs."""
-        clock = self._agent.runtime.time
-        if self._asked.details:
+        """Call the function in its stead, in whatever thread it runs, and note the times."""
+        clock = self._worker.runtime.time
+        if self._recording.details:
             self._inputs = [each.shape for each in (*args, *kwargs.values()) if _is_array(each)]
         self._times.append(clock())
         value = self._func(*args, **kwargs)
+        # A coroutine, future or generator has only begun; it ends when it is answered.
         if not self._stream and not inspect.iscoroutine(value) and not asyncio.isfuture(value):
             self._times.append(clock())
         return value
 
     def end(self, value: Any, error: BaseException | None) -> list[tuple[Any, ...]]:
-        """It is about to be answered; what the caller gets to know."""
-        agent, recording = self._agent, self._asked
-        now = agent.runtime.time()
-        start, end, *_ = (*self._times, now, now)
+        """Return the spans for the caller; the call is about to be answered."""
+        worker, recording = self._worker, self._recording
+        now = worker.runtime.time()
+        start, end, *_ = (*self._times, now, now)  # without times it never began
         detail: dict[str, Any] | None = None
         if recording.details:
             detail = {"inputs": [tuple(map(int, shape)) for shape in self._inputs]}
             detail["bytes"] = int(value.nbytes) if _is_array(value) else 0
         failure = "" if error is None else type(error).__name__
-        span = Span(self._name, "run", agent.name, start, end, self._id, 0, failure, detail)
+        span = Span(self._name, "run", worker.name, start, end, self._id, 0, failure, detail)
         inside = [tuple(each) for each in recording.events]
         recording.add(span)
         return [tuple(span), *inside]
 
 
-def visit(invocation: Invocation, agent: Any) -> Visit | None:
-    """What records a call that starts to run here."""
-    return None if invocation.target.quiet else Visit(invocation, agent)
+def visit(invocation: TracedInvocation, worker: TracedWorker) -> Visit | None:
+    """Return what records a call that starts to run here; None for calls that are not recorded."""
+    return None if invocation.target.quiet else Visit(invocation, worker)
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is numpy's, or something like it."""
+    """Whether it is an array of numpy's, or similar to one."""
     return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "nbytes")
 
 
+# ── backward passes ─────────────────────────────────────────────────────────────────────────────
+
+
 class PassTrace:
-    """A backward pass that somebody records: `dist` tells what happens in it."""
+    """A backward pass that is being recorded; `dist` notes what happens in it."""
 
-    __slots__ = ("_agent", "_id", "_key", "_scope", "_start")
+    __slots__ = ("_id", "_key", "_scope", "_start", "_worker")
 
-    def __init__(self, scope: Scope, agent: Agent, key: str) -> None:
-        self._scope, self._agent, self._key = scope, agent, key
+    def __init__(self, scope: Scope, worker: TracedWorker, key: str) -> None:
+        self._scope, self._worker, self._key = scope, worker, key
         self._id = scope.profile.number()
-        self._start = agent.runtime.time()
+        self._start = worker.runtime.time()
 
     def note(self, kind: str, key: str, seconds: float, detail: dict[str, Any] | None) -> None:
-        """Something in the pass has just ended."""
-        recording, agent = self._scope.profile, self._agent
-        end, id = agent.runtime.time(), recording.number()
+        """Add a span for something in the pass that has just ended."""
+        recording, worker = self._scope.profile, self._worker
+        end, id = worker.runtime.time(), recording.number()
         start = max(self._start, end - seconds)
-        recording.add(Span(key, kind, agent.name, start, end, id, self._id, "", detail))
+        recording.add(Span(key, kind, worker.name, start, end, id, self._id, "", detail))
 
     def end(self, error: BaseException | None) -> None:
-        recording, agent = self._scope.profile, self._agent
-        end, failure = agent.runtime.time(), "" if error is None else type(error).__name__
-        whole = Span(self._key, "backward", agent.name, self._start, end, self._id)
-        recording.add(whole._replace(parent=self._scope.parent, error=failure))
+        """Add the span of the whole pass."""
+        recording, worker = self._scope.profile, self._worker
+        end, failure = worker.runtime.time(), "" if error is None else type(error).__name__
+        start, parent = self._start, self._scope.parent
+        whole = Span(self._key, "backward", worker.name, start, end, self._id, parent, failure)
+        recording.add(whole)
 
 
-def trace_pass(agent: Agent) -> PassTrace | None:
-    """What records a pass that starts, or is joined, here and now."""
+def trace_pass(worker: TracedWorker) -> PassTrace | None:
+    """Return what records a pass that starts, or is joined, here and now; None if nothing does."""
     scope = SCOPE.get().recording
-    if scope is None and agent.profiles:
-        scope = Scope(agent.profiles[-1], 0)
-    return None if scope is None else PassTrace(scope, agent, f"backward({agent.name})")
+    # A participant joins by a message, outside any recording block: only the whole worker's counts.
+    if scope is None and worker.profiles:
+        scope = Scope(worker.profiles[-1], 0)
+    return None if scope is None else PassTrace(scope, worker, f"backward({worker.name})")

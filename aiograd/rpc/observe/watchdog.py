@@ -1,81 +1,118 @@
-"""Tells who holds the event loop.
+"""The watchdog logs what blocks the event loop.
 
-A loop that does not turn can say nothing itself, so a thread asks it for a sign of life, again and
-again. When none comes for a second, the thread logs what the loop's thread is doing:
+A blocked loop cannot report itself, so a thread asks it for a sign of life again and again. When
+none comes for a second, the thread logs the stack of the loop's thread:
 
     asked ──answered──▶ pause ──▶ asked …
-      └──1 s of silence──▶ log the stack ──answered──▶ log how long it took
+      └──1 s without an answer──▶ log the stack ──answered──▶ log how long it took
 
-One thread per worker, asleep but for four questions a second: a thread cannot be started by a loop
-that is blocked already. What holds the interpreter's lock as well stops this thread, too, and is
-seen when it lets go.
+One thread per worker, which wakes up four times a second. It runs from the start, because a blocked
+loop could not start it. Code that blocks the loop and holds the interpreter lock stops this thread,
+too, and is logged when it releases the lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
+from collections.abc import Callable
+from typing import Final, Protocol
 
 _log = logging.getLogger("aiograd")
 
 BLOCKED: Final = 1.0  # seconds without a sign of life that are worth a line
 PAUSE: Final = 0.25  # seconds between an answer and the next question
-_DOUBT: Final = 0.1  # seconds: who was stopped as a whole process answers as soon as it goes on
+# Seconds. A process that was stopped as a whole (SIGSTOP, a suspended laptop) finds `BLOCKED` over
+# when it goes on, though its loop answers at once. It is given this long to do so.
+_DOUBT: Final = 0.1
 _FRAMES: Final = 30  # innermost frames that are shown
+
+
+class Clock(Protocol):
+    """What the watchdog needs of a runtime."""
+
+    def time(self) -> float:
+        """Return seconds of a clock that never goes back."""
+
+    def start_thread(self, target: Callable[[], None], name: str) -> None:
+        """Run `target` in a thread."""
+
+
+class WatchedWorker(Protocol):
+    """What the watchdog needs of a worker."""
+
+    @property
+    def name(self) -> str:
+        """The name of the worker."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop to watch."""
+
+    @property
+    def thread(self) -> int:
+        """The ident of the thread that runs the loop."""
+
+    @property
+    def runtime(self) -> Clock:
+        """The clock and the threads of the worker."""
 
 
 class Watchdog:
     """Watches the loop of one worker, from `start` to `close`."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._sign = threading.Event()  # of life, or of the end
+    def __init__(self, worker: WatchedWorker) -> None:
+        self._worker = worker
+        self._sign = threading.Event()  # a sign of life, or `close`
         self._ended = False
 
     def start(self) -> None:
-        self._agent.runtime.start_thread(self._watch, f"aiograd-watchdog-{self._agent.name}")
+        """Start the thread."""
+        self._worker.runtime.start_thread(self._watch, f"aiograd-watchdog-{self._worker.name}")
 
     def close(self) -> None:
+        """End the thread soon; does not wait for it."""
         self._ended = True
         self._sign.set()
 
     def _watch(self) -> None:
         while not self._ended:
             self._sign.clear()
-            asked = self._agent.runtime.time()
+            asked = self._worker.runtime.time()
+            # A callback, not a look at some counter of the loop: it also wakes up an idle loop,
+            # which else would look like a blocked one.
             try:
-                self._agent.loop.call_soon_threadsafe(self._sign.set)
+                self._worker.loop.call_soon_threadsafe(self._sign.set)
             except RuntimeError:  # the loop is closed
                 return
             if not (self._sign.wait(BLOCKED) or self._sign.wait(_DOUBT)):
-                self._tell(asked)
+                self._report(asked)
             if not self._ended:
                 self._sign.clear()
                 self._sign.wait(PAUSE)
 
-    def _tell(self, asked: float) -> None:
-        agent = self._agent
-        if self._ended or not agent.loop.is_running():
+    def _report(self, asked: float) -> None:
+        worker = self._worker
+        # A loop that is not running at all (between two `run_until_complete`) blocks nothing.
+        if self._ended or not worker.loop.is_running():
             return
-        frame = sys._current_frames().get(agent.thread)
+        frame = sys._current_frames().get(worker.thread)
         stack = "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "?"
         del frame  # it would keep everything alive that the loop works on
         _log.warning(
             "%s: the event loop has been blocked for %.1f s; plain functions and "
             "`await asyncio.to_thread(...)` do not block it. It is here:\n%s",
-            agent.name,
-            agent.runtime.time() - asked,
+            worker.name,
+            worker.runtime.time() - asked,
             stack.rstrip(),
         )
+        # One line per blocking, and one when it is over; a stack every second would fill the log.
         while not self._sign.wait(BLOCKED):
-            if agent.loop.is_closed() or not agent.loop.is_running():
+            if worker.loop.is_closed() or not worker.loop.is_running():
                 return
         if not self._ended:
-            blocked = agent.runtime.time() - asked
-            _log.warning("%s: the event loop goes on after %.1f s", agent.name, blocked)
+            blocked = worker.runtime.time() - asked
+            _log.warning("%s: the event loop goes on after %.1f s", worker.name, blocked)

@@ -2,8 +2,11 @@
 
     unix:/path/to/socket      tcp:host:port      memory:name
 
-Nothing else in the library opens a socket. Protocols are `BufferedProtocol`s: the receiver says
-where bytes go.
+    Network.listen  ─▶ Listener             `factory()` makes a protocol per accepted connection
+    Network.connect ─▶ its protocol         after `connection_made`
+
+Protocols are `BufferedProtocol`s: the receiver says where bytes go, so that a large array is read
+into its own memory. Nothing else in the library opens a socket between workers.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import ssl
 from typing import Any, Protocol
 
 from aiograd.errors import AuthError, InsecureTransport
-from aiograd.rpc.transport.inproc import Factory, MemoryHub
-from aiograd.rpc.transport.tls import Credentials, SecureListener, connect_secure
+from aiograd.rpc.transport.inproc import Factory, InprocNetwork
+from aiograd.rpc.transport.tls import Credentials, TLSListener, connect_tls
 
-_SOCKET_BUFFER = 4 << 20  # large arrays move in fewer, larger steps
-_USER_TIMEOUT = 5000  # ms without an acknowledgement after which TCP gives up, instead of minutes
+# Bytes. With the kernel's default (200 KiB) a large array moves in many small steps, and each of
+# them wakes up both sides.
+_SOCKET_BUFFER = 4 << 20
+# Milliseconds without an acknowledgement after which TCP fails; by default it retries for minutes,
+# and `WorkerLost` is promised in seconds.
+_USER_TIMEOUT = 5000
 
 
 class Listener(Protocol):
@@ -29,21 +36,27 @@ class Listener(Protocol):
 
     address: str
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Accept no more connections; those that were accepted go on."""
 
     def descriptors(self) -> list[int]:
-        """Give the descriptors of its sockets."""
+        """Return the descriptors of its sockets."""
 
 
 class _ServerListener:
+    """A server of asyncio's; `path` is the file of a Unix socket."""
+
     def __init__(self, server: asyncio.Server, address: str, path: str | None) -> None:
         self._server, self.address, self._path = server, address, path
 
     def descriptors(self) -> list[int]:
+        """Return the descriptors of the listening sockets."""
         return [each.fileno() for each in self._server.sockets]
 
     def close(self) -> None:
+        """Stop listening, and remove the file of a Unix socket."""
         self._server.close()
+        # asyncio leaves the file of a Unix socket behind, and the next start could not bind to it.
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -53,7 +66,7 @@ class Network:
     """Unix and TCP sockets, and the memory network of this object."""
 
     def __init__(self) -> None:
-        self.memory = MemoryHub()
+        self.memory = InprocNetwork()
 
     async def listen(
         self,
@@ -63,9 +76,10 @@ class Network:
         allow_plaintext: bool = False,
         tls: Credentials | None = None,
     ) -> Listener:
-        """Accept connections at `address`; port 0 and the like are resolved in the result.
+        """Accept connections at `address`; port 0 is resolved in the result's `address`.
 
-        With `tls` TCP connections speak TLS, and `factory` makes a `secure.Visitor`.
+        With `tls`, TCP connections speak TLS, and `factory` makes a `tls.PendingConnection`.
+        InsecureTransport if plain TCP would be reachable from other hosts.
         """
         scheme, rest = split(address)
         loop = asyncio.get_running_loop()
@@ -75,13 +89,14 @@ class Network:
             server: Any = await loop.create_unix_server(factory, rest)
             return _ServerListener(server, address, rest)
         host, port = split_tcp(address)
+        # Before anything is bound: not even for a moment may a plain listener be reachable.
         if tls is None and not allow_plaintext and not is_loopback(host):
             raise InsecureTransport(
                 f"{address} can be reached from other hosts: give Options(tls=...), "
                 "or allow_plaintext=True if the network is yours alone"
             )
         if tls is not None:
-            return await SecureListener.open(host, port, factory, tls)
+            return await TLSListener.open(host, port, factory, tls)
         server = await loop.create_server(factory, host, port)
         real = server.sockets[0].getsockname()[1]
         return _ServerListener(server, f"tcp:{host}:{real}", None)
@@ -89,7 +104,7 @@ class Network:
     async def connect(
         self, address: str, factory: Factory, *, tls: Credentials | None = None
     ) -> asyncio.BufferedProtocol:
-        """Connect; the protocol has been told `connection_made` when this returns.
+        """Connect; `connection_made` of the returned protocol has been called.
 
         With `tls` a TCP connection speaks TLS; AuthError if the other side cannot.
         """
@@ -103,14 +118,17 @@ class Network:
             host, port = split_tcp(address)
             try:
                 if tls is not None:
-                    return await connect_secure(host, port, factory, tls)
+                    return await connect_tls(host, port, factory, tls)
             except ssl.SSLError as error:
+                # SSLError is an OSError, and as such would be taken for a network that is down and
+                # dialled again. A peer without a valid certificate stays without one.
                 raise AuthError(f"no TLS with {address}: {error}") from error
             _, protocol = await loop.create_connection(factory, host, port)
         return protocol
 
 
 def split(address: str) -> tuple[str, str]:
+    """Return scheme and rest of an address; ValueError if it is none."""
     scheme, _, rest = address.partition(":")
     if scheme not in ("unix", "tcp", "memory") or not rest:
         raise ValueError(f"{address!r} is no address: unix:path, tcp:host:port or memory:name")
@@ -118,6 +136,7 @@ def split(address: str) -> tuple[str, str]:
 
 
 def split_tcp(address: str) -> tuple[str, int]:
+    """Return host (IPv6 without brackets) and port of an address; ValueError if it is none."""
     host, _, port = split(address)[1].rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is no address: tcp:host:port")
@@ -125,6 +144,7 @@ def split_tcp(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host is this one and cannot be reached from others, without asking DNS."""
     if host == "localhost":
         return True
     try:
@@ -134,24 +154,29 @@ def is_loopback(host: str) -> bool:
 
 
 def tune(transport: Any) -> None:
-    """Set what makes a socket quick to answer and quick to notice that the other end is gone."""
+    """Set socket options: low latency, large buffers, and a quick end when the peer's host dies."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return
+    # For Unix sockets only: a fixed size switches off TCP's own tuning of its windows.
     settings = [
         (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),
         (socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER),
     ]
     if sock.family in (socket.AF_INET, socket.AF_INET6):
+        # No delay: Nagle's algorithm would hold a small message until the last one is acknowledged.
+        # Messages are coalesced before they are written, so nothing is left for it to gain.
         settings = [
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         ]
+        # A host that vanished sends no FIN. Keep-alive notices on a quiet connection, the user
+        # timeout on one with unacknowledged bytes, which suppress keep-alive probes.
         for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5)):
             if hasattr(socket, name):
                 settings.append((socket.IPPROTO_TCP, getattr(socket, name), value))
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             settings.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT))
     for level, option, number in settings:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a wish: the connection works without
             sock.setsockopt(level, option, number)

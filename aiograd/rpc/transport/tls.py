@@ -1,16 +1,17 @@
-"""TLS for connections beyond this host: certificates, and what ties the handshake to them.
+"""TLS for connections beyond this host: certificates, and listening and connecting with them.
 
 TLS 1.3 or nothing. A worker's certificate carries its name as a subject alternative name, so that a
 member with the secret and a certificate of its own still cannot pass for another one. The proof of
-the secret covers the SHA-256 of the certificates: somebody in between, with another certificate,
-can relay no handshake.
+the secret covers the SHA-256 of both certificates (`Credentials.binding`): a man in the middle, who
+has another certificate, can relay no handshake.
 
-The handshake itself is `session`'s and `greeting`'s; when a connection is secured is `doors`'.
+    TCP accept ─▶ PendingConnection.tcp_connected ─▶ TLS handshake ─▶ connection_made ─▶ HELLO …
+                   counts it, may refuse it            └─ tls_failed
 
-Listening and dialling with TLS, in which strangers count from their first packet.
+asyncio's own TLS server tells a protocol of a connection only when TLS is agreed on, so thousands
+could hold connections that no limit counts. `TLSListener` announces them when TCP accepts.
 
-A server of asyncio's own tells a protocol about a connection only when TLS is done, so that
-thousands could hold connections without anybody knowing. Here a visitor knocks first.
+`wire.handshake` proves the secret; `link.listener` decides which addresses use TLS.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aiograd.errors import AuthError, SecurityError
-from aiograd.rpc.transport.tls_stream import Tunnel
+from aiograd.rpc.transport.tls_stream import TLSStream
+
+_ACCEPT_PAUSE = 0.05  # seconds, when no connection can be accepted: too many files are open
+
+
+# ── certificates ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,11 @@ class TLS:
 
 
 class Credentials:
-    """The certificates of one worker, read."""
+    """The certificates of one worker, loaded. SecurityError if they cannot be."""
 
     def __init__(self, tls: TLS, timeout: float) -> None:
         self._mutual = tls.mutual
-        self.timeout = timeout  # seconds for TLS to be agreed on
+        self.timeout = timeout  # seconds for the TLS handshake
         try:
             self._own = ssl.PEM_cert_to_DER_cert(_first(Path(tls.cert).read_text()))
             self.server = self._context(tls, ssl.PROTOCOL_TLS_SERVER)
@@ -65,12 +71,15 @@ class Credentials:
     def _context(self, tls: TLS, side: int) -> ssl.SSLContext:
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # workers are known by name, not by host: see `check_name`
+        # Certificates name workers, not hosts: `check_name` compares, when the name is known.
+        context.check_hostname = False
         serves = side == ssl.PROTOCOL_TLS_SERVER
         if serves:
-            context.num_tickets = 0  # nobody resumes a session
+            context.num_tickets = 0  # no TLS session is ever resumed
         if serves or tls.mutual:
             context.load_cert_chain(tls.cert, tls.key)
+        # A client always verifies the server; a server asks for a certificate only where all
+        # workers have one. The proof of the secret follows in any case.
         context.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not serves else ssl.CERT_NONE
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
@@ -79,17 +88,19 @@ class Credentials:
         return context
 
     def binding(self, transport: Any, *, client: bool) -> bytes:
-        """What the proof of the secret covers: both certificates as this side sees them."""
+        """Return what the proof of the secret covers: both certificates as this side sees them."""
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        # A client that shows no certificate must leave it out here, too: the server never saw it.
         ours = self._own if self._mutual or not client else b""
+        # Client first on both sides, else the two would compute different bytes.
         first, second = (ours, shown or b"") if client else (shown or b"", ours)
         return b"".join(hashlib.sha256(each).digest() for each in (first, second))
 
     def check_name(self, transport: Any, name: str) -> None:
-        """AuthError if the other side's certificate is not that of a worker of this name."""
+        """AuthError if the peer's certificate is not that of a worker of this name."""
         shown = transport.get_extra_info("ssl_object").getpeercert()
         if not shown:
-            return  # not mutual, and we are the one who listens
+            return  # not mutual, and this side listens
         names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
         # Exactly: host names ignore case, but modes and secrets are given by the exact name.
         if name not in names:
@@ -99,7 +110,7 @@ class Credentials:
 
 
 def _first(text: str) -> str:
-    """The first certificate of a PEM file: the worker's own, before those of authorities."""
+    """Return the first certificate of a PEM file: the worker's own, before those of authorities."""
     start, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     begin = text.find(start)
     stop = text.find(end, begin)
@@ -108,18 +119,20 @@ def _first(text: str) -> str:
     return text[begin : stop + len(end)]
 
 
-_PAUSE = 0.05  # seconds, when no connection can be accepted: too many files are open
+# ── connections ─────────────────────────────────────────────────────────────────────────────────
 
 
-class Visitor(Protocol):
-    """The protocol of a connection that comes in; told of it before TLS."""
+class PendingConnection(Protocol):
+    """What the protocol of an incoming connection has to know before TLS is agreed on."""
 
-    def knocked(self, host: str) -> bool: ...
+    def tcp_connected(self, host: str) -> bool:
+        """Count the connection; return whether the TLS handshake may begin."""
 
-    def failed(self, error: Exception) -> None: ...
+    def tls_failed(self, error: Exception) -> None:
+        """End the connection: the TLS handshake failed or took too long."""
 
 
-class SecureListener:
+class TLSListener:
     """Accepts TCP connections that speak TLS, until closed."""
 
     def __init__(
@@ -128,20 +141,24 @@ class SecureListener:
         self.address = address
         self._socket, self._factory, self._tls = bound, factory, tls
         self._tasks: set[asyncio.Task[None]] = set()
-        # Closed when nothing is accepted any more, even if that never began.
+        # By the callback of the task, because a task cancelled before its first step runs no
+        # `finally`. And not in `close`, where `sock_accept` still watches the descriptor.
         self._spawn(self._accept()).add_done_callback(lambda _: bound.close())
 
     @classmethod
     async def open(
         cls, host: str, port: int, factory: Callable[[], Any], tls: Credentials
-    ) -> SecureListener:
+    ) -> TLSListener:
+        """Bind and listen; port 0 is resolved in `address`."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, _, _, place = found[0]
+        family, kind, _, _, where = found[0]
         bound = socket.socket(family, kind)
         try:
+            # As asyncio's servers do: else a restarted worker could not bind to its port while old
+            # connections linger in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(place)
+            bound.bind(where)
             bound.listen(100)
             bound.setblocking(False)
         except BaseException:
@@ -151,9 +168,11 @@ class SecureListener:
         return cls(bound, f"tcp:{shown}:{bound.getsockname()[1]}", factory, tls)
 
     def descriptors(self) -> list[int]:
+        """Return the descriptor of the listening socket."""
         return [self._socket.fileno()]
 
     def close(self) -> None:
+        """Stop accepting, and end connections whose TLS handshake is not done."""
         for task in self._tasks:
             task.cancel()
 
@@ -167,42 +186,46 @@ class SecureListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                came, place = await loop.sock_accept(self._socket)
+                accepted, where = await loop.sock_accept(self._socket)
             except OSError:
-                await asyncio.sleep(_PAUSE)
+                # The connection stays in the backlog, so an immediate retry would be a busy loop.
+                await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
-            visitor: Visitor = self._factory()
-            if visitor.knocked(str(place[0])):
-                self._spawn(self._let_in(came, visitor))
+            pending: PendingConnection = self._factory()
+            if pending.tcp_connected(str(where[0])):
+                self._spawn(self._secure(accepted, pending))
             else:
-                came.close()
+                accepted.close()
 
-    async def _let_in(self, came: socket.socket, visitor: Any) -> None:
-        tunnel = Tunnel(self._tls.server, visitor, server=True)
+    async def _secure(self, accepted: socket.socket, pending: PendingConnection) -> None:
+        stream = TLSStream(self._tls.server, pending, server=True)
         try:
+            # Around both: an unauthenticated peer may hold neither a TCP connection nor a half-done
+            # TLS handshake for longer.
             async with asyncio.timeout(self._tls.timeout):
                 loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(lambda: tunnel, came)
-                await tunnel.ready
+                await loop.connect_accepted_socket(lambda: stream, accepted)
+                await stream.ready
         except OSError as error:  # TimeoutError and SSLError are such
-            tunnel.give_up()
-            visitor.failed(error)
+            stream.discard()
+            pending.tls_failed(error)
         except asyncio.CancelledError:
-            tunnel.give_up()
-            visitor.failed(ConnectionAbortedError("closed"))
+            stream.discard()
+            pending.tls_failed(ConnectionAbortedError("closed"))
             raise
 
 
-async def connect_secure(
+async def connect_tls(
     host: str, port: int, factory: Callable[[], Any], tls: Credentials
 ) -> asyncio.BufferedProtocol:
     """Connect and agree on TLS; SSLError if that cannot be. The caller limits the time."""
+    # No server name: certificates are checked by worker name, after the hello (`check_name`).
     protocol: asyncio.BufferedProtocol = factory()
-    tunnel = Tunnel(tls.client, protocol, server=False)
+    stream = TLSStream(tls.client, protocol, server=False)
     try:
-        await asyncio.get_running_loop().create_connection(lambda: tunnel, host, port)
-        await tunnel.ready
+        await asyncio.get_running_loop().create_connection(lambda: stream, host, port)
+        await stream.ready
     except BaseException:
-        tunnel.give_up()
+        stream.discard()
         raise
     return protocol

@@ -299,8 +299,10 @@ BUGS: Final[dict[str, Bug]] = {
     "unheeded_exit": Bug(
         "the end of a process is told, and not believed", Links, "declare_lost", _nothing
     ),
-    "resend_all": Bug("what came is sent again", Session, "rest", _resend_all),
-    "resend_nothing": Bug("what a cut took is not sent again", Session, "rest", _resend_nothing),
+    "resend_all": Bug("what came is sent again", Session, "unacknowledged", _resend_all),
+    "resend_nothing": Bug(
+        "what a cut took is not sent again", Session, "unacknowledged", _resend_nothing
+    ),
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),
     "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
     "no_return": Bug("nobody dials after a cut", _Return, "_knock", lambda _: _soon),

@@ -13,7 +13,7 @@ import random
 import threading
 from typing import Any
 
-from aiograd.rpc.runtime.threads import Job, Pool
+from aiograd.rpc.runtime.threads import Job, ThreadPool
 from aiograd.testing.simulator.loop import SimLoop
 
 # Real seconds that a plain function may run before the simulation gives up. Only a function that
@@ -126,7 +126,7 @@ class Threads:
             turn.give()
 
 
-class SimPool(Pool):
+class SimPool(ThreadPool):
     """The pool of one node: starts each job after a random delay, in a thread of its own.
 
     `limit` is not applied: jobs run one at a time in any case, except while they wait.

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import threading
 
 import numpy as np
 import pytest
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.api import inline, rpc_async
-from aiograd.rpc.link.shared_memory import _CHUNKS, _IDLE, LEAST, Shared
+from aiograd.rpc.link.shared_memory import (
+    CHUNKS_IN_FLIGHT,
+    IDLE_HEARTBEATS,
+    PARALLEL_FROM,
+    SHARED_FROM,
+    ParallelCopier,
+    SharedMemory,
+)
 from aiograd.rpc.options import Options
 from aiograd.wire.framing import FrameReader, announce, pack_header
 from aiograd.wire.messages import CALL, CHUNK, LARGE, SHARED, SHM_ACCEPT
@@ -96,9 +104,9 @@ async def test_blocks_come_back_when_nobody_looks_at_them(pair):
         for _ in range(20):
             await rpc_async("worker1", double, (pattern(),))
         await rpc_async("worker1", nothing)  # whose answer brings the last block back
-        assert not shared._lent.used
+        assert not shared.own.used
         await rpc_async("worker1", nothing)
-        assert not b.link("worker0").shared._lent.used
+        assert not b.link("worker0").shared.own.used
 
 
 async def test_an_array_that_is_kept_keeps_its_values(pair):
@@ -137,21 +145,21 @@ async def test_a_peer_that_cannot_open_the_memory_gets_everything_by_the_socket(
         b.link("worker0").shared._pid = 1 << 30  # no such process
         for _ in range(3):
             assert (await rpc_async("worker1", double, (pattern(),)) == pattern() * 2).all()
-        assert a.link("worker1").shared._lent is None
+        assert a.link("worker1").shared.own is None
 
 
 async def test_memory_nobody_uses_is_given_up_and_made_anew(pair):
     async with pair() as (a, b):
         shared = await warmed(a)
         await rpc_async("worker1", nothing)
-        for _ in range(_IDLE + 1):
-            shared.beat()
-        assert shared._lent is None
+        for _ in range(IDLE_HEARTBEATS + 1):
+            shared.heartbeat()
+        assert shared.own is None
         await rpc_async("worker1", nothing)
-        assert b.link("worker0").shared._borrowed is None
+        assert b.link("worker0").shared.peer is None
         assert (await rpc_async("worker1", double, (pattern(),)) == pattern() * 2).all()
         await rpc_async("worker1", nothing)
-        assert shared._lent is not None
+        assert shared.own is not None
 
 
 async def test_arrays_outlive_the_link_they_came_by(pair):
@@ -198,14 +206,14 @@ async def test_a_message_too_large_for_a_block_goes_through_several(pair):
         assert crossed(*links) - before < HUGE // 100
         await rpc_async("worker1", nothing)
         for link in links:
-            assert link.shared._lent._chunks == set()
+            assert link.shared.own.chunks == set()
 
 
 async def test_several_arrays_of_a_huge_message_are_told_apart(pair):
     async with pair() as (a, _):
         await warmed(a)
         await rpc_async("worker1", double, (pattern(),))
-        sizes = (HUGE, 33, 0, LEAST, LEAST - 1, (9 << 20) + 7)
+        sizes = (HUGE, 33, 0, SHARED_FROM, SHARED_FROM - 1, (9 << 20) + 7)
         arrays = [np.full(size, i, np.uint8) for i, size in enumerate(sizes)]
         assert await rpc_async("worker1", totals, tuple(arrays)) == [
             (each.size, int(each.sum(dtype=int))) for each in arrays
@@ -219,8 +227,8 @@ async def test_few_chunks_are_under_way_at_once_and_small_calls_go_on(pair):
         huge, most = rpc_async("worker1", double, (pattern(HUGE),)), 0
         while not huge.done():
             await rpc_async("worker1", nothing)
-            most = max(most, len(shared._lent._chunks))
-        assert 0 < most <= _CHUNKS
+            most = max(most, len(shared.own.chunks))
+        assert 0 < most <= CHUNKS_IN_FLIGHT
         assert (await huge == pattern(HUGE) * 2).all()
 
 
@@ -234,8 +242,8 @@ async def test_huge_messages_at_once_do_not_mix(pair):
 
 async def test_without_a_free_block_chunks_take_the_socket(pair):
     async with pair() as (a, _):
-        arena = (await warmed(a))._lent._arena
-        for _, size in list(arena._free):
+        arena = (await warmed(a)).own.arena
+        for _, size in list(arena.free_blocks):
             assert arena.take(size) is not None
         link = a.link("worker1")
         before = crossed(link)
@@ -249,11 +257,11 @@ async def test_a_huge_message_goes_on_after_a_cut(pair):
         await rpc_async("worker1", double, (pattern(),))
         link = a.link("worker1")
         huge = rpc_async("worker1", double, (pattern(HUGE),))
-        while not shared._lent._chunks:
+        while not shared.own.chunks:
             await asyncio.sleep(0)
         link.connection.transport.abort()
         assert (await huge == pattern(HUGE) * 2).all()
-        assert shared._lent._chunks == set()
+        assert shared.own.chunks == set()
 
 
 # ── peers that break the rules ──────────────────────────────────────────────────────────────────
@@ -261,34 +269,34 @@ async def test_a_huge_message_goes_on_after_a_cut(pair):
 
 def lonely():
     sent = []
-    return Shared(os.getpid(), 4 << 20, lambda *m: sent.append(m), np.copyto), sent
+    return SharedMemory(os.getpid(), 4 << 20, lambda *m: sent.append(m), np.copyto), sent
 
 
-def test_a_message_in_memory_that_was_never_lent_is_refused():
-    with pytest.raises(ProtocolError, match="never lent"):
-        lonely()[0].arrived(3, memoryview(struct.pack("<QQ", 0, 100)))
+def test_a_message_in_memory_that_was_never_offered_is_refused():
+    with pytest.raises(ProtocolError, match="never offered"):
+        lonely()[0].read(3, memoryview(struct.pack("<QQ", 0, 100)))
 
 
 def test_a_message_beyond_the_end_is_refused():
     (ours, sent), (theirs, _) = lonely(), lonely()
-    ours.place([memoryview(bytes(LEAST))])
-    theirs.borrow(sent[0][2])
+    ours.write([memoryview(bytes(SHARED_FROM))])
+    theirs.offered(sent[0][2])
     with pytest.raises(ProtocolError, match="beyond the end"):
-        theirs.arrived(3, memoryview(struct.pack("<QQ", 4 << 20, 1)))
+        theirs.read(3, memoryview(struct.pack("<QQ", 4 << 20, 1)))
     with pytest.raises(ProtocolError, match="in 9 bytes"):
-        theirs.arrived(3, memoryview(bytes(9)))
+        theirs.read(3, memoryview(bytes(9)))
 
 
 def refuses(offer):
     shared, sent = lonely()
-    shared.borrow(offer)
+    shared.offered(offer)
     return sent == [(SHM_ACCEPT, 0, b"")]
 
 
 def offered():
     """An offer that is all right, and who keeps it so."""
     ours, sent = lonely()
-    ours.place([memoryview(bytes(LEAST))])
+    ours.write([memoryview(bytes(SHARED_FROM))])
     return ours, sent[0][2]
 
 
@@ -323,8 +331,8 @@ def test_a_descriptor_that_is_no_memory_is_refused(tmp_path):
 
 def test_a_chunk_in_memory_must_belong_to_a_message():
     (ours, sent), (theirs, _) = lonely(), lonely()
-    ours.place([memoryview(bytes(LEAST))])
-    theirs.borrow(sent[0][2])
+    ours.write([memoryview(bytes(SHARED_FROM))])
+    theirs.offered(sent[0][2])
     for body, number in (
         (struct.pack("<QQ", 0, 100), 7),  # nobody has announced it
         (struct.pack("<QQ", 0, 101), 1),  # more than is missing
@@ -333,15 +341,52 @@ def test_a_chunk_in_memory_must_belong_to_a_message():
         (struct.pack("<QQ", 1 << 40, 10), 1),
         (b"", 1),
     ):
-        reader = FrameReader(shared=theirs.arrived)
+        reader = FrameReader(shared=theirs.read)
         announced = announce(1, 3, [100])
         reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
         with pytest.raises(ProtocolError):
             reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
-    reader = FrameReader(shared=theirs.arrived)
+    reader = FrameReader(shared=theirs.read)
     reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
     body = struct.pack("<QQ", 0, 100)
     (frame,) = reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
     assert frame[5].complete
     with pytest.raises(ProtocolError):
         FrameReader().feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+
+
+# ── parallel copies ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(
+    "size", [0, 1, PARALLEL_FROM - 1, PARALLEL_FROM, 3 * PARALLEL_FROM + 12_345]
+)
+def test_every_byte_is_copied(cores, size):
+    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    memory = np.zeros(size + 2, np.uint8)
+    copier = ParallelCopier(cores)
+    copier.copy(memory[1:-1], source)
+    copier.close()
+    assert (memory[1:-1] == source).all()
+    assert memory[0] == memory[-1] == 0
+
+
+def test_a_thread_helps_with_large_ones_only_and_ends():
+    copier, before = ParallelCopier(2), threading.active_count()
+    copier.copy(np.zeros(100, np.uint8), np.ones(100, np.uint8))
+    assert threading.active_count() == before
+    copier.copy(np.zeros(PARALLEL_FROM, np.uint8), np.ones(PARALLEL_FROM, np.uint8))
+    assert threading.active_count() == before + 1
+    copier.close()
+    assert threading.active_count() == before
+    copier.close()
+
+
+def test_a_copy_that_cannot_be_made_is_an_error():
+    copier = ParallelCopier(2)
+    memory = np.zeros(PARALLEL_FROM, np.uint8)
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        copier.copy(memory, np.ones(PARALLEL_FROM, np.uint8))
+    copier.close()

@@ -1,4 +1,4 @@
-"""The lag of event loops."""
+"""Counters of limits, and the lag of event loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from aiograd.rpc.api import inline, rpc_async
-from aiograd.rpc.observe.metrics import EVERY, measure_lag, metrics
+from aiograd.rpc.observe.metrics import EVERY, NAMES, Limits, measure_lag, metrics
 from tests.support.waiting import until
 
 
@@ -18,9 +18,14 @@ def hold_the_loop(seconds):
 
 
 async def sampled(more_than):
-    """Wait until the timer has come that often."""
-    while (found := await rpc_async("worker1", metrics))["loop_lag_samples"] <= more_than:
-        await asyncio.sleep(0)
+    """Wait until the lag was sampled more often than that."""
+    found = {}
+
+    async def enough():
+        found.update(await rpc_async("worker1", metrics))
+        return found["loop_lag_samples"] > more_than
+
+    await until(enough)
     return found
 
 
@@ -36,7 +41,7 @@ async def test_the_lag_is_measured_only_when_asked_for(agents):
         assert all(other.links.counters()[each] == 0 for each in other.links.counters())
 
 
-async def test_who_holds_the_loop_is_seen(agents):
+async def test_a_function_that_holds_the_loop_shows_in_the_lag(agents):
     async with agents(2):
         await rpc_async("worker1", measure_lag)
         held = 3 * EVERY
@@ -45,10 +50,18 @@ async def test_who_holds_the_loop_is_seen(agents):
         assert found["loop_lag_max"] >= held - EVERY - 0.001
 
 
-async def test_it_can_be_switched_from_a_thread(agents):
+async def test_the_measurement_can_be_switched_from_a_thread(agents):
     async with agents(2):
         assert metrics() == {}
         await asyncio.to_thread(measure_lag)
         await until(lambda: metrics().get("loop_lag_samples"))
         await asyncio.to_thread(measure_lag, False)
         await until(lambda: metrics() == {})
+
+
+def test_limits_count_from_zero_and_show_what_was_reached():
+    limits = Limits()
+    assert limits.as_dict() == dict.fromkeys(NAMES, 0)
+    limits.reached("window")
+    assert limits["window"] == 1
+    assert repr(limits) == "Limits(window 1)"

@@ -1,4 +1,4 @@
-"""What becomes of the callee's spans at the caller."""
+"""Spans of the callee become spans of the caller."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_spans_of_another_clock_are_moved_into_the_call():
     assert [(each.start, each.end) for each in found] == [(13.0, 17.0), (14.0, 15.0)]
 
 
-def test_a_callee_that_tells_nothing_adds_nothing():
+def test_a_callee_without_spans_adds_none():
     assert adopt([], CALL, itertools.count(8).__next__) == []

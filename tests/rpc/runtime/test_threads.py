@@ -8,20 +8,20 @@ import threading
 import pytest
 
 from aiograd.rpc.runtime.runtime import Runtime
-from aiograd.rpc.runtime.threads import Pool
+from aiograd.rpc.runtime.threads import ThreadPool
 from tests.support.waiting import until
 
 
 @pytest.fixture
 async def pool():
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     yield pool
     pool.close()
 
 
 async def test_one_thread_does_quick_work(pool, monkeypatch):
     monkeypatch.setattr(
-        "aiograd.rpc.runtime.threads._PATIENCE", 60
+        "aiograd.rpc.runtime.threads._STALLED", 60
     )  # on a busy machine nothing is quick
     names = {await pool.run(threading.get_ident) for _ in range(50)}
     assert len(names) == 1
@@ -42,8 +42,8 @@ async def test_work_that_blocks_gets_more_threads_up_to_the_limit(pool):
     running = [pool.run(go.wait) for _ in range(10)]
     await until(lambda: pool.size >= 4)
     for _ in range(5):  # and it has looked again whether more would help
-        look = pool._watchdog
-        await until(lambda look=look: pool._watchdog is not look)
+        look = pool._timer
+        await until(lambda look=look: pool._timer is not look)
     assert pool.size == 4
     go.set()
     await asyncio.gather(*running)
@@ -68,7 +68,7 @@ async def test_many_jobs_in_one_go(pool):
 
 async def test_a_closed_pool_has_no_threads(monkeypatch):
     monkeypatch.setattr("aiograd.rpc.runtime.threads._IDLE", 3600)  # they do not end by themselves
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     pool.close()
     await until(lambda: not pool.size)
@@ -77,7 +77,7 @@ async def test_a_closed_pool_has_no_threads(monkeypatch):
 
 async def test_idle_threads_end(monkeypatch):
     monkeypatch.setattr("aiograd.rpc.runtime.threads._IDLE", 0.01)
-    pool = Pool(asyncio.get_running_loop(), Runtime(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Runtime(), 4, "test")
     await pool.run(abs, 1)
     await until(lambda: not pool.size)
     assert await pool.run(abs, -1) == 1
@@ -94,7 +94,7 @@ async def test_a_job_is_not_forgotten_that_comes_as_the_last_idle_thread_ends(po
 
 
 async def test_help_comes_soon_for_a_job_behind_one_that_an_idle_thread_took(pool, monkeypatch):
-    monkeypatch.setattr("aiograd.rpc.runtime.threads._AT_EASE", 60)
+    monkeypatch.setattr("aiograd.rpc.runtime.threads._STALLED_IDLE", 60)
     await pool.run(abs, -1)
     go = threading.Event()
     first = pool.run(go.wait)
@@ -114,7 +114,7 @@ async def test_work_waits_while_no_thread_can_be_started(caplog):
                 raise RuntimeError("can't start new thread")
             super().start_thread(target, name)
 
-    pool = Pool(asyncio.get_running_loop(), Short(), 4, "test")
+    pool = ThreadPool(asyncio.get_running_loop(), Short(), 4, "test")
     try:
         first, second = pool.run(divmod, 7, 2), pool.run(divmod, 9, 2)
         assert await first == (3, 1)

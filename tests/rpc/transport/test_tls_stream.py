@@ -1,4 +1,4 @@
-"""TLS over a connection, without sockets: two tunnels whose records the test carries itself."""
+"""TLS over a connection, without sockets: two streams whose records the test carries itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ssl
 import pytest
 import trustme
 
-from aiograd.rpc.transport.tls_stream import Tunnel
+from aiograd.rpc.transport.tls_stream import TLSStream
 
 LARGE = bytes(range(256)) * 4096  # 1 MiB
 
@@ -81,15 +81,15 @@ class Above(asyncio.BufferedProtocol):
 class Side:
     def __init__(self, context, server, window=1000) -> None:
         self.above, self.below = Above(window), Below()
-        self.tunnel = Tunnel(context, self.above, server=server)
+        self.stream = TLSStream(context, self.above, server=server)
 
     def feed(self, records, piece=1 << 20):
         while records:
-            buffer = self.tunnel.get_buffer(-1)
+            buffer = self.stream.get_buffer(-1)
             count = min(len(buffer), len(records), piece)
             buffer[:count] = records[:count]
             records = records[count:]
-            self.tunnel.buffer_updated(count)
+            self.stream.buffer_updated(count)
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def contexts():
 
 
 def shake_hands(client, server, piece=1 << 20):
-    client.tunnel.connection_made(client.below)
-    server.tunnel.connection_made(server.below)
+    client.stream.connection_made(client.below)
+    server.stream.connection_made(server.below)
     while client.below.records or server.below.records:
         server.feed(client.below.take(), piece)
         client.feed(server.below.take(), piece)
@@ -115,8 +115,8 @@ def shake_hands(client, server, piece=1 << 20):
 async def joined(contexts, window=1000, piece=1 << 20):
     client, server = Side(contexts[0], False, window), Side(contexts[1], True, window)
     shake_hands(client, server, piece)
-    await client.tunnel.ready
-    await server.tunnel.ready
+    await client.stream.ready
+    await server.stream.ready
     return client, server
 
 
@@ -127,12 +127,12 @@ async def test_bytes_arrive_however_records_are_cut(contexts, piece, window):
     large = LARGE if piece == 1 << 20 and window > 1 else LARGE[:20_000]
     sent = [b"small", large, b"", memoryview(b"view")]
     for data in sent:
-        client.tunnel.write(data)
+        client.stream.write(data)
     records = client.below.take()
     assert b"small" not in records
     server.feed(records, piece)
     assert server.above.got == b"".join(sent)
-    server.tunnel.write(b"back")
+    server.stream.write(b"back")
     client.feed(server.below.take())
     assert client.above.got == b"back"
 
@@ -140,13 +140,13 @@ async def test_bytes_arrive_however_records_are_cut(contexts, piece, window):
 async def test_who_wants_no_more_gets_no_more(contexts):
     client, server = await joined(contexts, window=100)
     server.above.most = 250
-    client.tunnel.write(LARGE[:1000])
+    client.stream.write(LARGE[:1000])
     server.feed(client.below.take())
     assert len(server.above.got) == 300
     assert server.below.paused
-    assert not server.tunnel.is_reading()
+    assert not server.stream.is_reading()
     server.above.most = None
-    server.tunnel.resume_reading()
+    server.stream.resume_reading()
     while len(server.above.got) < 1000:
         await asyncio.sleep(0)
     assert server.above.got == LARGE[:1000]
@@ -155,18 +155,18 @@ async def test_who_wants_no_more_gets_no_more(contexts):
 
 async def test_a_record_that_was_changed_ends_the_connection(contexts):
     client, server = await joined(contexts)
-    client.tunnel.write(b"first")
+    client.stream.write(b"first")
     server.feed(client.below.take())
-    client.tunnel.write(b"second")
+    client.stream.write(b"second")
     records = bytearray(client.below.take())
     records[-1] ^= 1
     server.feed(bytes(records))
     assert server.above.got == b"first"
     assert server.below.aborted
     assert isinstance(server.above.lost[0], ssl.SSLError)
-    server.tunnel.connection_lost(None)  # what is below notices too, and it is told once
+    server.stream.connection_lost(None)  # what is below notices too, and it is told once
     assert isinstance(server.above.lost[0], ssl.SSLError)
-    server.tunnel.write(b"too late")
+    server.stream.write(b"too late")
     assert server.below.records == b""
 
 
@@ -175,7 +175,7 @@ async def test_records_come_in_order_and_once(contexts):
         client, server = await joined(contexts)
         records = []
         for data in (b"one", b"two"):
-            client.tunnel.write(data)
+            client.stream.write(data)
             records.append(client.below.take())
         for number in order:
             server.feed(records[number])
@@ -185,51 +185,51 @@ async def test_records_come_in_order_and_once(contexts):
 
 async def test_a_close_is_told_after_everything_written(contexts):
     client, server = await joined(contexts)
-    client.tunnel.write(b"last words")
-    client.tunnel.close()
+    client.stream.write(b"last words")
+    client.stream.close()
     assert client.below.closed
     server.feed(client.below.take())
     assert server.above.got == b"last words"
     assert server.below.closed
-    client.tunnel.write(b"too late")
+    client.stream.write(b"too late")
     assert client.below.records == b""
 
 
 async def test_pauses_are_passed_on(contexts):
     client, _ = await joined(contexts)
-    client.tunnel.pause_writing()
-    client.tunnel.resume_writing()
+    client.stream.pause_writing()
+    client.stream.resume_writing()
     assert client.above.got == b"<pause><resume>"
-    assert client.tunnel.get_extra_info("peername") == "peername"
-    assert client.tunnel.get_extra_info("ssl_object").version() == "TLSv1.3"
+    assert client.stream.get_extra_info("peername") == "peername"
+    assert client.stream.get_extra_info("ssl_object").version() == "TLSv1.3"
 
 
 async def test_what_is_no_tls_is_refused(contexts):
     server = Side(contexts[1], True)
-    server.tunnel.connection_made(server.below)
+    server.stream.connection_made(server.below)
     server.feed(b"GET / HTTP/1.1\r\n\r\n" * 4)
     with pytest.raises(ssl.SSLError):
-        await server.tunnel.ready
+        await server.stream.ready
     assert server.below.closed
     assert server.above.transport is None
     server.feed(b"more")
-    server.tunnel.connection_lost(None)
+    server.stream.connection_lost(None)
     assert server.above.lost is None
 
 
 async def test_an_end_before_the_agreement_is_an_error(contexts):
     client = Side(contexts[0], False)
-    client.tunnel.connection_made(client.below)
-    client.tunnel.connection_lost(None)
+    client.stream.connection_made(client.below)
+    client.stream.connection_lost(None)
     with pytest.raises(ConnectionResetError):
-        await client.tunnel.ready
+        await client.stream.ready
 
 
 async def test_who_gives_up_leaves_nothing_behind(contexts):
     for made in (False, True):
         client = Side(contexts[0], False)
         if made:
-            client.tunnel.connection_made(client.below)
-        client.tunnel.give_up()
+            client.stream.connection_made(client.below)
+        client.stream.discard()
         assert client.below.aborted == made
-        assert client.tunnel.ready.cancelled()
+        assert client.stream.ready.cancelled()

@@ -13,7 +13,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit code."""
+    """Run the command line; gives the exit code.
+
+    Modules are imported by the command that needs them, so that `--help` is quick.
+    """
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command == "run":
@@ -52,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run a script as several ranks on this machine",
         description="Run a script as several ranks on this machine. In it, "
-        "`await ag.init_rpc(name)` finds rank, world size and meeting place by itself.",
+        "`await ag.init_rpc(name)` finds rank, world size and rendezvous by itself.",
     )
     run.add_argument("-n", type=_count, default=2, metavar="N", help="how many ranks (default 2)")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
@@ -88,10 +91,11 @@ def _parser() -> argparse.ArgumentParser:
 def _secret_files(
     parser: argparse.ArgumentParser, given: list[str] | None
 ) -> str | dict[str, str] | None:
-    """One file for all, or one for each peer."""
+    """Parse --secret-file: one PATH for all peers, or PEER=PATH for each."""
     if given is None:
         return None
     pairs = [text.partition("=") for text in given]
+    # The name of an existing file may have an equals sign in it.
     if len(given) == 1 and (not pairs[0][1] or os.path.exists(given[0])):
         return given[0]
     files = {name: path for name, _, path in pairs if name and path}
@@ -108,6 +112,7 @@ def _count(text: str) -> int:
 
 
 def _own_name() -> str:
+    # Only characters that are valid in a worker's name; the rest of the length is for the number.
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100]
     return f"{host}-{os.getpid()}"
 

@@ -17,7 +17,7 @@ Shared memory stays: its end tells nobody anything, and arrays that the child us
 
 Not covered: children that are forked without Python's hooks, by a C library, and a connection of
 which the kernel or TLS has not told us yet at the moment of the fork. A parent that sees the
-process end knows of those losses, too (`Members.process_ended`).
+process end knows of those losses, too (`Coordinator.process_ended`).
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ async def test_barrier_many_times_at_once(meeting):
 
 def brought_to(leader: Worker) -> set[str]:
     """Whose values wait at a worker for those of others."""
-    return {brought.name for brought in leader.members.assembly._gatherings}
+    return {contribution.name for contribution in leader.member.collectives._pending}
 
 
 async def test_all_gather_timeout(meeting):
@@ -277,7 +277,7 @@ async def test_barriers_work_on_after_a_worker_was_restarted(meeting):
     for turn in (1, 2, 3):
         assert await meeting.everyone([a, b], run) == [[*"a" * turn, *"b" * turn]] * 2
     await b.close(graceful=False)
-    await a.members.wait_gone("b")
+    await a.member.wait_gone("b")
     b = meeting.worker("b", 1, world_size=2)
     await b.start()
     assert await meeting.everyone([a, b], run) == [[*"aaaabbbb"]] * 2

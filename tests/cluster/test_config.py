@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.config import Plan, plan_worker, worker_names
-from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.config import WorkerPlan, plan_worker, worker_names
+from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.errors import RpcError
 from aiograd.rpc.options import Options
 
 
-def plan(name="me", rank=None, world_size=None, rendezvous=None, options=None, env=None) -> Plan:
+def plan(
+    name="me", rank=None, world_size=None, rendezvous=None, options=None, env=None
+) -> WorkerPlan:
     return plan_worker(name, rank, world_size, rendezvous, options, env or {})
 
 
 def test_a_world_of_one_needs_nothing():
-    assert plan() == plan(rank=0, world_size=1) == Plan(name="me", rank=0, world_size=1)
+    assert plan() == plan(rank=0, world_size=1) == WorkerPlan(name="me", rank=0, world_size=1)
     assert plan().leads
 
 
 def test_what_is_not_given_comes_from_the_environment():
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}
     found = plan(env=environment)
-    assert (found.rank, found.world_size, found.place) == (1, 2, Place("tcp", "h:5"))
+    assert (found.rank, found.world_size, found.rendezvous) == (1, 2, Rendezvous("tcp", "h:5"))
     assert not found.leads
     found = plan(rank=0, env=environment)
     assert (found.rank, found.world_size, found.leads) == (0, 2, True)

@@ -29,12 +29,12 @@ async def test_news_that_come_twice_change_nothing(meeting):
 
 
 async def test_the_lost_are_known_as_such_but_not_all_of_them_for_ever(meeting, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.coordinator.LOST_PEERS", 3)
+    monkeypatch.setattr("aiograd.cluster.member.LOST_PEERS", 3)
     a, b = await meeting.open("a", "b")
     for rank in range(2, 8):
         worker = await meeting.worker(f"w{rank}", rank).start()
         await worker.close(graceful=False)
-        await a.members.wait_gone(f"w{rank}")
+        await a.member.wait_gone(f"w{rank}")
     for rank in (2, 4):
         with pytest.raises(UnknownWorker):
             a.agent.link(f"w{rank}")
@@ -63,7 +63,7 @@ async def test_a_loss_that_is_read_right_behind_a_barrier_ends_the_barrier(meeti
     members = [worker.agent.info for worker in (a, b, c)]
     group = tuple((peer.name, peer.incarnation) for peer in members)
     asked = a.agent.services["cluster.gather"](b.agent.info, group, None)
-    a.members.assembly.gone(c.agent.info, WorkerLost("c"))
+    a.member.collectives.gone(c.agent.info, WorkerLost("c"))
     with pytest.raises(WorkerLost) as caught:
         async with asyncio.timeout(5):
             await asked
@@ -77,12 +77,12 @@ async def test_everyone_learns_from_the_end_of_a_process_that_its_worker_is_lost
     a, b, c = await meeting.open("a", "b", "c")  # c lives: what follows is known from its end only
     calls = [worker.agent.call("c", asyncio.sleep, (60,)) for worker in (a, b)]
     await asyncio.gather(*(worker.agent.call("c", abs, (-1,)) for worker in (a, b)))
-    a.members.process_ended(c.agent.info, "its process ended (SIGKILL)")
+    a.coordinator.process_ended(c.agent.info, "its process ended (SIGKILL)")
     for call in calls:
         with pytest.raises(WorkerLost, match="SIGKILL") as caught:
             await call
         assert caught.value.worker == "c"
-    await b.members.wait_gone("c")
+    await b.member.wait_gone("c")
     assert [info.name for info in a.workers()] == [info.name for info in b.workers()] == ["a", "b"]
 
 
@@ -91,7 +91,7 @@ async def test_the_end_of_the_process_of_a_worker_that_has_left_is_no_loss(meeti
     peer, losses = b.agent.info, []
     await b.close()
     a.agent.lost.append(lambda peer, error: losses.append(peer))
-    a.members.process_ended(peer, "its process ended (exit code 0)")
+    a.coordinator.process_ended(peer, "its process ended (exit code 0)")
     await asyncio.gather(*a.agent._tasks)
     assert losses == []
     with pytest.raises(UnknownWorker):
@@ -102,10 +102,10 @@ async def test_the_end_of_a_process_says_nothing_of_its_successor(meeting):
     a, b = await meeting.open("a", "b")
     old = b.agent.info
     await b.close(graceful=False)
-    await a.members.wait_gone("b")
+    await a.member.wait_gone("b")
     again = meeting.worker("b", 1)
     await again.start()
-    a.members.process_ended(old, "its process ended (SIGKILL)")
+    a.coordinator.process_ended(old, "its process ended (SIGKILL)")
     await asyncio.gather(*a.agent._tasks)
     assert await a.agent.call("b", abs, (-2,)) == 2
 
@@ -116,9 +116,9 @@ async def test_what_a_process_sent_before_its_end_is_read_before_its_worker_is_l
     monkeypatch.setattr("aiograd.rpc.link.links._READ_OUT", 0.3)  # a busy machine may be late
     a, b = await meeting.open("a", "b")
     answer = a.agent.call("b", _slow)
-    a.members.process_ended(b.agent.info, "its process ended (exit code 0)")
+    a.coordinator.process_ended(b.agent.info, "its process ended (exit code 0)")
     assert await answer == "in time"
-    await a.members.wait_gone("b")
+    await a.member.wait_gone("b")
 
 
 async def _slow() -> str:
@@ -178,4 +178,4 @@ async def test_a_member_that_the_coordinator_lost_is_lost_to_all_for_ever(meetin
     for name in ("a", "b"):
         with pytest.raises(WorkerLost, match="took this worker for lost"):
             await c.agent.call(name, add, (1, 2))
-    assert c.members.dismissed.done()
+    assert c.member.dismissed.done()

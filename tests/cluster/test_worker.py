@@ -21,8 +21,8 @@ from aiograd.cluster.api import (
     shutdown,
     workers,
 )
-from aiograd.cluster.config import Plan, plan_worker
-from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.config import WorkerPlan, plan_worker
+from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.errors import (
     AuthError,
@@ -178,7 +178,7 @@ async def test_listening_beyond_this_host_needs_more_than_a_secret():
 async def test_a_missing_rank_0_is_reported_in_bounded_time(rendezvous):
     plan = plan_worker("b", 1, 2, rendezvous, QUICK, {})
     with pytest.raises(RpcError, match="rank 0"):
-        await Worker.planned(replace(plan, patience=0.2)).start()
+        await Worker.from_plan(replace(plan, join_timeout=0.2)).start()
 
 
 async def test_a_short_timeout_for_calls_is_none_for_starting(meeting):
@@ -187,7 +187,7 @@ async def test_a_short_timeout_for_calls_is_none_for_starting(meeting):
 
 
 async def test_a_world_that_stays_incomplete_says_who_is_missing(meeting):
-    a, b = (meeting.worker(name, rank, 4, patience=0.2) for rank, name in enumerate("ab"))
+    a, b = (meeting.worker(name, rank, 4, join_timeout=0.2) for rank, name in enumerate("ab"))
     outcomes = await asyncio.gather(a.start(), b.start(), return_exceptions=True)
     assert all(isinstance(outcome, RpcError) for outcome in outcomes)
     assert "ranks 2, 3" in str(outcomes[0])
@@ -249,18 +249,18 @@ class CountingNetwork(Network):
 
 async def test_init_backend_registry():
     network = CountingNetwork()
-    plan = Plan(
+    plan = WorkerPlan(
         name="a",
         rank=0,
-        place=Place("memory", "meet"),
+        rendezvous=Rendezvous("memory", "meet"),
         network=network,
         secret=b"0123456789abcdef",
     )
-    async with Worker.planned(plan) as worker:
+    async with Worker.from_plan(plan) as worker:
         assert network.listened == ["memory:meet"]
         assert await rpc_async("a", who) == worker.info
         with pytest.raises(RpcError, match="in use"):
-            await Worker.planned(plan).start()
+            await Worker.from_plan(plan).start()
     with pytest.raises(ValueError, match="transport"):
         Options(transport="carrier pigeon")
 
@@ -331,7 +331,7 @@ async def test_a_worker_without_a_rank_is_given_one(meeting):
     a, b = await meeting.open("a", "b")
     await b.close()
     c = meeting.worker("c", 0)
-    late = Worker.planned(replace(c._plan, rank=None))
+    late = Worker.from_plan(replace(c._plan, rank=None))
     await late.start()
     try:
         assert late.rank == 2  # never one that somebody else had
@@ -344,7 +344,7 @@ async def test_a_worker_without_a_rank_is_given_one(meeting):
 async def test_a_cancelled_start_leaves_nothing_behind(meeting):
     worker = meeting.worker("a", 0, world_size=2)
     start = asyncio.create_task(worker.start())
-    while worker._members is None or not worker._members._joining:
+    while worker._coordinator is None or not worker._coordinator._joining:
         await asyncio.sleep(0)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -385,7 +385,7 @@ async def test_everyone_learns_that_a_worker_is_gone(meeting):
     with pytest.raises(WorkerLost, match="c"):
         await waiting
     for worker in (a, b):
-        await worker.members.wait_gone("c")
+        await worker.member.wait_gone("c")
         with pytest.raises(WorkerLost):
             await worker.agent.call("c", who)
 
@@ -424,7 +424,7 @@ async def test_a_worker_comes_back_under_its_name(meeting, kind):
     a, b, c = await getattr(meeting, kind)("a", "b", "c")
     old = c.agent.incarnation
     await c.close(graceful=False)
-    await a.members.wait_gone("c")
+    await a.member.wait_gone("c")
     again = meeting.worker("c", 2, world_size=3 if kind == "static" else None)
     await again.start()
     assert again.agent.incarnation != old
@@ -540,7 +540,7 @@ async def test_a_cancelled_shutdown_still_closes_everything(meeting):
 async def test_nobody_joins_a_cluster_that_is_being_closed(meeting):
     a, b = await meeting.open("a", "b")
     going = asyncio.create_task(a.close())
-    await b.members.dismissed
+    await b.member.dismissed
     with pytest.raises(RpcError, match="being closed"):
         await meeting.worker("c", 2).start()
     await asyncio.gather(going, b.close())
@@ -582,7 +582,7 @@ async def test_shutdown_ends_when_the_leader_dies(meeting, caplog):
 async def test_the_coordinator_of_an_open_cluster_leaves_last(meeting):
     a, b, c = await meeting.open("a", "b", "c")
     going = asyncio.create_task(a.close())
-    await b.members.dismissed  # it was asked to leave, too
+    await b.member.dismissed  # it was asked to leave, too
     assert not going.done()
     await asyncio.gather(b.close(), c.close(), going)
 

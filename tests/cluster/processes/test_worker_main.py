@@ -125,7 +125,7 @@ async def test_a_killed_process_is_lost_within_a_second(cluster):
         with pytest.raises(WorkerLost):
             await there
         assert time.monotonic() - start < 4.0
-        await c.driver.members.wait_gone("worker1")
+        await c.driver.member.wait_gone("worker1")
         with pytest.raises(WorkerLost):
             await c["worker1"].call(who)
         await c.restart("worker1")
@@ -205,13 +205,13 @@ async def test_an_idle_worker_has_few_threads_and_little_memory(cluster):
 
 @pytest.fixture(params=[1, 3])
 def n_workers(request) -> int:
-    """One worker has a process of its own; several come from a nursery."""
+    """One worker has a process of its own; several come from a forkserver."""
     return request.param
 
 
 @pytest.fixture
 def boot(monkeypatch):
-    """Let new processes run something else instead of a worker or a nursery."""
+    """Let new processes run something else instead of a worker or a forkserver."""
 
     def set_boot(program: str) -> None:
         monkeypatch.setattr("aiograd.cluster.processes.spawn.BOOT", program)
@@ -235,8 +235,8 @@ async def test_a_worker_that_dies_before_it_joins_is_reported(cluster, boot, n_w
         "    print(f'{plan.name} gives up', flush=True)\n"
         "    os._exit(3)\n"
         "process.serve = serve\n"
-        "import aiograd.cluster.processes.forkserver_main as nurse\n"
-        "nurse.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
+        "import aiograd.cluster.processes.forkserver as forkserver\n"
+        "forkserver.serve_forks() if sys.argv[1] == 'aiograd-forkserver' else process.main()"
     )
     with pytest.raises(RpcError, match=r"worker\d gives up") as caught:
         await cluster(n_workers, processes=True)
@@ -255,28 +255,28 @@ async def test_a_start_that_is_cancelled_leaves_no_process(cluster, boot, n_work
     assert [c.state(worker.name) for worker in c] == ["closed"] * n_workers
 
 
-async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
+async def test_workers_outlive_nobody_when_their_forkserver_is_killed(cluster):
     async with cluster(2, processes=True, options=Options(grace=0.5)) as c:
         pids = [c.pid(worker.name) for worker in c]
-        nursery = parent_of(pids[0])
-        assert nursery != os.getpid()
-        os.kill(nursery, signal.SIGKILL)
-        await asyncio.gather(*(c._hosts[worker.name].ended for worker in c))
+        forkserver = parent_of(pids[0])
+        assert forkserver != os.getpid()
+        os.kill(forkserver, signal.SIGKILL)
+        await asyncio.gather(*(c._started[worker.name].ended for worker in c))
         assert not any(alive(each) for each in pids)
 
 
 async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
     async with cluster(2, processes=True) as c:
-        agent, nursery, killed = c.driver.agent, c._nursery, []
+        agent, forkserver, killed = c.driver.agent, c._forkserver, []
         links: list[weakref.ref[Link]] = []
         for _ in range(3):
             await c["worker1"].call(who)
-            killed.append(weakref.ref(c._hosts["worker1"]))
+            killed.append(weakref.ref(c._started["worker1"]))
             links.append(weakref.ref(agent.link("worker1")))
             await c.kill("worker1")
             await c.restart("worker1")
         await until(lambda: len(agent.links.losses) == 3)
-        assert len(nursery._hosts) == 2
+        assert len(forkserver._workers) == 2
         gc.collect()
         assert [host() for host in killed if host() is not None] == []  # with all it has written
         assert [link() for link in links if link() is not None] == []
@@ -298,7 +298,7 @@ def surroundings() -> tuple[str, list[str], str | None]:
     return os.getcwd(), sys.path, os.environ.get("AIOGRAD_TEST_VARIABLE")
 
 
-async def test_a_worker_can_be_restarted_after_its_nursery_was_killed(cluster, caplog):
+async def test_a_worker_can_be_restarted_after_its_forkserver_was_killed(cluster, caplog):
     async with cluster(2, processes=True, options=Options(resume=0.3)) as c:
         process = c.pid("worker0")
         os.kill(parent_of(process), signal.SIGKILL)
@@ -338,12 +338,12 @@ async def test_workers_that_share_cores_take_none_from_who_sends(
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
-def test_who_has_chosen_how_a_process_is_scheduled_is_obeyed():
+def test_a_scheduling_policy_that_was_set_before_is_kept():
     script = """
 import os
-from aiograd.cluster.processes.worker_main import take_no_core_away
+from aiograd.cluster.processes.worker_main import use_batch_scheduling
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-take_no_core_away()
+use_batch_scheduling()
 print(os.sched_getscheduler(0))
 """
     ended = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE)

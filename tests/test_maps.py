@@ -26,8 +26,6 @@ TODO: set[str] = {
     "aiograd",
     "autograd",
     "autograd/ops",
-    "cluster",
-    "cluster/processes",
     "dist",
     "dist/backward",
     "nn",

@@ -28,6 +28,7 @@ from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find
 from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.secrets import Secret
@@ -40,9 +41,10 @@ _log = logging.getLogger("aiograd.cluster")
 MAX_FOLDER_PATH = 80
 # Seconds that a new rank 0 has to replace the refusal that an earlier start left in the file.
 REPLACE_GRACE = 0.5
-# Seconds between two attempts to find rank 0: short at first, because the ranks of one job usually
-# start together, and rank 0 listens a moment later.
-FIRST_PAUSE, MAX_PAUSE, PAUSE_GROWTH = 0.005, 0.2, 1.5
+# Between attempts to find rank 0: short pauses at first, because the ranks of one job usually start
+# together, and rank 0 listens a moment later. `WorkerPlan.join_timeout` ends the attempts. No
+# jitter: processes start at times of their own.
+RETRY = RetryPolicy(attempts=math.inf, first_pause=0.005, factor=1.5, longest_pause=0.2, jitter=0.0)
 
 
 class Bootstrap:
@@ -164,7 +166,7 @@ class Bootstrap:
         """Poll the rendezvous file until rank 0 has written it; RpcError at the deadline."""
         assert self._plan.rendezvous is not None
         path = self._plan.rendezvous.location
-        backoff = _Backoff(self._deadline)
+        backoff = self._backoff()
         while True:
             content = RendezvousFile.read(path)
             if content is not None and content.refusal is not None:
@@ -238,6 +240,10 @@ class Bootstrap:
             own = str(probe.getsockname()[0])
         return f"[{own}]" if family == socket.AF_INET6 else own
 
+    def _backoff(self) -> Backoff:
+        clock = asyncio.get_running_loop().time
+        return Backoff(RETRY, self._runtime.random, clock, self._deadline)
+
     # ── finding the coordinator ─────────────────────────────────────────────────────────────────
 
     async def _request_rank(self, secret: bytes | Mapping[str, bytes]) -> int:
@@ -260,7 +266,7 @@ class Bootstrap:
         """Connect to rank 0, retrying until the deadline: ranks start in any order."""
         rendezvous = self._plan.rendezvous
         assert rendezvous is not None
-        backoff = _Backoff(self._deadline)
+        backoff = self._backoff()
         while True:
             addresses: tuple[str, ...] = (rendezvous.address,)
             if rendezvous.kind == "file":
@@ -280,24 +286,6 @@ class Bootstrap:
                 raise RpcError(
                     f"nobody answered at {where} in time; is rank 0 running? ({failure})"
                 )
-
-
-class _Backoff:
-    """Growing pauses between attempts, until a deadline."""
-
-    def __init__(self, deadline: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
-        self._pause = FIRST_PAUSE
-
-    async def pause(self) -> bool:
-        """Wait before the next attempt; False if the deadline has passed."""
-        left = self._deadline - self._loop.time()
-        if left <= 0:
-            return False
-        await asyncio.sleep(min(self._pause, left))
-        self._pause = min(self._pause * PAUSE_GROWTH, MAX_PAUSE)
-        return True
 
 
 # ── folders and sockets ─────────────────────────────────────────────────────────────────────────

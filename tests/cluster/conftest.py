@@ -20,7 +20,7 @@ from aiograd.rpc.transport.network import Network
 T = TypeVar("T")
 
 
-class Meeting:
+class World:
     """Makes workers that meet in memory."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -84,6 +84,6 @@ class Meeting:
 
 
 @pytest.fixture
-async def meeting() -> AsyncIterator[Meeting]:
+async def world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        yield Meeting(stack)
+        yield World(stack)

@@ -41,11 +41,11 @@ async def refusal(worker: Worker) -> str:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_every_rank_hears_why_in_whatever_order_they_come(meeting, wrong, order):
+async def test_every_rank_hears_why_in_whatever_order_they_come(world, wrong, order):
     given, words = WRONG[wrong]
     starts = []
     for each in order:
-        starts.append(asyncio.create_task(refusal(meeting.worker(*given[each]))))
+        starts.append(asyncio.create_task(refusal(world.worker(*given[each]))))
         for _ in range(20):  # ticks: so long that this one has come, or waits for rank 0
             await asyncio.sleep(0)
     told = await asyncio.gather(*starts)
@@ -55,12 +55,12 @@ async def test_every_rank_hears_why_in_whatever_order_they_come(meeting, wrong, 
 
 
 @pytest.fixture(params=["memory", "unix", "file"])
-def plan(request, meeting, tmp_path):
+def plan(request, world, tmp_path):
     """Plans of workers that meet in one of three ways."""
 
     def make(name: str, rank: int, world_size: int | None, **settings) -> WorkerPlan:
         if request.param == "memory":
-            return replace(meeting.worker(name, rank, world_size)._plan, **settings)
+            return replace(world.worker(name, rank, world_size)._plan, **settings)
         place = f"{request.param}:{tmp_path}/meet"
         options = replace(QUICK, secret=b"0123456789abcdef")
         return replace(plan_worker(name, rank, world_size, place, options, {}), **settings)
@@ -171,9 +171,9 @@ def test_a_refusal_carries_neither_secret_nor_address(tmp_path):
 # ── secrets and versions ────────────────────────────────────────────────────────────────────────
 
 
-async def test_rank_0_says_that_somebody_came_with_another_secret(meeting):
-    first = asyncio.create_task(refusal(meeting.worker("a", 0, 2, join_timeout=1.0)))
-    other = meeting.worker("b", 1, 2)
+async def test_rank_0_says_that_somebody_came_with_another_secret(world):
+    first = asyncio.create_task(refusal(world.worker("a", 0, 2, join_timeout=1.0)))
+    other = world.worker("b", 1, 2)
     stranger = Worker.from_plan(replace(other._plan, secret=b"another secret of 16"))
     with pytest.raises(AuthError, match="secret"):
         await stranger.start()
@@ -183,8 +183,8 @@ async def test_rank_0_says_that_somebody_came_with_another_secret(meeting):
     assert "does not know the secret" in why
 
 
-async def test_versions_that_do_not_fit_are_named_on_both_sides(meeting, monkeypatch):
-    first = asyncio.create_task(refusal(meeting.worker("a", 0, 2, join_timeout=1.0)))
+async def test_versions_that_do_not_fit_are_named_on_both_sides(world, monkeypatch):
+    first = asyncio.create_task(refusal(world.worker("a", 0, 2, join_timeout=1.0)))
     await asyncio.sleep(0)
     identity = Agent.identity.fget
 
@@ -194,5 +194,5 @@ async def test_versions_that_do_not_fit_are_named_on_both_sides(meeting, monkeyp
 
     monkeypatch.setattr(Agent, "identity", property(older))
     with pytest.raises(ProtocolError, match=f"speaks {VERSION}, we speak {VERSION - 1}"):
-        await meeting.worker("b", 1, 2).start()
+        await world.worker("b", 1, 2).start()
     assert f"speaks {VERSION - 1}, we speak {VERSION}" in await first

@@ -1,4 +1,4 @@
-"""Meeting places and secrets."""
+"""World places and secrets."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Local clusters of real processes."""
+"""Worker processes: what they inherit, print and leave behind, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,51 +12,17 @@ import sys
 import textwrap
 import threading
 import time
-import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aiograd.cluster import local
-from aiograd.cluster.api import barrier, get_worker_info
+from aiograd.cluster.api import barrier
 from aiograd.errors import RpcError, WorkerLost
-from aiograd.rpc.api import rpc_async, rpc_sync
-from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.link.link import Link
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
+from tests.support.processes import alive, ask, gone, pid, read, who
 from tests.support.waiting import until
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-async def who() -> WorkerInfo:
-    return get_worker_info()
-
-
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def alive(process: int) -> bool:
-    try:
-        return read(f"/proc/{process}/stat").rpartition(b")")[2].split()[0] != b"Z"
-    except FileNotFoundError:
-        return False
-
-
-async def gone(process: int) -> None:
-    """Wait until a process that is not our child has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(process)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, ended.set)
-        await ended.wait()
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
 
 async def test_workers_are_processes_of_their_own_and_end_with_the_cluster(cluster):
@@ -69,10 +33,6 @@ async def test_workers_are_processes_of_their_own_and_end_with_the_cluster(clust
         assert await rpc_async("worker0", ask, ("worker1",)) == pids[1]
         assert await rpc_async("worker1", ask, ("driver",)) == os.getpid()
     assert not any(alive(each) for each in pids)
-
-
-def ask(to: str) -> int:
-    return rpc_sync(to, pid)
 
 
 async def test_several_clusters_of_processes_at_once(cluster):
@@ -220,7 +180,7 @@ def boot(monkeypatch):
     return set_boot
 
 
-async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, boot, n_workers):
+async def test_a_worker_that_cannot_start_is_reported_with_its_output(cluster, boot, n_workers):
     boot("import sys; sys.exit('this is why it failed')")
     with pytest.raises(RpcError, match="this is why it failed") as caught:
         await cluster(n_workers, processes=True)
@@ -255,78 +215,9 @@ async def test_a_start_that_is_cancelled_leaves_no_process(cluster, boot, n_work
     assert [c.state(worker.name) for worker in c] == ["closed"] * n_workers
 
 
-async def test_workers_outlive_nobody_when_their_forkserver_is_killed(cluster):
-    async with cluster(2, processes=True, options=Options(grace=0.5)) as c:
-        pids = [c.pid(worker.name) for worker in c]
-        forkserver = parent_of(pids[0])
-        assert forkserver != os.getpid()
-        os.kill(forkserver, signal.SIGKILL)
-        await asyncio.gather(*(c._started[worker.name].ended for worker in c))
-        assert not any(alive(each) for each in pids)
-
-
-async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
-    async with cluster(2, processes=True) as c:
-        agent, forkserver, killed = c.driver.agent, c._forkserver, []
-        links: list[weakref.ref[Link]] = []
-        for _ in range(3):
-            await c["worker1"].call(who)
-            killed.append(weakref.ref(c._started["worker1"]))
-            links.append(weakref.ref(agent.link("worker1")))
-            await c.kill("worker1")
-            await c.restart("worker1")
-        await until(lambda: len(agent.links.losses) == 3)
-        assert len(forkserver._workers) == 2
-        gc.collect()
-        assert [host() for host in killed if host() is not None] == []  # with all it has written
-        assert [link() for link in links if link() is not None] == []
-
-
-async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):
-    async with cluster(2, processes=True) as c:
-        monkeypatch.setenv("AIOGRAD_TEST_VARIABLE", "later")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        for name in ("worker0", "worker2"):
-            await (c.scale(3) if name == "worker2" else c.restart(name))
-            folder, path, variable = await c[name].call(surroundings)
-            assert (folder, path, variable) == (str(tmp_path), sys.path, "later")
-        assert (await c["worker1"].call(surroundings))[2] is None
-
-
-def surroundings() -> tuple[str, list[str], str | None]:
-    return os.getcwd(), sys.path, os.environ.get("AIOGRAD_TEST_VARIABLE")
-
-
-async def test_a_worker_can_be_restarted_after_its_forkserver_was_killed(cluster, caplog):
-    async with cluster(2, processes=True, options=Options(resume=0.3)) as c:
-        process = c.pid("worker0")
-        os.kill(parent_of(process), signal.SIGKILL)
-        await gone(process)
-        await c.restart("worker0")
-        await c.restart("worker1")
-        assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
-    assert "ended unexpectedly" in caplog.text
-
-
-def parent_of(process: int) -> int:
-    return int(read(f"/proc/{process}/stat").rpartition(b")")[2].split()[1])
-
-
-async def test_forked_workers_draw_different_random_numbers(cluster):
-    async with cluster(3, processes=True) as c:
-        drawn = await asyncio.gather(*(worker.call(draw) for worker in c))
-    assert len({first for first, _ in drawn}) == 3
-    assert len({second for _, second in drawn}) == 3
-
-
-def draw() -> tuple[float, float]:
-    return random.random(), float(np.random.rand())
-
-
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
 @pytest.mark.parametrize(("cores", "policy"), [(2, "SCHED_BATCH"), (3, "SCHED_OTHER")])
-async def test_workers_that_share_cores_take_none_from_who_sends(
+async def test_workers_that_share_cores_do_not_preempt_a_sender(
     cluster, monkeypatch, cores, policy
 ):
     monkeypatch.setattr(local, "_cores", lambda: cores)
@@ -351,34 +242,9 @@ print(os.sched_getscheduler(0))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_collections_need_not_look_through_what_workers_began_with(cluster, count):
+async def test_garbage_collections_skip_the_modules_of_a_worker(cluster, count):
     async with cluster(count, processes=True) as c:
         assert await c[0].call(gc.get_freeze_count) > 10_000
-
-
-async def test_each_worker_holds_only_pipes_of_its_own(cluster):
-    async with cluster(3, processes=True) as c:
-        pipes = [await worker.call(open_pipes) for worker in c]
-        assert not pipes[0] & pipes[1]
-        assert not pipes[1] & pipes[2]
-        assert all(pipes)
-
-
-def open_pipes() -> set[str]:
-    found = set()
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{each}")
-            if target.startswith("pipe:"):
-                found.add(target)
-    return found
-
-
-async def test_where_array_libraries_have_threads_workers_are_not_forked(cluster, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    async with cluster(2, processes=True) as c:
-        for worker in c:
-            assert parent_of(c.pid(worker.name)) == os.getpid()
 
 
 async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog, tmp_path):

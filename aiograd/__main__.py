@@ -9,36 +9,33 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from aiograd.cluster.launch import join_cluster, run_ranks
+from aiograd.errors import AiogradError
+from aiograd.rpc.options import Options
+from aiograd.rpc.transport.tls import TLS
+
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit code.
-
-    Modules are imported by the command that needs them, so that `--help` is quick.
-    """
+    """Run the command line; gives the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command == "run":
-        from aiograd.cluster.launch import run_ranks
-
         program = [given.script, *given.arguments]
         if given.module:
             program = ["-m", *program]
+        # Here, once: otherwise each of n ranks would report it, under its own name.
         elif not os.path.exists(given.script):
             parser.error(f"there is no script {given.script}")
         return run_ranks(given.n, program)
-    from aiograd.cluster.launch import join_cluster
-    from aiograd.errors import AiogradError
-    from aiograd.rpc.options import Options
-    from aiograd.rpc.transport.tls import TLS
-
     options = Options(
         secret_file=_secret_files(parser, given.secret_file),
         allow_plaintext=given.allow_plaintext,
         transport=given.transport,
         tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
     )
+    # One line for what a user can mend: a wrong address, a missing secret, a refused name.
     try:
         return join_cluster(given.join, given.name or _own_name(), options)
     except (AiogradError, ValueError) as error:
@@ -76,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[PEER=]PATH",
         help="a file with the cluster's secret; or, as often as there are peers, one for each",
     )
+    # One PEM file may hold certificate and key.
     worker.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
     worker.add_argument("--key", metavar="PATH", help="its key (default: in the same file)")
     worker.add_argument("--ca", metavar="PATH", help="the authority that signed the others' ones")

@@ -20,6 +20,7 @@ membership; worker ─▶ bootstrap ─▶ config ─▶ rendezvous. Of the laye
 "aiograd.cluster".
 """
 
+# Public under this name: `Options(tls=aiograd.cluster.TLS(cert, key, ca))`.
 from aiograd.rpc.transport.tls import TLS
 
 __all__ = ["TLS"]

@@ -31,6 +31,7 @@ async def init_rpc(
 
         worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
     """
+    # Only this context: a LocalCluster in the same process, say, is another worker, and may stay.
     agent = scope.AGENT.get()
     if agent is not None and not agent.closed:
         raise RpcError(f"this context is worker {agent.name!r} already; shut it down first")
@@ -50,6 +51,7 @@ def current_worker() -> Worker:
 
     WorkerClosed if there is none.
     """
+    # An agent without a worker is possible: tests and bootstrapping use agents alone.
     worker = scope.current().parts.get(Worker)
     if not isinstance(worker, Worker):
         raise WorkerClosed()

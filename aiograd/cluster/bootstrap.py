@@ -53,6 +53,7 @@ class Bootstrap:
     def __init__(self, plan: WorkerPlan, environment: MutableMapping[str, str]) -> None:
         self._plan = plan
         self._environment = environment
+        # Random numbers, clocks and sockets come from here, so that a simulator can replace them.
         self._runtime = Runtime(plan.network, spin=plan.spin, crowded=plan.crowded)
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
         self._folder: str | None = None  # of our Unix sockets
@@ -72,6 +73,7 @@ class Bootstrap:
         self._deadline = asyncio.get_running_loop().time() + plan.join_timeout
         self._began = self._runtime.wall_time()
         secret, generated = await self._find_secret()
+        # Before listening and writing: nothing of the other rank 0 may be replaced.
         await self._check_only_rank_0(secret)
         rank = plan.rank
         if rank is None:
@@ -119,6 +121,8 @@ class Bootstrap:
         plan, rendezvous = self._plan, self._plan.rendezvous
         if rendezvous is None or rendezvous.kind != "file" or not plan.leads:
             return
+        # Two of rank 0 would each replace the file of the other: ranks would find either of them,
+        # and both worlds would stay incomplete.
         content = RendezvousFile.read(rendezvous.location)
         if content is None or content.refusal is not None:
             return
@@ -212,6 +216,7 @@ class Bootstrap:
         if rendezvous.kind == "memory":
             own = f"{rendezvous.address}/{self._runtime.token_bytes(8).hex()}"
             return [rendezvous.address if plan.leads else own]
+        # A Unix socket beside the TCP port: it is faster for peers on the same host.
         transport = plan.options.transport
         addresses = []
         if transport in ("auto", "unix") and not (plan.leads and rendezvous.kind == "unix"):

@@ -112,7 +112,9 @@ class Collectives:
         self._replies: dict[Contribution, asyncio.Future[dict[str, Any]]] = {}
         # One lock per group, alive while a gather holds or awaits it.
         self._locks: WeakValueDictionary[Group, asyncio.Lock] = WeakValueDictionary()
-        self._gone: dict[bytes, str] = {}  # incarnation and name of workers that left or are lost
+        # Incarnation and name of workers that left or are lost, the latest `LOST_PEERS` of them: a
+        # gather with one of these fails at once, instead of waiting for a value that never comes.
+        self._gone: dict[bytes, str] = {}
         agent.services["cluster.gather"] = self._on_gather
 
     async def gather(

@@ -98,8 +98,10 @@ def plan_worker(
         name = f"worker{rank}"  # as `aiograd run` and LocalCluster name them
     check_name(name)
     assert name is not None
+    # Here, not at the rendezvous: such a rank would end the start of all others.
     if world_size is not None and not 0 <= (rank or 0) < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
+    # Options come first, as all arguments do.
     if options.secret is None and options.secret_file is None and launch.secret_file:
         options = replace(options, secret_file=launch.secret_file)
     if rendezvous is None:
@@ -109,6 +111,8 @@ def plan_worker(
                 '("host:port", "unix:path" or "file:path") or set AIOGRAD_RENDEZVOUS'
             )
         return WorkerPlan(name=name, rank=0, world_size=1, options=options)
+    # Only `aiograd worker` lets the coordinator assign a rank. Here a missing one is more likely a
+    # mistake of the launch.
     if rank is None:
         raise ValueError(
             f"{name!r} has a rendezvous but no rank: pass rank=, "
@@ -127,7 +131,7 @@ def _count(what: str, value: Any) -> int | None:
     """Check a number that a user has given; None stays None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):  # True would pass as rank 1
         raise TypeError(f"{what} should be an int, not {type(value).__name__}")
     if value < (least := 1 if what == "world_size" else 0):
         raise ValueError(f"{what} should be {least} or more, not {value}")
@@ -143,6 +147,7 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"names should be {n_workers} names, not {names!r}")
     for name in names:
         check_name(name)
+    # Modes and secrets are looked up by exact name; names that differ in case only invite mistakes.
     if len({name.lower() for name in (*names, DRIVER)}) <= n_workers:
         raise RpcError(
             f'worker names must differ in more than case, and "{DRIVER}" is taken: {list(names)}'
@@ -194,6 +199,7 @@ def read_launch(environment: Environment) -> Launch:
         rank = _number(environment, launcher.rank)
         if rank is None:
             continue
+        # A launcher may count its tasks in several variables; a step's own count comes first.
         sizes = (_number(environment, name) for name in launcher.world_size)
         size = next((size for size in sizes if size is not None), None)
         return Launch(
@@ -228,6 +234,7 @@ def _master(environment: Environment) -> str | None:
 
 
 def _slurm_address(environment: Environment) -> str | None:
+    # The step first: `srun` inside a job may use some of its hosts, and counts ranks of its own.
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST")
     hosts = hosts or environment.get("SLURM_JOB_NODELIST")
     if not hosts:
@@ -259,6 +266,8 @@ def _no_address(environment: Environment) -> str | None:
 
 
 # fmt: off
+# In this order: torchrun and `mpirun` are often started inside a job of Slurm or Kubernetes, and
+# the innermost launcher knows the ranks of its processes.
 LAUNCHERS = (
     #        name          rank                    rank 0 is at         world size
     Launcher("torchrun",   "RANK",                 _no_address,         ("WORLD_SIZE",)),

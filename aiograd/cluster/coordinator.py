@@ -35,7 +35,9 @@ class Coordinator:
         self._member = member
         self._agent = agent = member.agent
         self._membership: Membership[PeerInfo] = Membership(agent.info, member.world_size)
-        self._joining: dict[bytes, asyncio.Future[Any]] = {}  # replies to `join`, by incarnation
+        # Replies to `join` that are still to be sent, by incarnation. A name would not do: two
+        # workers of one name may be waiting, and each of them has to be refused.
+        self._joining: dict[bytes, asyncio.Future[Any]] = {}
         self._refused: set[bytes] = set()  # newcomers that were refused and are still connected
         self._termination = TerminationDetector()
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
@@ -62,6 +64,7 @@ class Coordinator:
             async with asyncio.timeout(timeout):
                 await admitted
         except TimeoutError:
+            # Those who wait are refused, too, instead of losing their coordinator without a reason.
             why = self._incomplete(timeout)
             self._apply(self._membership.give_up(why))
             raise RpcError(why) from None
@@ -115,6 +118,8 @@ class Coordinator:
             f"{turned_away}"
         )
 
+    # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.
+
     def _on_rank(self, sender: PeerInfo) -> int:
         return self._membership.next_rank()
 
@@ -122,6 +127,7 @@ class Coordinator:
         # Only the handshake proves a name; `peer` is what the message claims.
         if (peer.name, peer.incarnation) != (sender.name, sender.incarnation):
             raise NotAllowed("a worker joins for itself only", self._agent.name)
+        # A newcomer would have to report in rounds that may be over before it has joined.
         if self._leaving:
             raise RpcError("this cluster is being closed")
         reply = self._reply_to_join(peer.incarnation)
@@ -196,6 +202,7 @@ class Coordinator:
         self, admitted: Sequence[PeerInfo], confirmations: Sequence[asyncio.Future[Any]]
     ) -> None:
         """Reply to newcomers when they know all members and all members know them."""
+        # At once, not after the confirmations: calls of the newcomer may come before them.
         for peer in admitted:
             self._agent.directory.add(peer)
         if any(peer.incarnation == self._agent.incarnation for peer in admitted):
@@ -234,6 +241,7 @@ class Coordinator:
         reply = self._joining.pop(peer.incarnation, None)
         if reply is not None and not reply.done():
             reply.cancel()  # no connection is left to send it on
+        # The reason alone, without the name: every member adds that in its own WorkerLost.
         why = getattr(error, "why", "") or str(error)
         self._apply(self._membership.lost(peer.incarnation, why))
         self._refused.discard(peer.incarnation)

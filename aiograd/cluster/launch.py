@@ -34,7 +34,8 @@ from aiograd.rpc.options import Options
 
 __all__ = ["join_cluster", "run_ranks"]
 
-EXIT_GRACE = 5.0  # seconds for ranks to exit after a signal, before they are killed
+# Seconds for ranks to exit after a signal, before they are killed.
+EXIT_GRACE = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -50,7 +51,8 @@ def run_ranks(count: int, program: Sequence[str]) -> int:
     try:
         environments = rank_environments(count, folder, os.environ)
         secret = Path(folder, "secret")
-        secret.touch(mode=0o600)  # before it has content: never readable by others
+        # The mode before the content: at no time can others read it.
+        secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
         with asyncio.Runner() as runner:
             return runner.run(_run(environments, python_command(*program)))
@@ -80,12 +82,14 @@ async def _run(environments: Sequence[dict[str, str]], command: Sequence[str]) -
     loop = asyncio.get_running_loop()
     signalled = _catch_signals(loop)
     children: list[Child] = []
+    # From the first child on: if a later one cannot be started, those before it are ended.
     try:
         for rank, environment in enumerate(environments):
             name = f"worker{rank}"
             child = Child(name, command, environment, partial(forward_line, name))
             children.append(child)
-            child.release()  # a script that reads its standard input finds it empty
+            # No lifeline: a script does not read it, and finds its standard input empty.
+            child.release()
         return await _first_failure(children, signalled)
     finally:
         await _end(children)
@@ -110,8 +114,10 @@ async def _first_failure(children: Sequence[Child], signalled: asyncio.Future[in
     while running:
         await asyncio.wait([signalled, *running], return_when=asyncio.FIRST_COMPLETED)
         if signalled.done():
+            # The children have sessions of their own: the terminal did not send them the signal.
             await _end(children, signalled.result())
             return 128 + signalled.result()
+        # Several may have ended at once; the first one that failed decides the exit code.
         for exited in [each for each in running if each.done()]:
             child = running.pop(exited)
             code = exited.result()
@@ -131,6 +137,7 @@ async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
         child.signal(number)
     if running:
         await asyncio.wait([child.exited for child in running], timeout=EXIT_GRACE)
+    # All of them, without effect on those that have exited.
     for child in running:
         child.signal(signal.SIGKILL)
         await child.wait()
@@ -144,12 +151,13 @@ def join_cluster(rendezvous: str, name: str, options: Options) -> int:
 
     Gives the exit code. RpcError or AuthError if the worker cannot join.
     """
+    # No `plan_worker`: name and rank in the environment, if any, are those of another process.
     plan = WorkerPlan(
         name=name, rank=None, options=options, rendezvous=parse_rendezvous(rendezvous)
     )
     if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
         plan = replace(plan, options=replace(options, secret_file=file))
-    keep_freed_memory()
+    keep_freed_memory()  # this process is ours: it runs nothing but the worker
     with asyncio.Runner(loop_factory=partial(new_event_loop, options.loop)) as runner:
         return runner.run(_serve(plan))
 
@@ -161,10 +169,12 @@ async def _serve(plan: WorkerPlan) -> int:
     await worker.start()
     worker.make_current()
     assert plan.rendezvous is not None
+    # Printed, not logged: a command line user has configured no logging.
     sys.stderr.write(f"{worker.name} joined {plan.rendezvous.location} as rank {worker.rank}\n")
     serving = loop.create_task(worker.serve())
     waits: list[asyncio.Future[Any]] = [signalled, serving]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    # A worker that was dismissed at the same time is closing already.
     if signalled.done() and not serving.done():
         await worker.close()  # leave gracefully
         serving.cancel()

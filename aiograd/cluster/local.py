@@ -39,6 +39,7 @@ from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
+from aiograd.rref import remote
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Handle", "LocalCluster", "StartedWorker"]
@@ -47,8 +48,11 @@ _log = logging.getLogger("aiograd.cluster")
 T = TypeVar("T")
 
 SHOWN_LINES = 20  # of a failed worker's output, in the error
-EXIT_GRACE = 0.5  # seconds for a worker to exit by itself, before it is killed
+# Seconds for a worker to exit by itself after it has left, before it is killed. `close` promises to
+# return within its timeout + 1 s; this is half of that second.
+EXIT_GRACE = 0.5
 # Seconds a loop polls after traffic: if every worker has a core of its own, and if some share one.
+# Long enough to meet the reply of a function that runs in a thread of the peer.
 SPIN, SHORT_SPIN = 500e-6, 300e-6
 
 
@@ -120,6 +124,7 @@ class LocalCluster:
         if options is not None and not isinstance(options, Options):
             raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
         self._options = options or Options()
+        # Before anything starts: a mistake in an argument should not cost the start of processes.
         if processes and self._options.transport == "memory":
             raise ValueError("processes cannot share memory connections: use processes=False")
         self._names = worker_names(n_workers, names)
@@ -130,12 +135,12 @@ class LocalCluster:
         self._network: Network | None = None if processes else Network()
         self._folder: str | None = None
         self._sockets = itertools.count()  # numbers of Unix sockets
-        self._started: dict[
-            str, StartedWorker
-        ] = {}  # every worker of the cluster, also one that died
+        # The latest start of every worker, by name: one that died stays, until it is restarted.
+        self._started: dict[str, StartedWorker] = {}
         self._forkserver: ForkServer | None = None  # if there are several processes
-        self._leaving: set[StartedWorker] = set()  # asked or forced to end
-        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never given twice
+        # Asked or forced to end by this cluster: their exit is not logged as unexpected.
+        self._leaving: set[StartedWorker] = set()
+        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never reused
         self._counter = len(self._names)  # for the names of later workers
         self._driver: Worker | None = None
         self._changing = asyncio.Lock()  # one `scale` or `restart` at a time
@@ -169,6 +174,7 @@ class LocalCluster:
         return len(self._started)
 
     def __contains__(self, name: object) -> bool:
+        # Handles and WorkerInfos are accepted wherever names are.
         return getattr(name, "name", name) in self._started
 
     def logs(self, name: str) -> str:
@@ -189,6 +195,8 @@ class LocalCluster:
 
     def as_driver(self, func: Callable[..., T], *args: Any) -> T:
         """Call a function with this cluster's driver as the current worker."""
+        # A notebook cell that awaits loses its context, and several clusters may be open at once:
+        # the current worker need not be this driver.
         agent = self.driver.agent
         if scope.AGENT.get() is agent:
             return func(*args)
@@ -226,7 +234,7 @@ class LocalCluster:
             self._driver = Worker.from_plan(self._plan(DRIVER, rank))
             await self._driver.start()
             await self._start_workers(list(zip(self._names, range(rank), strict=True)))
-        except BaseException:
+        except BaseException:  # a cancellation, too: no process may be left
             await self._abort_start()
             raise
         self._driver.make_current()
@@ -235,6 +243,7 @@ class LocalCluster:
         return self
 
     def _plan(self, name: str, rank: int) -> WorkerPlan:
+        # `>=`: the driver needs a core as well.
         crowded = self._processes and len(self._names) >= _cores()
         spin = SHORT_SPIN if crowded else SPIN
         plan = WorkerPlan(
@@ -244,6 +253,7 @@ class LocalCluster:
             secret=self._secret,
             network=self._network,
             listen=(self._address(rank),),
+            # Polling saves the wake-up of another core; workers of one loop need none.
             spin=spin if self._processes else 0.0,
             crowded=crowded,
             # In the other modes a worker imports nothing that a peer names, so the modules that
@@ -271,9 +281,11 @@ class LocalCluster:
         plans = [self._plan(name, rank) for name, rank in workers]
         starts: dict[str, StartedWorker] = {}
         try:
+            # Known to the cluster before they join, so that a cancelled start finds and kills them.
             for start in self._launch(plans):
                 starts[start.plan.name] = self._started[start.plan.name] = start
             await self._wait_until_joined(starts)
+            # With the incarnation that joined: the exit of this process must not concern a restart.
             members = self.driver.member.roster.members
             for name, start in starts.items():
                 ended = functools.partial(self._ended, start, members.get(name))
@@ -310,6 +322,7 @@ class LocalCluster:
             _log.warning("%s ended unexpectedly (%s)", name, _how(code))
 
     async def _wait_until_joined(self, starts: dict[str, StartedWorker]) -> None:
+        """Wait for all of them; RpcError, with its last output, for the first one that failed."""
         joined = asyncio.ensure_future(self.driver.coordinator.wait_for(starts))
         waits: list[asyncio.Future[Any]] = [joined, *(start.ended for start in starts.values())]
         try:
@@ -319,6 +332,7 @@ class LocalCluster:
         finally:
             joined.cancel()
             await asyncio.wait([joined])
+        # An exit explains more than the silence of others, which may wait for the one that failed.
         for name, start in starts.items():
             if start.ended.done():
                 raise RpcError(_failure(name, f"ended ({_how(start.ended.result())})", start))
@@ -344,6 +358,7 @@ class LocalCluster:
                 try:
                     await self._start_workers(new)
                 except BaseException:
+                    # New ones that failed were never part of the cluster; dead ones of it stay.
                     for name, _ in new:
                         self._started.pop(name, None)
                     raise
@@ -372,6 +387,7 @@ class LocalCluster:
         start = self._started[worker.name]
         self._leaving.add(start)
         start.kill()
+        # Shielded: cancelling `kill` must not cancel the future that others wait for.
         await asyncio.shield(start.ended)
         await self.driver.member.wait_gone(worker.name)
 
@@ -385,8 +401,9 @@ class LocalCluster:
             grace = self._options.grace
             self.driver.coordinator.dismiss([peer], together=False, timeout=grace)
             await asyncio.wait([start.ended], timeout=_limited(grace) + EXIT_GRACE)
-        start.kill()
+        start.kill()  # without effect on one that has exited
         await _all_ended([start])
+        # Name and rank must be free before a restart joins under them.
         await member.wait_gone(name)
 
     def _fresh_name(self) -> str:
@@ -406,7 +423,7 @@ class LocalCluster:
         if self._driver is None:
             return
         if self._driver.running:
-            self._driver.agent.here()
+            self._driver.agent.here()  # an error in another loop or thread, or in a forked child
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
@@ -415,6 +432,7 @@ class LocalCluster:
             try:
                 await self._driver.close(graceful, timeout)
             finally:
+                # Even if this is cancelled: no process and no folder may be left.
                 await run_to_completion(self._reap())
         finally:
             closed.set_result(None)
@@ -424,12 +442,13 @@ class LocalCluster:
         running = [start.ended for start in self._started.values() if not start.ended.done()]
         if running:
             await asyncio.wait(running, timeout=EXIT_GRACE)
-        starts = list(self._started.values())
+        starts = list(self._started.values())  # a copy: a `scale` that fails meanwhile removes some
         for start in starts:
             if not start.ended.done():
                 _log.warning("%s did not end by itself and is killed", start.plan.name)
                 start.kill()
         await _all_ended(starts)
+        # After its workers: it exits by itself when the last of them has.
         if self._forkserver is not None:
             await self._forkserver.close()
         if self._folder is not None:
@@ -464,6 +483,7 @@ def _how(code: int) -> str:
 
 
 def _cores() -> int:
+    # What this process may use: a container or `taskset` may allow fewer than the machine has.
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -501,13 +521,12 @@ class Handle:
 
     def call(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function there; see `ag.rpc_async`."""
+        # The frame of the user: an error that nobody awaits is logged with the user's line.
         call = functools.partial(self._cluster.driver.agent.call, frame=sys._getframe(1))
         return self._cluster.as_driver(call, self.info, func, args, kwargs)
 
     def remote(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function there and keep its value there; see `ag.remote`."""
-        from aiograd.rref import remote
-
         return self._cluster.as_driver(remote, self.info, func, args, kwargs)
 
     def stream(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -519,6 +538,7 @@ class Handle:
         return WorkerInfo, (self.name, self.rank)
 
     def __eq__(self, other: object) -> bool:
+        # By cluster, too: each one has a `worker0`.
         if isinstance(other, Handle):
             return self._cluster is other._cluster and self.name == other.name
         return NotImplemented

@@ -77,6 +77,7 @@ class Member:
                 "cluster.dismiss": self._on_dismiss,
             }
         )
+        # Members that exchange plain data only have to read updates as well.
         agent.plain_travellers.add(Update, RecordTraveller("update", Update))
         if coordinator is not None:  # else the `Coordinator` decides first, and then calls `lose`
             agent.lost.append(self._on_lost)
@@ -117,6 +118,7 @@ class Member:
 
     async def report(self, outstanding: int, started: int) -> bool:
         """Report the counts of calls for this round; True if no call is under way anywhere."""
+        # No timeout: the round ends when the slowest member reports, and `close` has its own grace.
         last_round = self.agent.request(
             self._coordinator(), "cluster.report", outstanding, started, timeout=math.inf
         )
@@ -144,6 +146,7 @@ class Member:
 
     def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
         self._check_coordinator(sender)
+        # A dismissal may come twice: `scale` ends one worker while `close` ends all.
         self._together = together
         if not self.dismissed.done():
             self.dismissed.set_result((True, timeout))
@@ -220,6 +223,7 @@ class Member:
             if log_joins:
                 _log.info("%s: %s joined", self.agent.name, _label(peer))
             directory.add(peer)
+        # A cluster that runs for long must not remember every worker it has lost.
         while len(self._lost_peers) > LOST_PEERS:
             self._forget(self._lost_peers.popleft())
         self.notify()
@@ -245,6 +249,8 @@ class Member:
         raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
 
     def _check_coordinator(self, sender: PeerInfo) -> None:
+        # Every peer can send these messages. By incarnation: a later start of the coordinator has
+        # another membership, in which this worker is none.
         if self.coordinator is None or sender.incarnation != self.coordinator.incarnation:
             raise NotAllowed(f"{sender.name} is not the coordinator", self.agent.name)
 

@@ -123,9 +123,11 @@ class Membership(Generic[P]):
         if clash is None:
             self._highest_rank = max(self._highest_rank, peer.rank)
             clash = self._clash(peer)
+        # A static world that has not started yet: one mistake ends the start for all.
         if self.world_size is not None and not self.members:
             self._largest = max(self._largest, world_size or 0)
             return self._assemble(peer, clash)
+        # A running cluster goes on: the mistake is that of the newcomer alone.
         if clash:
             return [Refuse(peer, clash)]
         if self.world_size is None:
@@ -161,6 +163,7 @@ class Membership(Generic[P]):
         return known is not None and known.incarnation == peer.incarnation
 
     def _other_kind(self, peer: P, world_size: int | None) -> str | None:
+        # Both values are named, because either worker may be the one that is wrong.
         if world_size == self.world_size:
             return None
 
@@ -197,6 +200,7 @@ class Membership(Generic[P]):
         assert self.world_size is not None
         if not clash and peer.rank >= self.world_size:
             clash = f"rank {peer.rank} of {peer.name!r} is not in a world of {self.world_size}"
+        # The first refusal stands, so that all ranks report the same reason.
         everyone = [*self.waiting.values(), peer]
         if self.refusal is not None or clash:
             return self._refuse(everyone, self.refusal or clash or "")
@@ -210,11 +214,12 @@ class Membership(Generic[P]):
     def _refuse(self, peers: list[P], why: str) -> list[Action[P]]:
         self.refusal = why
         self.waiting.clear()
+        # By incarnation: duplicates share a name or a rank, and each of them counts.
         self.refused.update({peer.incarnation: peer for peer in peers})
         return [Refuse(peer, why) for peer in peers]
 
     def _admit(self, peer: P) -> list[Action[P]]:
-        announce = self._announce(joined=(peer,))
+        announce = self._announce(joined=(peer,))  # before it is added: to the others only
         self.members[peer.name] = peer
         return [announce, Admit(peer)]
 
@@ -246,8 +251,10 @@ class Roster(Generic[P]):
 
     def reset(self, version: int, members: Iterable[P]) -> Update[P] | None:
         """Replace the roster by another one; gives what that changes, None if it is not newer."""
+        # An older roster may arrive after an update that it does not have.
         if version <= self.version:
             return None
+        # By incarnation, not by name: a worker may have been restarted in between.
         known = {peer.incarnation for peer in self.members.values()}
         new = {peer.name: peer for peer in members}
         here = {peer.incarnation for peer in new.values()}

@@ -101,6 +101,7 @@ class Refusal:
         once: then this process is that rank of the next start. If the rank was informed twice, the
         start had duplicates of it, and this may be one more.
         """
+        # abs: the clocks of two hosts that share the file differ.
         recent = abs(now - self.at) <= START_WINDOW
         return recent and self.informed.count(-1 if rank is None else rank) != 1
 
@@ -135,6 +136,9 @@ class RendezvousFile:
         The author of this file decides whom its readers trust, and so whose code they run.
         """
         try:
+            # Without this check another local user could plant the file, become rank 0 with a
+            # secret of its own, and run code in every process that reads it. Links are refused,
+            # because nothing needs them here, unlike secret files.
             data = json.loads(_read_private(path, "the rendezvous file", follow=False))
             secret = Secret.fromhex(data["secret"]) if data["secret"] else None
             return cls(tuple(data["addresses"]), secret, _parse_refusal(data.get("refusal")))
@@ -218,6 +222,7 @@ def replaceable_within(mode: int, owner: int, user: int, *, private_group: bool)
     """
     if owner not in (user, 0):
         return f"belongs to another user ({owner}), who can replace it"
+    # Writable by the group is common where every user has a group of its own (umask 002).
     others = 0o002 if private_group else 0o022
     # In a sticky folder, such as /tmp, only the owner of a file can rename or remove it.
     if mode & others and not mode & stat.S_ISVTX:
@@ -233,7 +238,7 @@ def _is_private_group(group: int, user: int) -> bool:
 
     try:
         account, found = pwd.getpwuid(user), grp.getgrgid(group)
-    except KeyError:
+    except KeyError:  # as in a container that runs under a number without an account
         return False
     return account.pw_gid == group and not set(found.gr_mem) - {account.pw_name}
 

@@ -83,7 +83,8 @@ class Worker:
         self._coordinator: Coordinator | None = None  # if this worker is the coordinator
         self._bootstrap = Bootstrap(plan, os.environ)
         self._parts: list[Any] = []  # what `LAYERS` attached
-        self._closed: asyncio.Future[None] | None = None  # made when closing begins
+        # Made when closing begins; it ends when all is closed. A second `close` waits for it.
+        self._closed: asyncio.Future[None] | None = None
         self._token: Token[Agent | None] | None = None  # resets the current worker
         self._tick: asyncio.TimerHandle | None = None
         self._watchdog: Watchdog | None = None
@@ -161,6 +162,7 @@ class Worker:
 
     def debug_info(self) -> dict[str, int]:
         """Give the worker's counters; all are 0 at rest, except `workers`."""
+        # `counters`, `settle` and `close` are optional for a part: layers need not know this class.
         found = {"workers": len(self.member.peers), **self.agent.links.counters()}
         for part in self._parts:
             counters = getattr(part, "counters", None)
@@ -181,7 +183,8 @@ class Worker:
             raise RpcError(f"worker {self.name!r} was started before; make another one")
         try:
             await self._start()
-        except BaseException:
+        except BaseException:  # a cancellation, too: sockets and the file must go
+            # Not running any more, and a `close` that follows has nothing to do.
             self._closed = asyncio.get_running_loop().create_future()
             self._closed.set_result(None)
             await self._tear_down([])
@@ -190,6 +193,7 @@ class Worker:
 
     async def _start(self) -> None:
         plan = self._plan
+        # Operations are callable by name on every worker; rpc itself knows no tensors.
         agent, coordinator = await self._bootstrap.open(OPS)
         self._agent = agent
         scope.closed(agent)  # listening, but current only when it is a member
@@ -247,6 +251,7 @@ class Worker:
         """Stay until the coordinator dismisses this worker (True) or is lost; then close."""
         graceful, timeout = False, None
         try:
+            # Shielded: `dismissed` belongs to the member, and outlives a cancelled `serve`.
             graceful, timeout = await asyncio.shield(self.member.dismissed)
         finally:
             await self.close(graceful, timeout)
@@ -264,7 +269,7 @@ class Worker:
             check_timeout(timeout)
         if self._agent is None:
             return
-        self._agent.here()
+        self._agent.here()  # an error in another loop or thread, or in a forked child
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
@@ -275,6 +280,7 @@ class Worker:
             if graceful:
                 await self._leave(grace, leaks)
         finally:
+            # Also if the graceful part was cancelled: closing is not optional from here on.
             try:
                 await self._tear_down(leaks)
             finally:
@@ -311,6 +317,8 @@ class Worker:
         together = member.leaves_together
         if together:
             await report(0, 0)  # round 0: all members want to leave
+        # After round 0: before it, programs of other members may still make references to values
+        # of this worker.
         for part in reversed(self._parts):
             settle = getattr(part, "settle", None)
             if settle is not None:
@@ -318,6 +326,7 @@ class Worker:
                     await settle(deadline)
                 except RRefError as error:
                     leaks.append(error)  # leaked here; raised when everything is closed
+        # `TerminationDetector` has the argument why one round without calls is not enough.
         while True:
             await agent.links.drain(deadline)
             if not together or await report(agent.links.outstanding(), agent.started):
@@ -358,6 +367,7 @@ class Worker:
             except RRefError as error:
                 leaks.append(error)
             except Exception:
+                # A part that fails to close must not keep the sockets open.
                 _log.exception("%s: could not close %s", self.name, type(part).__name__)
         self._parts = []
 
@@ -368,5 +378,6 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        # `wait`, not `await task`: its exception would replace the cancellation.
         await asyncio.wait([task])
         raise

@@ -53,7 +53,8 @@ from aiograd.rpc.affinity import close_in_children
 
 __all__ = ["ForkServer", "ForkedWorker", "can_fork", "serve_forks"]
 
-EXIT_GRACE = 1.0  # seconds for the fork server to exit after its last worker, before it is killed
+# Seconds for the fork server to exit after its last worker, before it is killed.
+EXIT_GRACE = 1.0
 MAX_PACKET = 64  # bytes; a word and two numbers
 
 BOOT = (
@@ -73,6 +74,7 @@ def can_fork() -> bool:
     environment = worker_environment(os.environ)
     if sys.platform != "linux" or any(environment[name] != "1" for name in ONE_THREAD):
         return False
+    # Both ends rely on pidfds: the server to wait for its workers, the driver to kill them.
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -87,6 +89,7 @@ class ForkServer:
         self._loop = asyncio.get_running_loop()
         self._workers: dict[int, ForkedWorker] = {}  # those that have not ended, by number
         self._numbers = itertools.count()
+        # The server keeps the environment of its start; workers that need another one are sent it.
         self._environment = worker_environment(os.environ)
         # Packets keep the boundaries of messages, and the descriptors that came with each.
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -104,7 +107,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        close_in_children(self)
+        close_in_children(self)  # a fork that keeps the socket would keep the server waiting
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._read)
         self._child.exited.add_done_callback(self._exited)
@@ -130,8 +133,10 @@ class ForkServer:
             number = next(self._numbers)
             self._workers[number] = worker
             socket.send_fds(self._control, [str(number).encode()], worker.pipes)
+            # Ours are copies: an end that stays open here would hide the exit of the worker.
             for each in worker.pipes:
                 os.close(each)
+            # Written before the worker exists; the pipe holds it until it reads.
             worker.write(surroundings + pickle.dumps(plan))
             workers.append(worker)
         return workers
@@ -149,6 +154,7 @@ class ForkServer:
         """Wait until it has exited, which it does after its workers; kill it after a second."""
         self._close_control()
         if not self._child.exited.done():
+            # The closed socket is the request to exit.
             await asyncio.wait([self._child.exited], timeout=EXIT_GRACE)
             self._child.signal()
             await self._child.wait()
@@ -236,6 +242,7 @@ class ForkedWorker:
     def started(self, pid: int) -> None:
         """Take note of the process."""
         self.pid = pid
+        # It may have ended and been reaped by now; then its exit is the next message.
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(pid)
         if self.killed:
@@ -243,8 +250,9 @@ class ForkedWorker:
 
     def finished(self, code: int) -> None:
         """Take note of the exit: read the last output, close the pipes, set `ended`."""
-        if self.ended.done():
+        if self.ended.done():  # it was orphaned before its exit was read
             return
+        # First the output: `ended` promises that the log is complete.
         for output in self._outputs:
             output.finish()
         self._close_lifeline()
@@ -258,6 +266,8 @@ class ForkedWorker:
         """Kill the worker, if it was forked: its fork server has exited without reporting it."""
         if self.ended.done():
             return
+        # The workers of a fork server that was killed are children of init: their exit codes are
+        # lost, and no one reports them. So they are ended, and the cluster may restart them.
         self.kill()
         self._close_lifeline()
         if self._pidfd is None:
@@ -284,10 +294,12 @@ class ForkedWorker:
 def serve_forks() -> NoReturn:
     """Serve the driver at the socket named on the command line: one packet, one worker."""
     control = socket.socket(fileno=int(sys.argv[2]))
-    gc.collect()
-    gc.freeze()  # a collection in a worker would write to, and so copy, the pages they share
+    gc.collect()  # garbage would be frozen, too
+    # A collection in a worker would write to, and so copy, the pages that they share.
+    gc.freeze()
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
+    # Until the driver has closed the socket and the last worker is reaped.
     while selector.get_map():
         for key, _ in selector.select():
             if key.fileobj is not control:
@@ -310,6 +322,7 @@ def _fork(
         inherited = [key.fd for key in selector.get_map().values()]
         selector.close()
         _become_worker(pipes, inherited)
+    # Else later forks inherit them, and a pipe never ends while one of these lives.
     for each in pipes:
         os.close(each)
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid))
@@ -334,11 +347,13 @@ def _send(control: socket.socket, message: str) -> None:
 def _become_worker(pipes: list[int], inherited: list[int]) -> NoReturn:
     """Turn a fork into a worker, with its own session, streams, environment and random numbers."""
     try:
-        os.setsid()
+        os.setsid()  # the interrupt key must reach the driver only
         for standard, each in enumerate(pipes):
             os.dup2(each, standard)
+        # A copy of the control socket would hide the end of the fork server from the driver.
         for each in (*pipes, *inherited):
             os.close(each)
+        # Before `main` unpickles the plan: that may import modules from the user's path.
         path, folder, environment = marshal.load(sys.stdin.buffer)
         sys.path[:] = path
         os.chdir(folder)
@@ -350,4 +365,5 @@ def _become_worker(pipes: list[int], inherited: list[int]) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        # Never back into the loop of the fork server, which would then serve the driver twice.
         os._exit(1)

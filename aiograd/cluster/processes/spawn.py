@@ -67,6 +67,7 @@ class LineSplitter:
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; gives the lines that they complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
+        # Bounded: a process that writes no line end at all must not fill the driver's memory.
         while len(self._rest) >= MAX_LINE:
             lines.append(self._rest[:MAX_LINE])
             self._rest = self._rest[MAX_LINE:]
@@ -114,6 +115,7 @@ class OutputPipe:
         self._lines = LineSplitter()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        # A reader callback and not a transport: `finish` has to read synchronously at the end.
         os.set_blocking(pipe.fileno(), False)
         self._loop.add_reader(pipe.fileno(), self._read)
 
@@ -154,7 +156,7 @@ class OutputPipe:
 def forward_line(name: str, stream: str, line: str) -> None:
     """Write a child's line to this process's `stream`, prefixed by the child's name."""
     target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
-    if target is None:
+    if target is None:  # as in a process without a console
         return
     try:
         # In an empty context: a notebook would show it under the cell that started the child.
@@ -196,7 +198,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
+            bufsize=0,  # the descriptors are read and written directly
             env=environment,
             start_new_session=True,
             pass_fds=pass_fds,
@@ -219,6 +221,7 @@ class Child:
 
     def signal(self, number: int = signal.SIGKILL) -> None:
         """Send a signal; without effect if the process has ended and its pid may be reused."""
+        # Popen sends nothing once it has reaped the process.
         self._process.send_signal(number)
 
     def release(self) -> None:
@@ -239,6 +242,7 @@ class Child:
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
         view = memoryview(data)
+        # Blocking, but the data is small: a pipe takes 64 KiB at once.
         # A child that died at once is reported by its exit, with what it wrote.
         with contextlib.suppress(BrokenPipeError):
             while view:
@@ -269,6 +273,7 @@ class Child:
     def _ended(self) -> None:
         code = self._process.wait()  # it has ended, so this only reaps
         self.release()
+        # First the output: `exited` promises that the log is complete.
         for output in self._outputs:
             output.finish()
         if not self.exited.done():
@@ -300,11 +305,13 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Without AIOGRAD_SECRET: other users of a host may be able to read an environment.
     """
+    # What the user has set for the array libraries stays.
     inherited = {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited}
 
 
 def python_command(*arguments: str) -> list[str]:
     """Give the command for another interpreter with the flags of this one: -X dev, -O and so on."""
+    # What multiprocessing uses for its children; there is no public function for it.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, *arguments]

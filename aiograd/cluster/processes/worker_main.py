@@ -34,10 +34,13 @@ ORPHAN_GRACE = 2.0  # seconds to exit in order once the parent is gone
 
 def main() -> None:
     """Run a worker from the plan on standard input; exits the process, and does not return."""
+    # Pickle is safe here: only the parent has the other end of this pipe.
     plan: WorkerPlan = pickle.load(sys.stdin.buffer)
     lifeline = _take_lifeline()
+    # The driver shows output line by line; a pipe would be block-buffered.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # A crash in C code then leaves its traceback in the log that the driver keeps.
     faulthandler.enable()
     keep_freed_memory()
     if plan.crowded:
@@ -45,6 +48,8 @@ def main() -> None:
     name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
+    # Not asyncio.run: it would wait for the threads of its executor, in which a user's function may
+    # never return.
     serving = loop.create_task(serve(plan))
     watch = partial(_watch, lifeline, plan, partial(loop.call_soon_threadsafe, serving.cancel))
     threading.Thread(target=watch, name="aiograd-lifeline", daemon=True).start()
@@ -63,6 +68,7 @@ def main() -> None:
 
 async def serve(plan: WorkerPlan) -> bool:
     """Be a worker until dismissed (True) or until the coordinator is lost (False)."""
+    # Before joining: a member can be called at once.
     for module in plan.modules:
         importlib.import_module(module)
     gc.freeze()  # modules stay for good: no collection needs to scan them again
@@ -85,6 +91,7 @@ def _watch(lifeline: int, plan: WorkerPlan, stop: Callable[[], Any]) -> None:
     """Wait for the end of the parent, then stop the worker; runs in a thread of its own."""
     while os.read(lifeline, 1024):
         pass
+    # At once, not when the worker has ended: it may be blocked, and killed below.
     _remove_sockets(plan)
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits anyway
         stop()
@@ -95,6 +102,7 @@ def _watch(lifeline: int, plan: WorkerPlan, stop: Callable[[], Any]) -> None:
 
 def _remove_sockets(plan: WorkerPlan) -> None:
     """Remove the sockets of a parent that was killed, and could not do so itself."""
+    # All workers try; the first one removes the folder, for the others there is nothing left.
     addresses = plan.coordinator.addresses if plan.coordinator is not None else ()
     for path in [each.removeprefix("unix:") for each in addresses if each.startswith("unix:")]:
         for _ in range(20):
@@ -116,6 +124,7 @@ def _end(code: int) -> None:
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
     """Make the loop that `Options.loop` names; "auto" is uvloop where it is installed."""
+    # Made directly, not by a policy: user code in the worker finds the default policy.
     if kind != "asyncio":
         try:
             import uvloop

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
-from aiograd.errors import UnknownWorker, WorkerLost
+from aiograd.errors import RpcError, UnknownWorker, WorkerLost
 
 
 async def test_workers_that_join_at_once_know_each_other(world):
@@ -75,3 +75,11 @@ async def test_replies_that_a_process_sent_before_its_end_are_read_first(world, 
 async def _slow() -> str:
     await asyncio.sleep(0.005)
     return "in time"
+
+
+async def test_a_refused_worker_is_logged_with_the_reason(world, caplog):
+    await world.open("a", "b")
+    with pytest.raises(RpcError, match="worker names must be unique"):
+        await world.worker("b", 2).start()
+    (line,) = [text for text in caplog.messages if "refused" in text]
+    assert line.startswith("a: refused b (rank 2): worker names must be unique")

@@ -195,7 +195,8 @@ async def test_a_worker_that_leaves_finishes_its_work_first(cluster):
         assert await work == "done"
 
 
-async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster):
+async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster, caplog):
+    caplog.set_level(logging.INFO, "aiograd.cluster")
     async with cluster(2) as c:
         waiting = c["worker1"].call(asyncio.sleep, 60)
         await c["worker1"].call(who)
@@ -211,6 +212,7 @@ async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster):
         assert await c["worker0"].call(rpc_from_there, "worker1") == WorkerInfo("worker1", 1)
         await c.restart("worker0")  # one that lives
         assert await c["worker1"].call(rpc_from_there, "worker0") == WorkerInfo("worker0", 0)
+    assert "restarting worker" in caplog.text
 
 
 async def test_leaving_after_an_error_does_not_wait(cluster):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
-from aiograd.errors import UnknownWorker, WorkerLost
+from aiograd.errors import RpcError, UnknownWorker, WorkerLost
 from aiograd.testing.fault_injection import Faults
 from tests.support.waiting import until
 
@@ -95,3 +97,42 @@ async def test_a_member_that_the_coordinator_lost_is_lost_to_all_for_good(world)
         with pytest.raises(WorkerLost, match="took this worker for lost"):
             await c.agent.call(name, add, (1, 2))
     assert c.member.dismissed.done()
+
+
+# ── what is logged ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_joins_leaves_and_losses_are_logged_with_the_peer_and_its_address(world, caplog):
+    caplog.set_level(logging.INFO, "aiograd.cluster")
+    a, b = await world.open("a", "b")
+    address = b.agent.info.addresses[0]
+    await b.close()
+    await a.member.wait_gone("b")
+    c = await world.worker("c", 2).start()
+    await c.close(graceful=False)
+    await a.member.wait_gone("c")
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert ("INFO", "b joined as rank 1; 2 members, coordinator: a") in lines
+    assert ("INFO", f"a: b (rank 1, {address}) joined") in lines
+    assert ("INFO", f"a: b (rank 1, {address}) left") in lines
+    (loss,) = [text for level, text in lines if level == "WARNING"]
+    assert loss.startswith("a: lost c (rank 2, memory:")
+
+
+async def test_the_loss_of_the_coordinator_is_logged(world, caplog):
+    caplog.set_level(logging.INFO, "aiograd.cluster")
+    a, b = await world.open("a", "b")
+    await a.close(graceful=False)
+    await b.member.dismissed
+    assert "b: lost the coordinator a (rank 0, memory:" in caplog.text
+
+
+async def test_a_member_refuses_the_services_of_the_coordinator(world):
+    a, b = await world.open("a", "b")
+    for service in ("cluster.rank", "cluster.roster", "cluster.leave"):
+        with pytest.raises(RpcError, match="b is not the coordinator of this cluster"):
+            await a.agent.request("b", service, timeout=5)
+    with pytest.raises(RpcError, match="b is not the coordinator"):
+        await a.agent.request("b", "cluster.report", 0, 0, timeout=5)
+    with pytest.raises(RpcError, match="b is not the coordinator"):
+        b.coordinator  # noqa: B018

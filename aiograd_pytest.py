@@ -4,9 +4,7 @@
         async with cluster(2):
             assert await ag.rpc_async("worker1", max, args=(1, 2)) == 2
 
-Workers live in the test's own loop, over an in-memory transport, unless `processes=True`. Every
-pytest run of every project loads this module, so it stands beside the package, whose import takes
-a moment, and imports it when a test asks for a cluster.
+Workers run in the test's own loop, over the in-process transport, unless `processes=True`.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+# Every pytest run where aiograd is installed loads this module. So it stands beside the package,
+# whose import takes a moment, and imports it when a test asks for a cluster.
 if TYPE_CHECKING:
     from aiograd.cluster.local import LocalCluster
 
@@ -22,7 +22,7 @@ __all__ = ["cluster"]
 
 
 class Clusters:
-    """Makes clusters for one test."""
+    """Makes clusters for one test; the value of the `cluster` fixture."""
 
     def __call__(
         self, n_workers: int = 2, *, processes: bool = False, **settings: Any
@@ -35,5 +35,5 @@ class Clusters:
 
 @pytest.fixture
 def cluster() -> Clusters:
-    """Start clusters in a test: `async with cluster(2) as c: …`."""
+    """Give a function that makes clusters: `async with cluster(2) as c: …`."""
     return Clusters()

@@ -9,6 +9,11 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from aiograd.cluster.launch import join_cluster, run_ranks
+from aiograd.errors import AiogradError
+from aiograd.rpc.options import Options
+from aiograd.rpc.transport.tls import TLS
+
 __all__ = ["main"]
 
 
@@ -17,25 +22,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command == "run":
-        from aiograd.cluster.launch import run_ranks
-
         program = [given.script, *given.arguments]
         if given.module:
             program = ["-m", *program]
+        # Here, once: otherwise each of n ranks would report it, under its own name.
         elif not os.path.exists(given.script):
             parser.error(f"there is no script {given.script}")
         return run_ranks(given.n, program)
-    from aiograd.cluster.launch import join_cluster
-    from aiograd.errors import AiogradError
-    from aiograd.rpc.options import Options
-    from aiograd.rpc.transport.tls import TLS
-
     options = Options(
         secret_file=_secret_files(parser, given.secret_file),
         allow_plaintext=given.allow_plaintext,
         transport=given.transport,
         tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
     )
+    # One line for what a user can mend: a wrong address, a missing secret, a refused name.
     try:
         return join_cluster(given.join, given.name or _own_name(), options)
     except (AiogradError, ValueError) as error:
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run a script as several ranks on this machine",
         description="Run a script as several ranks on this machine. In it, "
-        "`await ag.init_rpc(name)` finds rank, world size and meeting place by itself.",
+        "`await ag.init_rpc(name)` finds rank, world size and rendezvous by itself.",
     )
     run.add_argument("-n", type=_count, default=2, metavar="N", help="how many ranks (default 2)")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[PEER=]PATH",
         help="a file with the cluster's secret; or, as often as there are peers, one for each",
     )
+    # One PEM file may hold certificate and key.
     worker.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
     worker.add_argument("--key", metavar="PATH", help="its key (default: in the same file)")
     worker.add_argument("--ca", metavar="PATH", help="the authority that signed the others' ones")
@@ -88,10 +89,11 @@ def _parser() -> argparse.ArgumentParser:
 def _secret_files(
     parser: argparse.ArgumentParser, given: list[str] | None
 ) -> str | dict[str, str] | None:
-    """One file for all, or one for each peer."""
+    """Parse --secret-file: one PATH for all peers, or PEER=PATH for each."""
     if given is None:
         return None
     pairs = [text.partition("=") for text in given]
+    # The name of an existing file may have an equals sign in it.
     if len(given) == 1 and (not pairs[0][1] or os.path.exists(given[0])):
         return given[0]
     files = {name: path for name, _, path in pairs if name and path}
@@ -108,6 +110,7 @@ def _count(text: str) -> int:
 
 
 def _own_name() -> str:
+    # Only characters that are valid in a worker's name; the rest of the length is for the number.
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100]
     return f"{host}-{os.getpid()}"
 

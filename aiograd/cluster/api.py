@@ -1,6 +1,6 @@
-"""The current worker: becoming one, asking it, meeting others as it, and leaving.
+"""The functions for a program that is one worker: `init_rpc`, `shutdown`, `barrier`, and so on.
 
-These are the functions for a program that is one worker; which one that is, `rpc/scope.py` knows.
+They act on the current worker, which `rpc/scope.py` keeps in a ContextVar.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ async def init_rpc(
 ) -> Worker:
     """Join a cluster from this process and make the worker current; `shutdown` leaves it.
 
-    What is not given comes from the environment. Runs on the current loop; installs no signal
-    handlers and no loop policy.
+    Arguments that are not given come from the environment. Runs on the current loop; installs no
+    signal handlers and no loop policy.
 
         worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
     """
+    # Only this context: a LocalCluster in the same process, say, is another worker, and may stay.
     agent = scope.AGENT.get()
     if agent is not None and not agent.closed:
         raise RpcError(f"this context is worker {agent.name!r} already; shut it down first")
@@ -46,7 +47,11 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
 
 def current_worker() -> Worker:
-    """The worker of this context, else the last one started in this process and still open."""
+    """Give the worker of this context, else the last one started in this process and still open.
+
+    WorkerClosed if there is none.
+    """
+    # An agent without a worker is possible: tests and bootstrapping use agents alone.
     worker = scope.current().parts.get(Worker)
     if not isinstance(worker, Worker):
         raise WorkerClosed()
@@ -54,20 +59,24 @@ def current_worker() -> Worker:
 
 
 def get_worker_info(name_or_rank: str | int | None = None) -> WorkerInfo:
-    """Look a member up by name or rank; without an argument, the current worker."""
+    """Look a member up by name or rank; without an argument, the current worker.
+
+    UnknownWorker if there is no such member.
+    """
     return current_worker().get_worker_info(name_or_rank)
 
 
 def workers() -> list[WorkerInfo]:
-    """List the members of the cluster, in order of rank; `suspect` ones say nothing just now."""
+    """List the members of the cluster, in order of rank; `suspect` ones are silent at present."""
     return current_worker().workers()
 
 
 async def barrier(names: Iterable[str] | None = None, timeout: float | None = None) -> None:
-    """Wait until all members, or all of `names`, have come to this barrier.
+    """Wait until all members, or all of `names`, have reached this barrier.
 
-    Concurrent ones of the same workers pair up in the order of their calls. Whoever gives up, by
-    `timeout` or cancelled, has not come, and may come again.
+    Concurrent barriers of the same workers pair up in the order of their calls. A worker whose wait
+    is cancelled or exceeds `timeout` (DeadlineExceeded) counts as not arrived, and may try again.
+    WorkerLost if a participant leaves or is lost.
     """
     await _gather(None, names, timeout, "barrier")
 
@@ -75,7 +84,10 @@ async def barrier(names: Iterable[str] | None = None, timeout: float | None = No
 async def all_gather(
     value: Any, names: Iterable[str] | None = None, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Give a value, and get everyone's, by name: of all members, or of all of `names`."""
+    """Exchange a value with all members, or all of `names`; gives the values by name.
+
+    Pairs up, times out and fails as `barrier` does.
+    """
     return await _gather(value, names, timeout, "all_gather")
 
 
@@ -83,14 +95,16 @@ async def _gather(
     value: Any, names: Iterable[str] | None, timeout: float | None, what: str
 ) -> dict[str, Any]:
     worker = current_worker()
-    seconds, _ = worker.agent.deadline(timeout)  # no longer than the call that this is in
-    return await worker.members.assembly.gather(value, names, seconds, what)
+    # Inside a call, no longer than its remaining budget: the caller does not wait for more.
+    seconds, _ = worker.agent.deadline(timeout)
+    return await worker.member.collectives.gather(value, names, seconds, what)
 
 
 @inline
 def debug_info() -> dict[str, int]:
-    """Give the counters of the current worker; all of them are 0 at rest, except `workers`."""
+    """Give the counters of the current worker; all are 0 at rest, except `workers`."""
     return current_worker().debug_info()
 
 
-debug_info.__aiograd_quiet__ = True  # type: ignore[attr-defined]  # looking changes nothing
+# Not counted as a call: reading the counters of a worker must not change them.
+debug_info.__aiograd_quiet__ = True  # type: ignore[attr-defined]

@@ -1,7 +1,11 @@
-"""What a worker occupies on this host: sockets, a private folder, a sign at the rendezvous.
+"""Bring a worker up on this host: sockets, a private folder, the rendezvous, the secret.
 
-Opens them as the plan says, finds the coordinator there, and leaves nothing behind. What is said
-over the connections is `members.py`'s business.
+    Bootstrap.open   secret ─▶ (rank from the coordinator) ─▶ listen ─▶ rank 0: write the file
+                                                                   └─▶ others: dial rank 0
+    Bootstrap.close  remove the folder and the file
+
+`rendezvous.py` knows the formats and files; this module listens, dials and retries. The protocol
+after the connection is up is that of `member.py` and `coordinator.py`.
 """
 
 from __future__ import annotations
@@ -18,121 +22,136 @@ import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-from aiograd.cluster.config import Plan
+from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import free_one_large_array
-from aiograd.cluster.rendezvous import Place, Sign, Verdict, find_secret
+from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
 from aiograd.errors import ProtocolError, RpcError, SecurityError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.secrets import Secret
 
-__all__ = ["Premises", "is_listening", "private_folder"]
+__all__ = ["Bootstrap", "is_listening", "private_folder"]
 
-_log = logging.getLogger("aiograd")
+_log = logging.getLogger("aiograd.cluster")
 
-LONGEST_PATH = 80  # characters of a folder for sockets: the kernel allows 107 in all
-REPLACED = 0.5  # seconds for a new rank 0 to replace the verdict of an earlier start
-LONGEST_PAUSE = 0.2  # seconds between two looks whether the coordinator is there, at most
+# The path of a Unix socket has 107 bytes at most (sun_path); this leaves room for the file name.
+MAX_FOLDER_PATH = 80
+# Seconds that a new rank 0 has to replace the refusal that an earlier start left in the file.
+REPLACE_GRACE = 0.5
+# Between attempts to find rank 0: short pauses at first, because the ranks of one job usually start
+# together, and rank 0 listens a moment later. `WorkerPlan.join_timeout` ends the attempts. No
+# jitter: processes start at times of their own.
+RETRY = RetryPolicy(attempts=math.inf, first_pause=0.005, factor=1.5, longest_pause=0.2, jitter=0.0)
 
 
-class Premises:
-    """The places of one worker, from `open` to `close`."""
+class Bootstrap:
+    """What one worker occupies on its host, from `open` to `close`."""
 
-    def __init__(self, plan: Plan, environment: MutableMapping[str, str]) -> None:
+    def __init__(self, plan: WorkerPlan, environment: MutableMapping[str, str]) -> None:
         self._plan = plan
         self._environment = environment
+        # Random numbers, clocks and sockets come from here, so that a simulator can replace them.
         self._runtime = Runtime(plan.network, spin=plan.spin, crowded=plan.crowded)
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
-        self._folder: str | None = None
-        self._sign: str | None = None  # the file that rank 0 wrote
+        self._folder: str | None = None  # of our Unix sockets
+        self._written: str | None = None  # path of the rendezvous file, if this rank 0 wrote it
         self._began = 0.0  # wall time
-        self._old_verdict: tuple[Verdict, float] | None = None  # that was there, and until when
+        # The refusal that was in the file, and the loop time from which on it counts for us.
+        self._seen_refusal: tuple[Refusal, float] | None = None
 
     async def open(self, ops: Mapping[str, Any]) -> tuple[Agent, PeerInfo | None]:
-        """Open everything; gives the agent, and the coordinator unless it is this worker."""
+        """Give a listening agent, and the coordinator's address unless it is this worker.
+
+        RpcError or AuthError if that fails; then the agent is closed, and `close` removes the rest.
+        """
         plan = self._plan
-        if plan.network is None:  # among processes, where large arrays come and go
+        if plan.network is None:  # in a process of its own, where large arrays come and go
             free_one_large_array()
-        self._deadline = asyncio.get_running_loop().time() + plan.patience
+        self._deadline = asyncio.get_running_loop().time() + plan.join_timeout
         self._began = self._runtime.wall_time()
-        secret, made = await self._secret()
+        secret, generated = await self._find_secret()
+        # Before listening and writing: nothing of the other rank 0 may be replaced.
         await self._check_only_rank_0(secret)
         rank = plan.rank
         if rank is None:
-            rank = await self._ask_for_rank(secret)
+            rank = await self._request_rank(secret)
         agent = Agent(
             plan.name, rank, secret=secret, options=plan.options, runtime=self._runtime, ops=ops
         )
         try:
             await self._listen(agent)
-            if plan.place is not None and plan.place.kind == "file" and plan.leads:
-                Sign(agent.info.addresses, made).write(plan.place.text)
-                self._sign = plan.place.text
+            # After listening: ranks that read the file dial these addresses at once.
+            if plan.rendezvous is not None and plan.rendezvous.kind == "file" and plan.leads:
+                RendezvousFile(agent.info.addresses, generated).write(plan.rendezvous.location)
+                self._written = plan.rendezvous.location
             if plan.leads or plan.coordinator is not None:
                 return agent, plan.coordinator
-            return agent, await self._find_coordinator(agent)
+            return agent, await self._dial_coordinator(agent)
         except BaseException:
             await agent.close()
             raise
 
-    def leave_verdict(self, why: str, told: Sequence[int]) -> bool:
-        """Tell late ranks in the file that the start was refused; False if there is no file."""
-        if self._sign is None:
+    def publish_refusal(self, why: str, informed: Sequence[int]) -> bool:
+        """Write into the file why the start was refused, for late ranks; False if there is none."""
+        if self._written is None:
             return False
-        sign, self._sign = self._sign, None  # it stays, until the next start replaces it
-        verdict = Verdict(why, self._runtime.wall_time(), tuple(told))
+        # The file outlives this worker, until the next start replaces it: `close` leaves it alone.
+        path, self._written = self._written, None
+        refusal = Refusal(why, self._runtime.wall_time(), tuple(informed))
         try:
-            Sign((), verdict=verdict).write(sign)
+            RendezvousFile((), refusal=refusal).write(path)
         except RpcError as error:
-            _log.warning("%s: late ranks are not told: %s", self._plan.name, error)
+            _log.warning("%s: cannot tell late ranks of the refusal: %s", self._plan.name, error)
         return True
 
     async def close(self) -> None:
-        """Remove the folder and the sign."""
-        if self._sign is not None:
+        """Remove the folder of sockets and the rendezvous file."""
+        if self._written is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._sign)
+                os.unlink(self._written)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._sign = self._folder = None
+        self._written = self._folder = None
 
     async def _check_only_rank_0(self, secret: bytes | Mapping[str, bytes]) -> None:
-        """Look whether another rank 0 has written the file and lives; RpcError if so.
-
-        Joining it is how everybody hears of the clash: both of rank 0, and all who wait there.
-        """
-        plan, place = self._plan, self._plan.place
-        if place is None or place.kind != "file" or not plan.leads:
+        """Raise RpcError if another rank 0 that is alive has written the file."""
+        plan, rendezvous = self._plan, self._plan.rendezvous
+        if rendezvous is None or rendezvous.kind != "file" or not plan.leads:
             return
-        sign = Sign.read(place.text)
-        if sign is None or sign.verdict is not None:
+        # Two of rank 0 would each replace the file of the other: ranks would find either of them,
+        # and both worlds would stay incomplete.
+        content = RendezvousFile.read(rendezvous.location)
+        if content is None or content.refusal is not None:
             return
-        known, world_size = sign.secret or secret, plan.world_size
-        guest = Agent(plan.name, 0, secret=known, options=plan.options, runtime=self._runtime)
+        known, world_size = content.secret or secret, plan.world_size
+        probe = Agent(plan.name, 0, secret=known, options=plan.options, runtime=self._runtime)
         try:
-            for address in sign.addresses:
-                # OSError: nobody is there any more, or somebody without our secret.
+            for address in content.addresses:
+                # OSError: no process listens there any more, or one that has another secret.
                 with contextlib.suppress(OSError, ProtocolError):
-                    other = await guest.connect(address)
-                    guest.directory.add(other)
-                    join = "cluster.join", guest.info, world_size
-                    await guest.request(other, *join, timeout=plan.patience)
+                    other = await probe.connect(address)
+                    probe.directory.add(other)
+                    # Joining the other rank 0, instead of just failing here, lets its membership
+                    # refuse the start: both of rank 0 and all ranks that wait there get the reason.
+                    join = "cluster.join", probe.info, world_size
+                    await probe.request(other, *join, timeout=plan.join_timeout)
         finally:
-            await guest.close()
+            await probe.close()
 
     # ── the secret ──────────────────────────────────────────────────────────────────────────────
 
-    async def _secret(self) -> tuple[bytes | Mapping[str, bytes], Secret | None]:
-        """Find the secret, or those by name; and one that is new, to be told through the sign."""
+    async def _find_secret(self) -> tuple[bytes | Mapping[str, bytes], Secret | None]:
+        """Give the secret, or those by name; and a generated one that the file has to carry."""
         plan = self._plan
         if plan.secret is not None:
             return Secret(plan.secret), None
-        if plan.place is None:
+        if plan.rendezvous is None:
             return plan.options.secret or Secret(self._runtime.token_bytes(32)), None
         secret = find_secret(
-            plan.place,
+            plan.rendezvous,
             secret=plan.options.secret,
             secret_file=plan.options.secret_file,
             environment=self._environment,
@@ -141,150 +160,153 @@ class Premises:
         if secret is not None:
             return secret, None
         if plan.leads:
-            made = Secret(self._runtime.token_bytes(32))
-            return made, made
-        sign = await self._read_sign(with_secret=True)
-        assert sign.secret is not None
-        return sign.secret, None
+            generated = Secret(self._runtime.token_bytes(32))
+            return generated, generated
+        content = await self._wait_for_file(with_secret=True)
+        assert content.secret is not None
+        return content.secret, None
 
-    async def _read_sign(self, with_secret: bool = False) -> Sign:
-        assert self._plan.place is not None
-        path = self._plan.place.text
-        waits = _Waits(self._deadline)
+    async def _wait_for_file(self, with_secret: bool = False) -> RendezvousFile:
+        """Poll the rendezvous file until rank 0 has written it; RpcError at the deadline."""
+        assert self._plan.rendezvous is not None
+        path = self._plan.rendezvous.location
+        backoff = self._backoff()
         while True:
-            sign = Sign.read(path)
-            if sign is not None and sign.verdict is not None:
-                self._heed(sign.verdict)
-            elif sign is not None and (sign.secret is not None or not with_secret):
-                return sign
-            if not await waits.again():
-                verdict = sign.verdict if sign is not None else None
-                before = f"; an earlier start was refused: {verdict.why}" if verdict else ""
+            content = RendezvousFile.read(path)
+            if content is not None and content.refusal is not None:
+                self._check_refusal(content.refusal)
+            elif content is not None and (content.secret is not None or not with_secret):
+                return content
+            if not await backoff.pause():
+                refusal = content.refusal if content is not None else None
+                before = f"; an earlier start was refused: {refusal.why}" if refusal else ""
                 raise RpcError(f"rank 0 did not write its address into {path} in time{before}")
 
-    def _heed(self, verdict: Verdict) -> None:
-        """Raise what rank 0 has decided, unless it was about another start than ours."""
+    def _check_refusal(self, refusal: Refusal) -> None:
+        """Raise the reason of rank 0, unless the refusal is about another start than ours."""
         now = asyncio.get_running_loop().time()
-        if self._old_verdict is None or self._old_verdict[0] != verdict:
-            # One from before we began may be of the last start. Then the next rank 0 replaces it.
-            old = verdict.at < self._began
-            fits = verdict.is_for(self._plan.rank, self._runtime.wall_time())
-            self._old_verdict = verdict, now + (REPLACED if old else 0.0) if fits else math.inf
-        if now >= self._old_verdict[1]:
-            raise RpcError(verdict.why)
+        if self._seen_refusal is None or self._seen_refusal[0] != refusal:
+            # One from before we began may be left over from the last start. If so, the next rank 0
+            # is about to replace it. If it stays, rank 0 of our own start was faster than we were.
+            grace = REPLACE_GRACE if refusal.at < self._began else 0.0
+            applies = refusal.applies_to(self._plan.rank, self._runtime.wall_time())
+            self._seen_refusal = refusal, now + grace if applies else math.inf
+        if now >= self._seen_refusal[1]:
+            raise RpcError(refusal.why)
 
     # ── listening ───────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self, agent: Agent) -> None:
-        addresses = self._plan.listen or await self._addresses()
+        addresses = self._plan.listen or await self._choose_addresses()
         for address in addresses:
             if address.startswith("unix:"):
-                _clear(address.removeprefix("unix:"))
+                _remove_stale_socket(address.removeprefix("unix:"))
         try:
             await agent.start(*addresses)
         except SecurityError:
-            raise
+            raise  # it is an OSError too, and says more than "cannot listen"
         except OSError as error:
             raise RpcError(f"cannot listen at {', '.join(addresses)}: {error}") from error
 
-    async def _addresses(self) -> list[str]:
+    async def _choose_addresses(self) -> list[str]:
         """Choose where to listen: the rendezvous for rank 0, a Unix socket, a TCP port."""
-        plan, place = self._plan, self._plan.place
-        if place is None:
+        plan, rendezvous = self._plan, self._plan.rendezvous
+        if rendezvous is None:
             return []
-        if place.kind == "memory":
-            own = f"{place.address}/{self._runtime.token_bytes(8).hex()}"
-            return [place.address if plan.leads else own]
+        if rendezvous.kind == "memory":
+            own = f"{rendezvous.address}/{self._runtime.token_bytes(8).hex()}"
+            return [rendezvous.address if plan.leads else own]
+        # A Unix socket beside the TCP port: it is faster for peers on the same host.
         transport = plan.options.transport
         addresses = []
-        if transport in ("auto", "unix") and not (plan.leads and place.kind == "unix"):
+        if transport in ("auto", "unix") and not (plan.leads and rendezvous.kind == "unix"):
             if self._folder is None:
                 self._folder = private_folder()
             addresses.append(f"unix:{self._folder}/w")
-        if plan.leads and place.kind != "file":
-            addresses.append(place.address)
-        elif transport == "tcp" or not (transport == "unix" or place.local or place.kind == "file"):
-            addresses.append(f"tcp:{await self._own_host(place)}:0")
+        one_host = rendezvous.local or rendezvous.kind == "file"
+        if plan.leads and rendezvous.kind != "file":
+            addresses.append(rendezvous.address)
+        elif transport == "tcp" or not (transport == "unix" or one_host):
+            addresses.append(f"tcp:{await self._reachable_host(rendezvous)}:0")
         return addresses
 
-    async def _own_host(self, place: Place) -> str:
-        """The address of this host that the coordinator's host can reach."""
-        if place.kind != "tcp" or place.local:
+    async def _reachable_host(self, rendezvous: Rendezvous) -> str:
+        """Give the address of this host from which the coordinator's host is reached."""
+        if rendezvous.kind != "tcp" or rendezvous.local:
             return "127.0.0.1"
-        host, port = split_tcp(place.address)
+        host, port = split_tcp(rendezvous.address)
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, kind, _, _, address = found[0]
-        with socket.socket(family, kind) as probe:  # a datagram socket connects without a packet
+        # Connecting a datagram socket sends no packet; it makes the kernel choose the interface
+        # that routes there. A host name may resolve to loopback, or to the wrong interface.
+        with socket.socket(family, kind) as probe:
             probe.connect(address)
             own = str(probe.getsockname()[0])
         return f"[{own}]" if family == socket.AF_INET6 else own
 
+    def _backoff(self) -> Backoff:
+        clock = asyncio.get_running_loop().time
+        return Backoff(RETRY, self._runtime.random, clock, self._deadline)
+
     # ── finding the coordinator ─────────────────────────────────────────────────────────────────
 
-    async def _ask_for_rank(self, secret: bytes | Mapping[str, bytes]) -> int:
-        """Let the coordinator give a rank, asked by a guest that is gone again before we come."""
-        plan = self._plan  # by our own name: it may be the only one that the secret is for
-        guest = Agent(plan.name, -1, secret=secret, options=plan.options, runtime=self._runtime)
+    async def _request_rank(self, secret: bytes | Mapping[str, bytes]) -> int:
+        """Let the coordinator assign a rank, over a connection of its own.
+
+        The handshake of the real agent carries its rank, so the rank must be known before it.
+        """
+        plan = self._plan
+        # Under our own name: the secret may be for this name only.
+        probe = Agent(plan.name, -1, secret=secret, options=plan.options, runtime=self._runtime)
         try:
-            coordinator = await self._find_coordinator(guest)
-            guest.directory.add(coordinator)
-            rank = guest.request(coordinator, "cluster.rank", timeout=self._plan.patience)
+            coordinator = await self._dial_coordinator(probe)
+            probe.directory.add(coordinator)
+            rank = probe.request(coordinator, "cluster.rank", timeout=self._plan.join_timeout)
             return int(await rank)
         finally:
-            await guest.close()
+            await probe.close()
 
-    async def _find_coordinator(self, agent: Agent) -> PeerInfo:
-        """Dial the rendezvous until somebody answers."""
-        place = self._plan.place
-        assert place is not None
-        waits = _Waits(self._deadline)
+    async def _dial_coordinator(self, agent: Agent) -> PeerInfo:
+        """Connect to rank 0, retrying until the deadline: ranks start in any order."""
+        rendezvous = self._plan.rendezvous
+        assert rendezvous is not None
+        backoff = self._backoff()
         while True:
-            addresses: tuple[str, ...] = (place.address,)
-            if place.kind == "file":
-                addresses = (await self._read_sign()).addresses  # an old one may be replaced
-            trouble: Exception | None = None
+            addresses: tuple[str, ...] = (rendezvous.address,)
+            if rendezvous.kind == "file":
+                # Read again for each attempt: the file of a dead rank 0 may be replaced meanwhile.
+                addresses = (await self._wait_for_file()).addresses
+            failure: Exception | None = None
             for address in addresses:
                 try:
                     return await agent.connect(address)
                 except SecurityError:
-                    raise
+                    raise  # retrying does not make the secrets equal
                 except OSError as error:
-                    trouble = error
-            if not await waits.again():
+                    _log.debug("%s: no rank 0 at %s yet: %s", self._plan.name, address, error)
+                    failure = error
+            if not await backoff.pause():
+                where = rendezvous.location
                 raise RpcError(
-                    f"nobody answered at {place.text} in time; is rank 0 running? ({trouble})"
+                    f"nobody answered at {where} in time; is rank 0 running? ({failure})"
                 )
 
 
-class _Waits:
-    """Pauses between attempts, longer and longer, until a deadline."""
-
-    def __init__(self, deadline: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
-        self._pause = 0.005
-
-    async def again(self) -> bool:
-        left = self._deadline - self._loop.time()
-        if left <= 0:
-            return False
-        await asyncio.sleep(min(self._pause, left))
-        self._pause = min(self._pause * 1.5, LONGEST_PAUSE)
-        return True
+# ── folders and sockets ─────────────────────────────────────────────────────────────────────────
 
 
 def private_folder() -> str:
-    """Make a folder for sockets that only this user can enter, with a path short enough."""
+    """Make a folder for Unix sockets that only this user can enter, with a short path."""
     folder = tempfile.mkdtemp(prefix="aiograd-")  # mode 0700
-    if len(folder) > LONGEST_PATH:
+    if len(folder) > MAX_FOLDER_PATH:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="aiograd-", dir="/tmp")
     return folder
 
 
 def is_listening(path: str) -> bool:
-    """Whether somebody accepts connections at a Unix socket."""
+    """Tell whether a process accepts connections at a Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -293,10 +315,10 @@ def is_listening(path: str) -> bool:
     return True
 
 
-def _clear(path: str) -> None:
-    """Remove a socket that nobody listens on any more; one that is in use is an error.
+def _remove_stale_socket(path: str) -> None:
+    """Remove a socket whose process is gone; RpcError if a process still listens on it.
 
-    The loop would remove it in both cases, and take the name from whoever has it.
+    The loop would remove it in both cases, and so take the address from the live worker.
     """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):

@@ -1,21 +1,16 @@
-"""Barriers and gatherings of one worker, carried over the wire.
+"""Barriers and gathers: every member of a group brings a value and gets the values of all.
 
-Of each group the member of the lowest rank leads: the others bring it their values, and its answer
-is everyone's. Who has brought what is the book-keeping of `Gatherings`, without I/O; who is there
-is told by `members.py`.
+Of each group the member of the lowest rank is the root: the others send it their values, and its
+reply carries the values of all.
 
-    service          from → to             says                     answer
-    cluster.gather   member → its leader   my value                 everyone's values
+    service          from → to             carries        reply
+    cluster.gather   member → root         its value      the values of all, by name
 
-Workers that wait for each other, without I/O: gatherings of a group, and the way out.
+    PendingGathers   the root's bookkeeping, without I/O
+    Collectives      one worker's part: takes part in gathers, and is the root of some
 
-In both, one worker leads: the others bring it something and wait for its answer.
-
-    Gatherings   one value from every member of a group, all of them back to everyone; those that
-                 wait at the same time pair up in the order in which each member brought them
-    Farewell     rounds of counts, until no call is on its way anywhere
-
-`members.py` carries both over the wire. Who is lost is the membership's business: it is told here.
+Gathers of one group that are under way at the same time pair up in the order in which each member
+began them. `member.py` reports which workers have left or are lost.
 """
 
 from __future__ import annotations
@@ -31,58 +26,140 @@ from aiograd.errors import DeadlineExceeded, NotAllowed, UnknownWorker, WorkerLo
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 
+__all__ = ["Collectives", "Contribution", "Group", "PendingGathers", "mark_retrieved"]
 
-class Assembly:
-    """What one worker takes part in, and what it leads."""
+# Name and incarnation of each member, in order of rank; the first one is the root. The incarnation
+# makes a restarted worker another group: its gathers never pair with those of its earlier start.
+Group = tuple[tuple[str, bytes], ...]
+
+
+@dataclass(eq=False, slots=True)
+class Contribution:
+    """The value of one member of a group, held at the root until the gather is complete."""
+
+    group: Group
+    name: str
+    value: Any
+
+
+class PendingGathers:
+    """The contributions at one root whose gathers are not complete yet."""
+
+    def __init__(self) -> None:
+        # Per group and member a queue: the heads of all queues make up the next complete gather.
+        self._waiting: dict[Group, dict[str, list[Contribution]]] = {}
+
+    def add(self, group: Group, name: str, value: Any) -> Contribution:
+        """Add a member's value, behind those that it has added before."""
+        contribution = Contribution(group, name, value)
+        self._waiting.setdefault(group, {}).setdefault(name, []).append(contribution)
+        return contribution
+
+    def withdraw(self, contribution: Contribution) -> None:
+        """Remove a contribution, as if it had never been added; without effect if it is gone."""
+        members = self._waiting.get(contribution.group, {})
+        queue = members.get(contribution.name, [])
+        if contribution in queue:
+            queue.remove(contribution)
+            self._drop_empty(contribution.group)
+
+    def missing(self, group: Group) -> list[str]:
+        """List the members that have nothing waiting."""
+        members = self._waiting.get(group, {})
+        return [name for name, _ in group if name not in members]
+
+    def complete(self, group: Group) -> list[Contribution]:
+        """Take out the first value of each member, in order of rank; empty if one is missing."""
+        if self.missing(group):
+            return []
+        members = self._waiting[group]
+        found = [members[name].pop(0) for name, _ in group]
+        self._drop_empty(group)
+        return found
+
+    def gone(self, incarnation: bytes) -> list[Contribution]:
+        """Remove and return what cannot complete without this worker."""
+        ended = [group for group in self._waiting if any(each == incarnation for _, each in group)]
+        return [
+            contribution
+            for group in ended
+            for queue in self._waiting.pop(group).values()
+            for contribution in queue
+        ]
+
+    def _drop_empty(self, group: Group) -> None:
+        # `missing` relies on it: a member without contributions has no queue.
+        members = {name: queue for name, queue in self._waiting[group].items() if queue}
+        if members:
+            self._waiting[group] = members
+        else:
+            del self._waiting[group]
+
+    def __iter__(self) -> Iterator[Contribution]:
+        for members in self._waiting.values():
+            for queue in members.values():
+                yield from queue
+
+
+class Collectives:
+    """The gathers that one worker takes part in, and those of which it is the root."""
 
     def __init__(self, agent: Agent, peers: Callable[[], Sequence[PeerInfo]]) -> None:
         self._agent = agent
         self._peers = peers  # the members, in order of rank
-        self._gatherings = Gatherings()  # of the groups that this worker leads
-        self._waiting: dict[Brought, asyncio.Future[dict[str, Any]]] = {}  # for the others
-        # Held by whoever gathers, so that those of one group begin in the order of their calls.
-        self._lines: WeakValueDictionary[Group, asyncio.Lock] = WeakValueDictionary()
-        self._gone: dict[bytes, str] = {}  # incarnation and name of those who can come no more
+        self._pending = PendingGathers()  # of the groups whose root this worker is
+        # The reply to each contribution; every one in `_pending` has one.
+        self._replies: dict[Contribution, asyncio.Future[dict[str, Any]]] = {}
+        # One lock per group, alive while a gather holds or awaits it.
+        self._locks: WeakValueDictionary[Group, asyncio.Lock] = WeakValueDictionary()
+        # Incarnation and name of workers that left or are lost, the latest `LOST_PEERS` of them: a
+        # gather with one of these fails at once, instead of waiting for a value that never comes.
+        self._gone: dict[bytes, str] = {}
         agent.services["cluster.gather"] = self._on_gather
 
     async def gather(
         self, value: Any, names: Iterable[str] | None, timeout: float, what: str
     ) -> dict[str, Any]:
-        """Exchange a value with all the others of a group: all members, or `names`."""
+        """Exchange a value with all members of a group: all workers, or those of `names`.
+
+        DeadlineExceeded names `what`, and at the root the members that are missing.
+        """
         group = self._group(names)
         self._check_alive(group)
-        leader = group[0][0]
-        line = self._lines.setdefault(group, asyncio.Lock())
+        root = group[0][0]
+        lock = self._locks.setdefault(group, asyncio.Lock())
         try:
-            # One of a group at a time: a value that brings references may be overtaken on its way.
-            # The leader asks itself, too: what it does to the result is nothing to the others.
-            async with asyncio.timeout(None if timeout == math.inf else timeout), line:
+            # One gather of a group at a time. A value with references in it takes longer to send,
+            # so the next gather could overtake it, and calls would pair up in the wrong order.
+            async with asyncio.timeout(None if timeout == math.inf else timeout), lock:
+                # The root sends a request to itself, too: its result is a copy like everyone's,
+                # and changing it changes nobody else's.
                 request = self._agent.request(
-                    leader, "cluster.gather", group, value, timeout=math.inf
+                    root, "cluster.gather", group, value, timeout=math.inf
                 )
                 return dict(await request)
         except TimeoutError:
-            missing = [leader]
-            if leader == self._agent.name:
-                missing = [name for name in self._gatherings.missing(group) if name != leader]
+            missing = [root]
+            if root == self._agent.name:
+                missing = [name for name in self._pending.missing(group) if name != root]
             raise DeadlineExceeded(", ".join(missing), what, timeout) from None
 
     def gone(self, peer: PeerInfo, error: Exception) -> None:
-        """End what can never be complete without this worker."""
+        """Fail the gathers that cannot complete without a worker that left or is lost."""
         self._gone[peer.incarnation] = peer.name
         if len(self._gone) > LOST_PEERS:
             del self._gone[next(iter(self._gone))]
-        for brought in self._gatherings.gone(peer.incarnation):
-            self._end(brought, error)
+        for contribution in self._pending.gone(peer.incarnation):
+            self._fail(contribution, error)
 
     def returned(self, peer: PeerInfo) -> None:
-        """A worker that was lost is there again."""
+        """Accept a worker again that was taken for lost and has reconnected."""
         self._gone.pop(peer.incarnation, None)
 
     def close(self, error: Exception) -> None:
-        """End everything that is waited for here."""
-        for brought in self._waiting:
-            self._end(brought, error)
+        """Fail all gathers of which this worker is the root."""
+        for contribution in self._replies:
+            self._fail(contribution, error)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
@@ -93,6 +170,7 @@ class Assembly:
         if names is not None:
             wanted = {self._agent.directory.find(name).name for name in names}
             known = {peer.name for peer in members}
+            # The directory also knows workers that are lost; they are no members.
             if wanted - known:
                 raise UnknownWorker(min(wanted - known), tuple(known))
             members = [peer for peer in members if peer.name in wanted]
@@ -105,113 +183,45 @@ class Assembly:
             if incarnation in self._gone:
                 raise WorkerLost(name, "no", "it left before everyone had come")
 
-    async def _take_part(self, group: Group, name: str, value: Any) -> dict[str, Any]:
-        """Bring a member's value and wait for the others'; if cancelled, it was never here."""
-        self._check_alive(group)  # not before: a loss may be read in the same tick as the request
-        brought = self._gatherings.bring(group, name, value)
-        future: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
-        self._waiting[brought] = future
-        future.add_done_callback(retrieve)
-        try:
-            self._give_out(group)
-            return await future
-        finally:
-            del self._waiting[brought]
-            self._gatherings.take_back(brought)
-
-    def _give_out(self, group: Group) -> None:
-        """Give everyone's values to everyone, if all have come."""
-        for brought in [each for each in self._gatherings if each.group == group]:
-            if self._waiting[brought].done():  # cancelled in this very tick
-                self._gatherings.take_back(brought)
-        everyone = self._gatherings.complete(group)
-        values = {brought.name: brought.value for brought in everyone}
-        for brought in everyone:
-            self._waiting[brought].set_result(values)
-
-    def _end(self, brought: Brought, error: Exception) -> None:
-        future = self._waiting[brought]
-        if not future.done():
-            future.set_exception(error)
-
     def _on_gather(self, sender: PeerInfo, group: Group, value: Any) -> Any:
         if (sender.name, sender.incarnation) not in group:
             raise NotAllowed(f"{sender.name} is not one of those who gather", self._agent.name)
-        return self._take_part(group, sender.name, value)
+        return self._contribute(group, sender.name, value)
+
+    async def _contribute(self, group: Group, name: str, value: Any) -> dict[str, Any]:
+        """Add a member's value and wait for the others'; withdraw it if cancelled."""
+        # Checked here, in the task, not in `_on_gather`: a loss may be read in the same tick as
+        # the request, and the group could then never complete.
+        self._check_alive(group)
+        contribution = self._pending.add(group, name, value)
+        reply: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
+        self._replies[contribution] = reply
+        reply.add_done_callback(mark_retrieved)
+        try:
+            self._reply_if_complete(group)
+            return await reply
+        finally:
+            del self._replies[contribution]
+            self._pending.withdraw(contribution)
+
+    def _reply_if_complete(self, group: Group) -> None:
+        """Give the values of all to all, if none is missing."""
+        for contribution in [each for each in self._pending if each.group == group]:
+            # Cancelled in this very tick: its task has yet to run, and to withdraw it.
+            if self._replies[contribution].done():
+                self._pending.withdraw(contribution)
+        contributions = self._pending.complete(group)
+        values = {contribution.name: contribution.value for contribution in contributions}
+        for contribution in contributions:
+            self._replies[contribution].set_result(values)
+
+    def _fail(self, contribution: Contribution, error: Exception) -> None:
+        reply = self._replies[contribution]
+        if not reply.done():
+            reply.set_exception(error)
 
 
-def retrieve(future: asyncio.Future[Any]) -> None:
-    """Look at an outcome, so that it is not reported as forgotten."""
+def mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """Retrieve a future's exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
-
-
-# Name and incarnation of each member, in order of rank: a restarted worker makes another group. The
-# first one leads.
-Group = tuple[tuple[str, bytes], ...]
-
-
-@dataclass(eq=False, slots=True)
-class Brought:
-    """A value that somebody has brought to the leader of a group, and waits with."""
-
-    group: Group
-    name: str
-    value: Any
-
-
-class Gatherings:
-    """What has been brought to one worker, as the leader of groups, until everyone has come."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Group, dict[str, list[Brought]]] = {}  # in the order they came
-
-    def bring(self, group: Group, name: str, value: Any) -> Brought:
-        """Bring a member's value, behind those that it has brought before."""
-        brought = Brought(group, name, value)
-        self._waiting.setdefault(group, {}).setdefault(name, []).append(brought)
-        return brought
-
-    def take_back(self, brought: Brought) -> None:
-        """Its owner waits no longer: as if it had never come."""
-        members = self._waiting.get(brought.group, {})
-        line = members.get(brought.name, [])
-        if brought in line:
-            line.remove(brought)
-            self._tidy(brought.group)
-
-    def missing(self, group: Group) -> list[str]:
-        """Who has brought nothing that waits."""
-        members = self._waiting.get(group, {})
-        return [name for name, _ in group if name not in members]
-
-    def complete(self, group: Group) -> list[Brought]:
-        """Take out the first value of everyone, in order of rank; nothing while one is missing."""
-        if self.missing(group):
-            return []
-        members = self._waiting[group]
-        found = [members[name].pop(0) for name, _ in group]
-        self._tidy(group)
-        return found
-
-    def gone(self, incarnation: bytes) -> list[Brought]:
-        """Give up, and return, what waits in vain without this worker."""
-        ended = [group for group in self._waiting if any(each == incarnation for _, each in group)]
-        return [
-            brought
-            for group in ended
-            for line in self._waiting.pop(group).values()
-            for brought in line
-        ]
-
-    def _tidy(self, group: Group) -> None:
-        members = {name: line for name, line in self._waiting[group].items() if line}
-        if members:
-            self._waiting[group] = members
-        else:
-            del self._waiting[group]
-
-    def __iter__(self) -> Iterator[Brought]:
-        for members in self._waiting.values():
-            for line in members.values():
-                yield from line

@@ -1,15 +1,15 @@
-"""What a worker is going to be, decided before anything is opened.
+"""The configuration of a worker: arguments and the launcher's environment become a `WorkerPlan`.
 
-A `Plan` is made from arguments and the environment (`plan_worker`), or by a `LocalCluster`, which
-knows everything itself. `worker.py` carries it out.
+Nothing is opened or started here; `worker.py` carries a plan out. A `LocalCluster` makes its plans
+itself, because it knows names, ranks and addresses.
 
-The launch contract: who am I, and where do we meet, as a pure function of environment variables.
+    arguments ──────────────┐
+    AIOGRAD_* variables ────┼──▶ plan_worker ──▶ WorkerPlan
+    a launcher's variables ─┘    (first one that says something counts)
 
-`aiograd run`, torchrun, Slurm, Open MPI, PMI (MPICH, Intel MPI) and Kubernetes indexed jobs all
-tell a process its rank in their own words. This module reads them; it opens and starts nothing.
-
-    our own AIOGRAD_* variables come first, one by one;
-    the first launcher that names a rank fills in the rest.
+`aiograd run`, torchrun, Slurm, Open MPI, PMI (MPICH, Intel MPI) and Kubernetes indexed jobs each
+name the rank of a process in variables of their own; `LAUNCHERS` lists them. The first launcher
+that names a rank fills in what our own variables leave open.
 """
 
 from __future__ import annotations
@@ -20,42 +20,61 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiograd.cluster.rendezvous import Place, parse_place
+from aiograd.cluster.rendezvous import Rendezvous, parse_rendezvous
 from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
 from aiograd.wire.names import check_name
 
-# Seconds to wait for the others at the start. Not `Options.timeout`: that one is for calls.
-PATIENCE = 60.0
+__all__ = [
+    "DRIVER",
+    "JOIN_TIMEOUT",
+    "Launch",
+    "WorkerPlan",
+    "check_count",
+    "expand_hosts",
+    "plan_worker",
+    "read_launch",
+    "worker_names",
+]
+
+# Seconds until all workers have joined. Not `Options.timeout`, which is for calls: a job of many
+# hosts may take long to start, however fast its calls are.
+JOIN_TIMEOUT = 60.0
 DRIVER = "driver"  # the name of the process that starts a local cluster
+DEFAULT_PORT = 29500  # torchrun's default, which its users expect
+
+Environment = Mapping[str, str]
+
+
+# ── the plan ────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything a worker needs to know to start."""
+class WorkerPlan:
+    """Everything a worker needs to know to start; it travels to worker processes by pickle."""
 
     name: str
-    rank: int | None  # None: the coordinator gives one
+    rank: int | None  # None: the coordinator assigns one
     world_size: int | None = None  # None: an open cluster
     options: Options = field(default_factory=Options)
-    place: Place | None = None  # where to meet; None: alone, or the coordinator is known already
+    rendezvous: Rendezvous | None = None  # None: alone, or `coordinator` is known
     coordinator: PeerInfo | None = None  # given by a LocalCluster
-    network: Network | None = None  # one that several workers share
-    listen: tuple[str, ...] = ()  # where to listen, if that is decided
-    # If it is known already; never in `options`, which are shown.
+    network: Network | None = None  # in-process, shared by several workers; None: the host's
+    listen: tuple[str, ...] = ()  # addresses to listen at; empty: chosen by `bootstrap.py`
+    # A secret that is known already. Not in `options`: their repr is shown to users.
     secret: bytes | None = field(default=None, repr=False)
-    spin: float = 0.0
-    crowded: bool = False  # there are more workers here than cores
-    modules: tuple[str, ...] = ()  # to import first: they expose functions
-    patience: float = PATIENCE
-    watch: bool = True  # whether to tell who blocks the loop
+    spin: float = 0.0  # seconds that the loop polls after traffic
+    crowded: bool = False  # more workers than cores on this host
+    modules: tuple[str, ...] = ()  # to import before joining: they expose functions
+    join_timeout: float = JOIN_TIMEOUT
+    watch: bool = True  # whether to run a watchdog that reports what blocks the loop
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the coordinator."""
-        return self.coordinator is None and (self.place is None or self.rank == 0)
+        """Tell whether this worker is the coordinator."""
+        return self.coordinator is None and (self.rendezvous is None or self.rank == 0)
 
 
 def plan_worker(
@@ -65,8 +84,8 @@ def plan_worker(
     rendezvous: str | None,
     options: Options | None,
     environment: Mapping[str, str],
-) -> Plan:
-    """Put arguments and environment together, and check them."""
+) -> WorkerPlan:
+    """Merge arguments and environment into a plan; ValueError or TypeError if they do not fit."""
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
     options = options or Options()
@@ -76,11 +95,13 @@ def plan_worker(
     rendezvous = launch.rendezvous if rendezvous is None else rendezvous
     name = launch.name if name is None else name
     if name is None and rank is not None:
-        name = f"worker{rank}"
+        name = f"worker{rank}"  # as `aiograd run` and LocalCluster name them
     check_name(name)
     assert name is not None
+    # Here, not at the rendezvous: such a rank would end the start of all others.
     if world_size is not None and not 0 <= (rank or 0) < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
+    # Options come first, as all arguments do.
     if options.secret is None and options.secret_file is None and launch.secret_file:
         options = replace(options, secret_file=launch.secret_file)
     if rendezvous is None:
@@ -89,20 +110,28 @@ def plan_worker(
                 "a world of several workers needs a rendezvous: pass rendezvous= "
                 '("host:port", "unix:path" or "file:path") or set AIOGRAD_RENDEZVOUS'
             )
-        return Plan(name=name, rank=0, world_size=1, options=options)
+        return WorkerPlan(name=name, rank=0, world_size=1, options=options)
+    # Only `aiograd worker` lets the coordinator assign a rank. Here a missing one is more likely a
+    # mistake of the launch.
     if rank is None:
         raise ValueError(
             f"{name!r} has a rendezvous but no rank: pass rank=, "
             "or set AIOGRAD_RANK (or RANK, as torchrun does)"
         )
-    place = parse_place(rendezvous)
-    return Plan(name=name, rank=rank, world_size=world_size, options=options, place=place)
+    return WorkerPlan(
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        options=options,
+        rendezvous=parse_rendezvous(rendezvous),
+    )
 
 
 def _count(what: str, value: Any) -> int | None:
+    """Check a number that a user has given; None stays None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):  # True would pass as rank 1
         raise TypeError(f"{what} should be an int, not {type(value).__name__}")
     if value < (least := 1 if what == "world_size" else 0):
         raise ValueError(f"{what} should be {least} or more, not {value}")
@@ -110,7 +139,7 @@ def _count(what: str, value: Any) -> int | None:
 
 
 def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
-    """Name the workers of a local cluster: as asked, or by number."""
+    """Name the workers of a local cluster: as given, or by number; RpcError if names clash."""
     check_count(n_workers)
     if names is None:
         return [f"worker{n}" for n in range(n_workers)]
@@ -118,6 +147,7 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"names should be {n_workers} names, not {names!r}")
     for name in names:
         check_name(name)
+    # Modes and secrets are looked up by exact name; names that differ in case only invite mistakes.
     if len({name.lower() for name in (*names, DRIVER)}) <= n_workers:
         raise RpcError(
             f'worker names must differ in more than case, and "{DRIVER}" is taken: {list(names)}'
@@ -126,32 +156,33 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
 
 
 def check_count(n: int) -> None:
-    """Refuse what is no number of workers."""
+    """Raise TypeError or ValueError for an invalid number of workers."""
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"the number of workers should be an int, not {type(n).__name__}")
     if n < 0:
         raise ValueError(f"the number of workers should be 0 or more, not {n}")
 
 
-Environment = Mapping[str, str]
-
-DEFAULT_PORT = 29500  # what torchrun and its users expect
+# ── the environment ─────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the environment says about this process; None where it says nothing."""
+    """What the environment says about this process; None for what it does not say."""
 
     name: str | None = None
     rank: int | None = None
     world_size: int | None = None
     rendezvous: str | None = None
     secret_file: str | None = None
-    launcher: str | None = None  # the row of the table that gave the rank
+    launcher: str | None = None  # the entry of `LAUNCHERS` that gave the rank
 
 
 def read_launch(environment: Environment) -> Launch:
-    """Read the launch contract from `environment`, usually `os.environ`."""
+    """Read rank, size and rendezvous from `environment`, usually `os.environ`.
+
+    ValueError if a variable that should be a number is none.
+    """
     given = Launch(
         name=environment.get("AIOGRAD_NAME") or None,
         rank=_number(environment, "AIOGRAD_RANK"),
@@ -161,19 +192,21 @@ def read_launch(environment: Environment) -> Launch:
         launcher="aiograd" if environment.get("AIOGRAD_RANK") else None,
     )
     if given.rank is not None:
-        # `aiograd run` said who we are; a launcher around it speaks of its own processes, not ours.
+        # `aiograd run` inside a job of Slurm, say: the variables of Slurm then describe the process
+        # of `aiograd run`, not the ranks that it started.
         return given
     for launcher in LAUNCHERS:
         rank = _number(environment, launcher.rank)
         if rank is None:
             continue
+        # A launcher may count its tasks in several variables; a step's own count comes first.
         sizes = (_number(environment, name) for name in launcher.world_size)
         size = next((size for size in sizes if size is not None), None)
         return Launch(
             name=given.name,
             rank=rank,
             world_size=size if given.world_size is None else given.world_size,
-            rendezvous=given.rendezvous or _master(environment) or launcher.meet(environment),
+            rendezvous=given.rendezvous or _master(environment) or launcher.address(environment),
             secret_file=given.secret_file,
             launcher=launcher.name,
         )
@@ -185,11 +218,11 @@ def read_launch(environment: Environment) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """How one launcher says rank and size, and where its rank 0 can be met."""
+    """The variables of one launcher, and how the address of its rank 0 follows from them."""
 
     name: str
     rank: str
-    meet: Callable[[Environment], str | None]
+    address: Callable[[Environment], str | None]
     world_size: tuple[str, ...]  # the first one that is set counts
 
 
@@ -200,7 +233,8 @@ def _master(environment: Environment) -> str | None:
     return _address(host, environment.get("MASTER_PORT") or DEFAULT_PORT)
 
 
-def _meet_slurm(environment: Environment) -> str | None:
+def _slurm_address(environment: Environment) -> str | None:
+    # The step first: `srun` inside a job may use some of its hosts, and counts ranks of its own.
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST")
     hosts = hosts or environment.get("SLURM_JOB_NODELIST")
     if not hosts:
@@ -209,16 +243,16 @@ def _meet_slurm(environment: Environment) -> str | None:
     return _address(next(expand_hosts(hosts)), _port_of(job))
 
 
-def _meet_open_mpi(environment: Environment) -> str | None:
-    # Open MPI does not tell the other hosts' names; on one host we need none.
+def _open_mpi_address(environment: Environment) -> str | None:
+    # Open MPI has no variable with the names of the other hosts; on one host none is needed.
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment.get("OMPI_COMM_WORLD_SIZE"):
         return None
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
     return _address("127.0.0.1", _port_of(job)) if job else None
 
 
-def _meet_kubernetes(environment: Environment) -> str | None:
-    # The pods of an indexed job are called <job>-<index>, and found through a headless service.
+def _kubernetes_address(environment: Environment) -> str | None:
+    # The pods of an indexed job are named <job>-<index>, and resolved by a headless service.
     own, index = environment.get("HOSTNAME", ""), environment["JOB_COMPLETION_INDEX"]
     if not own.endswith(f"-{index}"):
         return None
@@ -227,24 +261,26 @@ def _meet_kubernetes(environment: Environment) -> str | None:
     return _address(f"{first}.{service}" if service else first, DEFAULT_PORT)
 
 
-def _nowhere(environment: Environment) -> str | None:
+def _no_address(environment: Environment) -> str | None:
     return None
 
 
 # fmt: off
+# In this order: torchrun and `mpirun` are often started inside a job of Slurm or Kubernetes, and
+# the innermost launcher knows the ranks of its processes.
 LAUNCHERS = (
-    #        name          rank                    where             world size
-    Launcher("torchrun",   "RANK",                 _nowhere,         ("WORLD_SIZE",)),
-    Launcher("slurm",      "SLURM_PROCID",         _meet_slurm,      ("SLURM_STEP_NUM_TASKS",
-                                                                      "SLURM_NTASKS")),
-    Launcher("open-mpi",   "OMPI_COMM_WORLD_RANK", _meet_open_mpi,   ("OMPI_COMM_WORLD_SIZE",)),
-    Launcher("pmi",        "PMI_RANK",             _nowhere,         ("PMI_SIZE",)),
-    Launcher("kubernetes", "JOB_COMPLETION_INDEX", _meet_kubernetes, ()),
+    #        name          rank                    rank 0 is at         world size
+    Launcher("torchrun",   "RANK",                 _no_address,         ("WORLD_SIZE",)),
+    Launcher("slurm",      "SLURM_PROCID",         _slurm_address,      ("SLURM_STEP_NUM_TASKS",
+                                                                         "SLURM_NTASKS")),
+    Launcher("open-mpi",   "OMPI_COMM_WORLD_RANK", _open_mpi_address,   ("OMPI_COMM_WORLD_SIZE",)),
+    Launcher("pmi",        "PMI_RANK",             _no_address,         ("PMI_SIZE",)),
+    Launcher("kubernetes", "JOB_COMPLETION_INDEX", _kubernetes_address, ()),
 )
 # fmt: on
 
 
-# ── words ───────────────────────────────────────────────────────────────────────────────────────
+# ── parsing ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _number(environment: Environment, name: str) -> int | None:
@@ -265,10 +301,11 @@ def _address(host: str, port: int | str) -> str:
 
 
 def _port_of(job: str) -> int:
-    """Give each job a port of its own, the same one in all its processes.
+    """Derive a port from a job's id: the same in all its processes, another for another job.
 
-    Two jobs on one host should not meet each other, and the kernel gives out none below 32768.
+    Two jobs on one host must not share a port.
     """
+    # Linux gives out ephemeral ports from 32768 up, so none of these is taken by chance.
     return 20000 + zlib.crc32(job.encode()) % 10000
 
 
@@ -277,7 +314,10 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def expand_hosts(text: str) -> Iterator[str]:
-    """Expand Slurm's short form lazily: `gpu[01-03,7]-ib,login` is gpu01-ib … gpu7-ib, login."""
+    """Expand Slurm's host list lazily: `gpu[01-03,7]-ib,login` is gpu01-ib … gpu7-ib, login.
+
+    Lazily, because only the first host is needed, and a range may be long.
+    """
     for host in _HOST.findall(text.replace(" ", "")):
         yield from _expand([(match[1], match[2]) for match in _PIECE.finditer(host)])
 

@@ -1,8 +1,8 @@
-"""What `aiograd run` and `aiograd worker` do: start ranks of a script here, or join from afar.
+"""The commands `aiograd run` and `aiograd worker`: start the ranks of a script, or join a cluster.
 
-`run` starts n processes of one script, tells each its rank through `AIOGRAD_*` variables, shows
-what they write under their names, and ends them all when one fails. `worker` is one worker that
-serves until the cluster it joined is closed. The command line itself is `__main__.py`'s business.
+`run` starts n processes of one script, passes each its rank in `AIOGRAD_*` variables, prefixes
+their output by their names, and ends them all when one fails. `worker` is one worker that serves
+until the cluster it joined is closed. `__main__.py` parses the command line.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.cluster.bootstrap import private_folder
-from aiograd.cluster.config import Plan
+from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import keep_freed_memory
-from aiograd.cluster.processes.spawn import Child, forward, python, worker_environment
+from aiograd.cluster.processes.spawn import (
+    Child,
+    forward_line,
+    python_command,
+    worker_environment,
+)
 from aiograd.cluster.processes.worker_main import new_event_loop
-from aiograd.cluster.rendezvous import parse_place
+from aiograd.cluster.rendezvous import parse_rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.options import Options
 
 __all__ = ["join_cluster", "run_ranks"]
 
-LAST_WORDS = 5.0  # seconds that ranks have to end after they were asked to
+# Seconds for ranks to exit after a signal, before they are killed.
+EXIT_GRACE = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -37,15 +43,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_ranks(count: int, program: Sequence[str]) -> int:
-    """Run `python program…` as ranks 0 … count-1 on this host; gives the exit code."""
+    """Run `python program…` as ranks 0 … count-1 on this host; gives the exit code.
+
+    Installs handlers of SIGINT and SIGTERM, so it must run in the main thread.
+    """
     folder = private_folder()
     try:
         environments = rank_environments(count, folder, os.environ)
         secret = Path(folder, "secret")
+        # The mode before the content: at no time can others read it.
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
         with asyncio.Runner() as runner:
-            return runner.run(_run(environments, python(*program)))
+            return runner.run(_run(environments, python_command(*program)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -53,7 +63,7 @@ def run_ranks(count: int, program: Sequence[str]) -> int:
 def rank_environments(
     count: int, folder: str, environment: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """Tell each rank who it is; the secret is in a file that only this user can read."""
+    """Give each rank its environment; the secret is in a file that only this user can read."""
     return [
         {
             **worker_environment(environment),
@@ -62,7 +72,7 @@ def rank_environments(
             "AIOGRAD_NAME": f"worker{rank}",
             "AIOGRAD_RENDEZVOUS": f"unix:{folder}/meet",
             "AIOGRAD_SECRET_FILE": f"{folder}/secret",
-            "PYTHONUNBUFFERED": "1",  # lines are shown when they are written
+            "PYTHONUNBUFFERED": "1",  # show lines as they are written
         }
         for rank in range(count)
     ]
@@ -70,34 +80,44 @@ def rank_environments(
 
 async def _run(environments: Sequence[dict[str, str]], command: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[int] = loop.create_future()  # by a signal, with its number
-    for number in SIGNALS:
-        loop.add_signal_handler(number, _ask, asked, number)
+    signalled = _catch_signals(loop)
     children: list[Child] = []
+    # From the first child on: if a later one cannot be started, those before it are ended.
     try:
         for rank, environment in enumerate(environments):
             name = f"worker{rank}"
-            child = Child(name, command, environment, partial(forward, name))
+            child = Child(name, command, environment, partial(forward_line, name))
             children.append(child)
-            child.release()  # a script that reads its input finds it empty
-        return await _first_failure(children, asked)
+            # No lifeline: a script does not read it, and finds its standard input empty.
+            child.release()
+        return await _first_failure(children, signalled)
     finally:
         await _end(children)
 
 
-def _ask(asked: asyncio.Future[int], number: int) -> None:
-    if not asked.done():
-        asked.set_result(number)
+def _catch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+    """Give a future that ends with the number of the first signal to stop."""
+    signalled: asyncio.Future[int] = loop.create_future()
+
+    def caught(number: int) -> None:
+        if not signalled.done():
+            signalled.set_result(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, caught, number)
+    return signalled
 
 
-async def _first_failure(children: Sequence[Child], asked: asyncio.Future[int]) -> int:
-    """Wait until all have ended well, one has failed, or a signal came; gives the exit code."""
+async def _first_failure(children: Sequence[Child], signalled: asyncio.Future[int]) -> int:
+    """Wait until all have succeeded, one has failed, or a signal came; gives the exit code."""
     running = {child.exited: child for child in children}
     while running:
-        await asyncio.wait([asked, *running], return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            await _end(children, asked.result())
-            return 128 + asked.result()
+        await asyncio.wait([signalled, *running], return_when=asyncio.FIRST_COMPLETED)
+        if signalled.done():
+            # The children have sessions of their own: the terminal did not send them the signal.
+            await _end(children, signalled.result())
+            return 128 + signalled.result()
+        # Several may have ended at once; the first one that failed decides the exit code.
         for exited in [each for each in running if each.done()]:
             child = running.pop(exited)
             code = exited.result()
@@ -105,18 +125,19 @@ async def _first_failure(children: Sequence[Child], asked: asyncio.Future[int]) 
                 others = ", ".join(other.name for other in running.values())
                 how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
                 ending = f"; ending {others}" if others else ""
-                forward("aiograd", "stderr", f"{child.name} failed ({how}){ending}")
-                return code if code > 0 else 128 - code
+                forward_line("aiograd", "stderr", f"{child.name} failed ({how}){ending}")
+                return code if code > 0 else 128 - code  # a signal, as a shell reports it
     return 0
 
 
 async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
-    """Ask those that still run to end, and kill them if they do not."""
+    """Send a signal to those that still run, and kill them if they do not exit in time."""
     running = [child for child in children if not child.exited.done()]
     for child in running:
         child.signal(number)
     if running:
-        await asyncio.wait([child.exited for child in running], timeout=LAST_WORDS)
+        await asyncio.wait([child.exited for child in running], timeout=EXIT_GRACE)
+    # All of them, without effect on those that have exited.
     for child in running:
         child.signal(signal.SIGKILL)
         await child.wait()
@@ -126,32 +147,38 @@ async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
 
 
 def join_cluster(rendezvous: str, name: str, options: Options) -> int:
-    """Join an open cluster as a worker, and serve until it is closed or this is interrupted."""
-    plan = Plan(name=name, rank=None, options=options, place=parse_place(rendezvous))
+    """Join an open cluster as a worker; serve until it is closed or a signal comes.
+
+    Gives the exit code. RpcError or AuthError if the worker cannot join.
+    """
+    # No `plan_worker`: name and rank in the environment, if any, are those of another process.
+    plan = WorkerPlan(
+        name=name, rank=None, options=options, rendezvous=parse_rendezvous(rendezvous)
+    )
     if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
         plan = replace(plan, options=replace(options, secret_file=file))
-    keep_freed_memory()
+    keep_freed_memory()  # this process is ours: it runs nothing but the worker
     with asyncio.Runner(loop_factory=partial(new_event_loop, options.loop)) as runner:
         return runner.run(_serve(plan))
 
 
-async def _serve(plan: Plan) -> int:
+async def _serve(plan: WorkerPlan) -> int:
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[int] = loop.create_future()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, _ask, asked, number)
-    worker = Worker.planned(plan)
+    signalled = _catch_signals(loop)
+    worker = Worker.from_plan(plan)
     await worker.start()
     worker.make_current()
-    assert plan.place is not None
-    sys.stderr.write(f"{worker.name} joined {plan.place.text} as rank {worker.rank}\n")
+    assert plan.rendezvous is not None
+    # Printed, not logged: a command line user has configured no logging.
+    sys.stderr.write(f"{worker.name} joined {plan.rendezvous.location} as rank {worker.rank}\n")
     serving = loop.create_task(worker.serve())
-    waits: list[asyncio.Future[Any]] = [asked, serving]
+    waits: list[asyncio.Future[Any]] = [signalled, serving]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if asked.done() and not serving.done():
-        await worker.close()  # leave in order; serving ends with it
+    # A worker that was dismissed at the same time is closing already.
+    if signalled.done() and not serving.done():
+        await worker.close()  # leave gracefully
         serving.cancel()
         await asyncio.wait([serving])
-        return 128 + asked.result()
+        return 128 + signalled.result()
     await serving
     return 0

@@ -1,15 +1,18 @@
 """`LocalCluster`: workers on this machine, with this process as their driver and coordinator.
 
-Workers live in processes of their own or, with `processes=False`, in this very loop over a memory
-network; `hosts.py` has both kinds. The driver decides names and ranks; everything else is an
-ordinary open cluster, which is left together.
+Workers run in processes of their own or, with `processes=False`, as tasks of this loop over an
+in-process network. The driver decides names and ranks; otherwise it is an ordinary open cluster,
+whose members leave together.
 
-A worker of a cluster in the user's hand, and what a cluster looks like in a notebook.
+    LocalCluster    starts, scales, restarts and closes
+    StartedWorker   one start of one worker: `SpawnedWorker`, `ForkedWorker` or `LoopWorker`
+    Handle          a worker of the cluster for the user, to call it
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import itertools
 import logging
@@ -21,14 +24,14 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.bootstrap import private_folder
-from aiograd.cluster.config import DRIVER, PATIENCE, Plan, check_count, worker_names
-from aiograd.cluster.processes.forkserver import Nursery, can_fork
-from aiograd.cluster.processes.spawn import Host, LoopHost, ProcessHost
-from aiograd.cluster.worker import Worker, to_the_end
+from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
+from aiograd.cluster.processes.forkserver import ForkServer, can_fork
+from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker
+from aiograd.cluster.worker import Worker, run_to_completion
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import api, scope
 from aiograd.rpc.callee.exposure import exposing_modules
@@ -36,15 +39,67 @@ from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
+from aiograd.rref import remote
 from aiograd.wire.secrets import Secret
 
-_log = logging.getLogger("aiograd")
+__all__ = ["Handle", "LocalCluster", "StartedWorker"]
+
+_log = logging.getLogger("aiograd.cluster")
 T = TypeVar("T")
 
-SHOWN = 20  # lines of a failed worker's output in the error
-LAST_WORDS = 0.5  # seconds a worker has to end by itself before it is killed
+SHOWN_LINES = 20  # of a failed worker's output, in the error
+# Seconds for a worker to exit by itself after it has left, before it is killed. `close` promises to
+# return within its timeout + 1 s; this is half of that second.
+EXIT_GRACE = 0.5
 # Seconds a loop polls after traffic: if every worker has a core of its own, and if some share one.
+# Long enough to meet the reply of a function that runs in a thread of the peer.
 SPIN, SHORT_SPIN = 500e-6, 300e-6
+
+
+class StartedWorker(Protocol):
+    """One start of one worker; all kinds look the same to the cluster."""
+
+    plan: WorkerPlan
+    log: OutputLog
+    pid: int | None
+    ended: asyncio.Future[int]  # with the exit code, when nothing of it is left
+
+    def kill(self) -> None:
+        """End it at once, without notice; `ended` follows."""
+
+
+class LoopWorker:
+    """A worker in this loop; what it prints, this process prints."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self.plan = plan
+        self.log = OutputLog()
+        self.pid: int | None = None
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        # A context of its own: the driver is current in this one, not this worker.
+        self._task = loop.create_task(self._serve(), context=contextvars.Context())
+        self._task.add_done_callback(self._done)
+
+    def kill(self) -> None:
+        """Cancel the worker's task."""
+        self._task.cancel()
+
+    async def _serve(self) -> None:
+        worker = Worker.from_plan(self.plan)
+        await worker.start()
+        await worker.serve()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        # Exit codes as a process would have them.
+        code = 0
+        if task.cancelled():
+            code = 1
+        elif (error := task.exception()) is not None:
+            self.log.add(f"{type(error).__name__}: {error}")
+            code = 1
+        if not self.ended.done():
+            self.ended.set_result(code)
 
 
 class LocalCluster:
@@ -69,6 +124,7 @@ class LocalCluster:
         if options is not None and not isinstance(options, Options):
             raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
         self._options = options or Options()
+        # Before anything starts: a mistake in an argument should not cost the start of processes.
         if processes and self._options.transport == "memory":
             raise ValueError("processes cannot share memory connections: use processes=False")
         self._names = worker_names(n_workers, names)
@@ -78,64 +134,69 @@ class LocalCluster:
         self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
         self._folder: str | None = None
-        self._sockets = itertools.count()
-        self._hosts: dict[str, Host] = {}  # every worker of the cluster, also one that died
-        self._nursery: Nursery | None = None  # makes workers, if there are several
-        self._leaving: set[Host] = set()  # those that were asked to end
-        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never given twice
+        self._sockets = itertools.count()  # numbers of Unix sockets
+        # The latest start of every worker, by name: one that died stays, until it is restarted.
+        self._started: dict[str, StartedWorker] = {}
+        self._forkserver: ForkServer | None = None  # if there are several processes
+        # Asked or forced to end by this cluster: their exit is not logged as unexpected.
+        self._leaving: set[StartedWorker] = set()
+        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never reused
         self._counter = len(self._names)  # for the names of later workers
         self._driver: Worker | None = None
-        self._busy = asyncio.Lock()  # one change of the cluster at a time
+        self._changing = asyncio.Lock()  # one `scale` or `restart` at a time
         self._closed: asyncio.Future[None] | None = None  # made when closing begins
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def driver(self) -> Worker:
-        """This process as a worker of the cluster."""
+        """This process as a worker of the cluster; WorkerClosed if the cluster does not run."""
         if self._driver is None or not self._driver.running:
             raise WorkerClosed("this cluster is not running", DRIVER)
         return self._driver
 
     @property
     def workers(self) -> list[Handle]:
-        """The workers, without the driver, in order of rank."""
-        plans = sorted((host.plan for host in self._hosts.values()), key=_rank)
+        """Handles of the workers, without the driver, in order of rank."""
+        plans = sorted((start.plan for start in self._started.values()), key=_rank)
         return [Handle(self, plan.name, _rank(plan)) for plan in plans]
 
     def __getitem__(self, name: str | int) -> Handle:
         for worker in self.workers:
             if name in (worker.name, worker.rank):
                 return worker
-        raise UnknownWorker(str(name), tuple(self._hosts))
+        raise UnknownWorker(str(name), tuple(self._started))
 
     def __iter__(self) -> Iterator[Handle]:
         return iter(self.workers)
 
     def __len__(self) -> int:
-        return len(self._hosts)
+        return len(self._started)
 
     def __contains__(self, name: object) -> bool:
-        return getattr(name, "name", name) in self._hosts
+        # Handles and WorkerInfos are accepted wherever names are.
+        return getattr(name, "name", name) in self._started
 
     def logs(self, name: str) -> str:
-        """The last lines that a worker has written, to both outputs."""
-        return str(self._hosts[self[name].name].log)
+        """Give the last lines that a worker has written, to both outputs."""
+        return str(self._started[self[name].name].log)
 
     def state(self, name: str) -> str:
-        """What a worker is doing: "running", "starting", "dead" or "closed"."""
-        host = self._hosts[name]
-        if host.ended.done():
+        """Give the state of a worker: "running", "starting", "dead" or "closed"."""
+        start = self._started[name]
+        if start.ended.done():
             return "closed" if self._closed else "dead"
         joined = self._driver is not None and self._driver.running
-        return "running" if joined and name in self.driver.members.roster.members else "starting"
+        return "running" if joined and name in self.driver.member.roster.members else "starting"
 
     def pid(self, name: str) -> int | None:
-        """The process of a worker; None if it lives in this one."""
-        return self._hosts[name].pid
+        """Give the process id of a worker; None if it runs in this process."""
+        return self._started[name].pid
 
     def as_driver(self, func: Callable[..., T], *args: Any) -> T:
         """Call a function with this cluster's driver as the current worker."""
+        # A notebook cell that awaits loses its context, and several clusters may be open at once:
+        # the current worker need not be this driver.
         agent = self.driver.agent
         if scope.AGENT.get() is agent:
             return func(*args)
@@ -149,7 +210,7 @@ class LocalCluster:
         kind = "processes" if self._processes else "in this loop"
         if self._driver is None:
             return f"<LocalCluster of {len(self._names)} ({kind}), not started: await it>"
-        states = ", ".join(f"{name} {self.state(name)}" for name in self._hosts)
+        states = ", ".join(f"{name} {self.state(name)}" for name in self._started)
         if self._closed is not None:
             return f"<LocalCluster of {len(self)} ({kind}), closed>"
         return f"<LocalCluster of {len(self)} ({kind}): {states or 'no workers'}>"
@@ -170,34 +231,38 @@ class LocalCluster:
             raise RpcError("this cluster was started before; make another one")
         rank = len(self._names)
         try:
-            self._driver = Worker.planned(self._plan(DRIVER, rank))
+            self._driver = Worker.from_plan(self._plan(DRIVER, rank))
             await self._driver.start()
-            await self._bring_up(list(zip(self._names, range(rank), strict=True)))
-        except BaseException:
-            await self._abandon()
+            await self._start_workers(list(zip(self._names, range(rank), strict=True)))
+        except BaseException:  # a cancellation, too: no process may be left
+            await self._abort_start()
             raise
         self._driver.make_current()
-        self._driver.agent.parts[LocalCluster] = self  # lives as long as its driver does
+        # A reference: a cluster that the user does not keep lives as long as its driver.
+        self._driver.agent.parts[LocalCluster] = self
         return self
 
-    def _plan(self, name: str, rank: int) -> Plan:
+    def _plan(self, name: str, rank: int) -> WorkerPlan:
+        # `>=`: the driver needs a core as well.
         crowded = self._processes and len(self._names) >= _cores()
         spin = SHORT_SPIN if crowded else SPIN
-        plan = Plan(
+        plan = WorkerPlan(
             name=name,
             rank=rank,
             options=self._options,
             secret=self._secret,
             network=self._network,
             listen=(self._address(rank),),
+            # Polling saves the wake-up of another core; workers of one loop need none.
             spin=spin if self._processes else 0.0,
             crowded=crowded,
-            # A worker of these modes imports nothing that a peer names.
+            # In the other modes a worker imports nothing that a peer names, so the modules that
+            # expose functions are imported at its start.
             modules=() if self._options.mode == "trusted" else exposing_modules(),
         )
         if name == DRIVER:
             return plan
-        # Of those that share a loop, the driver watches it.
+        # One watchdog per loop is enough: the driver's, if workers share its loop.
         return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
 
     def _address(self, rank: int) -> str:
@@ -207,71 +272,83 @@ class LocalCluster:
             return "tcp:127.0.0.1:0"
         if self._folder is None:
             self._folder = private_folder()
-        # A new one each time: a restarted worker must not be taken for the one before it.
+        # Another one for each start: a peer that redials must not reach the restarted worker and
+        # take it for the one before.
         return f"unix:{self._folder}/{next(self._sockets)}"
 
-    async def _bring_up(self, workers: Sequence[tuple[str, int]]) -> None:
+    async def _start_workers(self, workers: Sequence[tuple[str, int]]) -> None:
         """Start workers, all at once, and wait until they can be called."""
         plans = [self._plan(name, rank) for name, rank in workers]
-        hosts: dict[str, Host] = {}
+        starts: dict[str, StartedWorker] = {}
         try:
-            for host in self._start(plans):
-                hosts[host.plan.name] = self._hosts[host.plan.name] = host
-            await self._wait_until_joined(hosts)
-            members = self.driver.members.roster.members
-            for name, host in hosts.items():
-                ended = functools.partial(self._ended, host, members.get(name))
-                host.ended.add_done_callback(ended)
+            # Known to the cluster before they join, so that a cancelled start finds and kills them.
+            for start in self._launch(plans):
+                starts[start.plan.name] = self._started[start.plan.name] = start
+            await self._wait_until_joined(starts)
+            # With the incarnation that joined: the exit of this process must not concern a restart.
+            members = self.driver.member.roster.members
+            for name, start in starts.items():
+                ended = functools.partial(self._ended, start, members.get(name))
+                start.ended.add_done_callback(ended)
         except BaseException:
-            for host in hosts.values():
-                host.kill()
-            await to_the_end(_all_ended(hosts.values()))
+            for start in starts.values():
+                start.kill()
+            await run_to_completion(_all_ended(starts.values()))
             raise
 
-    def _start(self, plans: Sequence[Plan]) -> Sequence[Host]:
-        """Start workers: in this loop, from the nursery, or one alone in a process of its own."""
+    def _launch(self, plans: Sequence[WorkerPlan]) -> Sequence[StartedWorker]:
+        """Start workers: as tasks of this loop, by the fork server, or by exec."""
         if not self._processes:
-            return [LoopHost(plan) for plan in plans]
-        if self._nursery is None or not self._nursery.open:
+            return [LoopWorker(plan) for plan in plans]
+        if self._forkserver is None or not self._forkserver.open:
+            # A fork server for one worker would only be one more process to start.
             if len(plans) < 2 or not can_fork():
-                return [ProcessHost(plan) for plan in plans]
-            self._nursery = Nursery()
-        return self._nursery.make(plans)
+                return [SpawnedWorker(plan) for plan in plans]
+            self._forkserver = ForkServer()
+        return self._forkserver.fork_workers(plans)
 
-    def _ended(self, host: Host, peer: PeerInfo | None, ended: asyncio.Future[int]) -> None:
-        # The end of a process is known before anything else tells of it, if anything ever does.
+    def _ended(
+        self, start: StartedWorker, peer: PeerInfo | None, ended: asyncio.Future[int]
+    ) -> None:
+        # The exit is known before its connections break, if they break at all: a child that the
+        # worker forked may hold them open.
         if peer is not None and self._driver is not None and self._driver.running:
             how = f"its process ended ({_how(ended.result())})"
-            self._driver.members.process_ended(peer, how)
-        expected = self._closed is not None or host in self._leaving
-        self._leaving.discard(host)
+            self._driver.coordinator.process_ended(peer, how)
+        expected = self._closed is not None or start in self._leaving
+        self._leaving.discard(start)
         if not expected:
-            name, code = host.plan.name, ended.result()
+            name, code = start.plan.name, ended.result()
             _log.warning("%s ended unexpectedly (%s)", name, _how(code))
 
-    async def _wait_until_joined(self, hosts: dict[str, Host]) -> None:
-        joined = asyncio.ensure_future(self.driver.members.wait_for(hosts))
-        waits: list[asyncio.Future[Any]] = [joined, *(host.ended for host in hosts.values())]
+    async def _wait_until_joined(self, starts: dict[str, StartedWorker]) -> None:
+        """Wait for all of them; RpcError, with its last output, for the first one that failed."""
+        joined = asyncio.ensure_future(self.driver.coordinator.wait_for(starts))
+        waits: list[asyncio.Future[Any]] = [joined, *(start.ended for start in starts.values())]
         try:
-            await asyncio.wait(waits, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=JOIN_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if joined.done():
                 return
         finally:
             joined.cancel()
             await asyncio.wait([joined])
-        for name, host in hosts.items():
-            if host.ended.done():
-                raise RpcError(_failure(name, f"ended ({_how(host.ended.result())})", host))
-        for name, host in hosts.items():
+        # An exit explains more than the silence of others, which may wait for the one that failed.
+        for name, start in starts.items():
+            if start.ended.done():
+                raise RpcError(_failure(name, f"ended ({_how(start.ended.result())})", start))
+        for name, start in starts.items():
             if self.state(name) != "running":
-                raise RpcError(_failure(name, f"was silent for {PATIENCE:g} s", host))
+                raise RpcError(_failure(name, f"was silent for {JOIN_TIMEOUT:g} s", start))
 
     # ── changing ────────────────────────────────────────────────────────────────────────────────
 
     async def scale(self, n: int) -> None:
-        """Start or end workers until there are `n`; the last ones go first."""
+        """Start or end workers until there are `n`; those of the highest ranks end first.
+
+        Ranks are never reused. If new workers cannot start, the cluster stays as it was.
+        """
         check_count(n)
-        async with self._busy:
+        async with self._changing:
             self.driver  # noqa: B018 - raises when the cluster is closed
             new = []
             for _ in range(n - len(self)):
@@ -279,50 +356,61 @@ class LocalCluster:
                 self._next_rank += 1
             if new:
                 try:
-                    await self._bring_up(new)
+                    await self._start_workers(new)
                 except BaseException:
+                    # New ones that failed were never part of the cluster; dead ones of it stay.
                     for name, _ in new:
-                        self._hosts.pop(name, None)
+                        self._started.pop(name, None)
                     raise
             surplus = [worker.name for worker in self.workers[n:]]
             await asyncio.gather(*(self._end(name) for name in surplus))
             for name in surplus:
-                del self._hosts[name]
+                del self._started[name]
 
     async def restart(self, name: str) -> None:
-        """End a worker, if it has not ended yet, and start another one of its name and rank."""
-        async with self._busy:
+        """End a worker, if it has not ended yet, and start another one of its name and rank.
+
+        Values and contexts that it owned are lost, as with any other end of a worker.
+        """
+        async with self._changing:
             worker = self[name]
+            _log.info("restarting %s (rank %d)", worker.name, worker.rank)
             await self._end(worker.name)
-            await self._bring_up([(worker.name, worker.rank)])
+            await self._start_workers([(worker.name, worker.rank)])
 
     async def kill(self, name: str) -> None:
-        """Kill a worker, as SIGKILL does; it stays dead until it is restarted."""
+        """Kill a worker, as SIGKILL does; it stays dead until it is restarted.
+
+        Returns when it is no member any more.
+        """
         worker = self[name]
-        host = self._hosts[worker.name]
-        self._leaving.add(host)
-        host.kill()
-        await asyncio.shield(host.ended)
-        await self.driver.members.wait_gone(worker.name)
+        start = self._started[worker.name]
+        self._leaving.add(start)
+        start.kill()
+        # Shielded: cancelling `kill` must not cancel the future that others wait for.
+        await asyncio.shield(start.ended)
+        await self.driver.member.wait_gone(worker.name)
 
     async def _end(self, name: str) -> None:
-        """Let one worker leave in its own time, at most the grace; then kill it."""
-        host, members = self._hosts[name], self.driver.members
-        peer = members.roster.members.get(name)
-        if not host.ended.done():
-            self._leaving.add(host)
-        if peer is not None and not host.ended.done():
-            members.dismiss([peer], together=False, timeout=self._options.grace)
-            await asyncio.wait([host.ended], timeout=_limited(self._options.grace) + LAST_WORDS)
-        host.kill()
-        await _all_ended([host])
-        await members.wait_gone(name)
+        """Dismiss one worker, and kill it if it does not leave within the grace."""
+        start, member = self._started[name], self.driver.member
+        peer = member.roster.members.get(name)
+        if not start.ended.done():
+            self._leaving.add(start)
+        if peer is not None and not start.ended.done():
+            grace = self._options.grace
+            self.driver.coordinator.dismiss([peer], together=False, timeout=grace)
+            await asyncio.wait([start.ended], timeout=_limited(grace) + EXIT_GRACE)
+        start.kill()  # without effect on one that has exited
+        await _all_ended([start])
+        # Name and rank must be free before a restart joins under them.
+        await member.wait_gone(name)
 
     def _fresh_name(self) -> str:
         while True:
             name = f"worker{self._counter}"
             self._counter += 1
-            if name not in self._hosts:
+            if name not in self._started:
                 return name
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────
@@ -335,7 +423,7 @@ class LocalCluster:
         if self._driver is None:
             return
         if self._driver.running:
-            self._driver.agent.here()
+            self._driver.agent.here()  # an error in another loop or thread, or in a forked child
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
@@ -344,30 +432,32 @@ class LocalCluster:
             try:
                 await self._driver.close(graceful, timeout)
             finally:
-                await to_the_end(self._sweep_up())
+                # Even if this is cancelled: no process and no folder may be left.
+                await run_to_completion(self._reap())
         finally:
             closed.set_result(None)
 
-    async def _sweep_up(self) -> None:
-        """Wait until all have ended, and kill those that do not."""
-        running = [host.ended for host in self._hosts.values() if not host.ended.done()]
+    async def _reap(self) -> None:
+        """Wait until all workers have ended, and kill those that do not."""
+        running = [start.ended for start in self._started.values() if not start.ended.done()]
         if running:
-            await asyncio.wait(running, timeout=LAST_WORDS)
-        hosts = list(self._hosts.values())
-        for host in hosts:
-            if not host.ended.done():
-                _log.warning("%s did not end by itself and is killed", host.plan.name)
-                host.kill()
-        await _all_ended(hosts)
-        if self._nursery is not None:
-            await self._nursery.close()
+            await asyncio.wait(running, timeout=EXIT_GRACE)
+        starts = list(self._started.values())  # a copy: a `scale` that fails meanwhile removes some
+        for start in starts:
+            if not start.ended.done():
+                _log.warning("%s did not end by itself and is killed", start.plan.name)
+                start.kill()
+        await _all_ended(starts)
+        # After its workers: it exits by itself when the last of them has.
+        if self._forkserver is not None:
+            await self._forkserver.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _abandon(self) -> None:
-        """Leave nothing behind of a start that failed or was interrupted."""
-        for host in self._hosts.values():
-            host.kill()
+    async def _abort_start(self) -> None:
+        """Leave nothing behind of a start that failed or was cancelled."""
+        for start in self._started.values():
+            start.kill()
         await self.close(graceful=False)
 
     async def __aexit__(
@@ -379,13 +469,13 @@ class LocalCluster:
         await self.close(graceful=kind is None)
 
 
-def _rank(plan: Plan) -> int:
+def _rank(plan: WorkerPlan) -> int:
     assert plan.rank is not None
     return plan.rank
 
 
 def _how(code: int) -> str:
-    """How a process ended, as `subprocess` numbers it: a signal is negative."""
+    """Describe an exit code of `subprocess`, where a signal is negative."""
     try:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     except ValueError:  # a signal without a name
@@ -393,6 +483,7 @@ def _how(code: int) -> str:
 
 
 def _cores() -> int:
+    # What this process may use: a container or `taskset` may allow fewer than the machine has.
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -400,16 +491,17 @@ def _cores() -> int:
 
 
 def _limited(seconds: float) -> float:
+    """Bound a number of seconds for a timer, infinity included."""
     return min(seconds, 1e6) if seconds != math.inf else 1e6
 
 
-async def _all_ended(hosts: Iterable[Host]) -> None:
-    for host in hosts:
-        await asyncio.shield(host.ended)
+async def _all_ended(starts: Iterable[StartedWorker]) -> None:
+    for start in starts:
+        await asyncio.shield(start.ended)
 
 
-def _failure(name: str, what: str, host: Host) -> str:
-    said = host.log.tail(SHOWN)
+def _failure(name: str, what: str, start: StartedWorker) -> str:
+    said = start.log.tail(SHOWN_LINES)
     return f"worker {name!r} {what} before it joined" + (f"; it said:\n{said}" if said else "")
 
 
@@ -424,17 +516,17 @@ class Handle:
 
     @property
     def info(self) -> WorkerInfo:
+        """Name and rank, as other members see them."""
         return WorkerInfo(self.name, self.rank)
 
     def call(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function there; see `ag.rpc_async`."""
+        # The frame of the user: an error that nobody awaits is logged with the user's line.
         call = functools.partial(self._cluster.driver.agent.call, frame=sys._getframe(1))
         return self._cluster.as_driver(call, self.info, func, args, kwargs)
 
     def remote(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function there and leave its value there; see `ag.remote`."""
-        from aiograd.rref import remote
-
+        """Call a function there and keep its value there; see `ag.remote`."""
         return self._cluster.as_driver(remote, self.info, func, args, kwargs)
 
     def stream(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -442,10 +534,11 @@ class Handle:
         return self._cluster.as_driver(api.rpc_stream, self.info, func, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Elsewhere the cluster cannot be reached, but the worker can.
+        # Another worker cannot reach the cluster object, but it can call the worker.
         return WorkerInfo, (self.name, self.rank)
 
     def __eq__(self, other: object) -> bool:
+        # By cluster, too: each one has a `worker0`.
         if isinstance(other, Handle):
             return self._cluster is other._cluster and self.name == other.name
         return NotImplemented
@@ -458,11 +551,13 @@ class Handle:
         return f"<worker {self.name!r} rank={self.rank} {state}>"
 
 
+# ── in a notebook ───────────────────────────────────────────────────────────────────────────────
+
 COLOURS = {"running": GREEN, "starting": "#d9a21b", "dead": "#cc3d3d", "closed": GREY}
 
 
 def as_html(cluster: LocalCluster) -> str:
-    """Show a cluster as a small table."""
+    """Give a cluster as a small HTML table."""
     rows = [_row(cluster, worker) for worker in cluster.workers]
     title = f"<b>LocalCluster</b> · {len(cluster)} worker{'s' * (len(cluster) != 1)}"
     return card(BLUE, title, table(rows, ("worker", "rank", "state", "process")) if rows else "")

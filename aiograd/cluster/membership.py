@@ -1,17 +1,17 @@
-"""Who belongs to the cluster: the coordinator's book-keeping, without I/O.
+"""The membership of a cluster: the coordinator's decisions and a member's copy, without I/O.
 
-One worker, the coordinator, keeps the `Membership`. Joins, leaves and losses go in; what to answer
-and whom to tell comes out. Every change has a number, so that a member can see that it missed one.
-`members.py` carries the decisions over the wire; `worker.py` says who the coordinator is.
+One worker, the coordinator, keeps the `Membership`. Joins, leaves and losses go in; replies and
+announcements come out. Every change has a version number, so that a member can see that it missed
+one; each member has a `Roster`. `coordinator.py` and `member.py` carry both over the wire.
 
     join(b) ─▶ [Announce(update 7: b joined, to a c), Admit(b)]
     join(b) ─▶ [Refuse(b, "there is already a worker named b …")]
     lost(c) ─▶ [Announce(update 8: c lost, to a b)]
 
-A *static* cluster has a fixed size: nobody is admitted before everybody is there, and a mistake in
+A *static* cluster has a fixed size: no worker is admitted before all are there, and a mistake in
 one worker's name, rank or world size ends the start for all, since that world can never be
-complete. The verdict then stands: whoever comes later is told the same. An *open* cluster admits
-whoever comes.
+complete. The refusal then stands: a worker that joins later is refused for the same reason. An
+*open* cluster admits workers as they come.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ class Peer(Protocol):
     """What membership needs to know of a worker; `rpc.PeerInfo` is one."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Unique in the cluster, also without regard to case."""
+
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Unique in the cluster."""
+
     @property
-    def incarnation(self) -> bytes: ...
+    def incarnation(self) -> bytes:
+        """Tells one start of a worker from the next one of the same name."""
 
 
 P = TypeVar("P", bound=Peer)
@@ -49,14 +54,14 @@ class Update(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Admit(Generic[P]):
-    """Answer this joiner with the roster; it is a member now."""
+    """Reply to this newcomer with the roster; it is a member now."""
 
     peer: P
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[P]):
-    """Answer this joiner, or tell the coordinator itself, that it cannot take part."""
+    """Reply to this newcomer, or to the coordinator itself, that it cannot take part."""
 
     peer: P
     why: str
@@ -64,7 +69,7 @@ class Refuse(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Announce(Generic[P]):
-    """Tell these members about a change."""
+    """Send a change to these members."""
 
     update: Update[P]
     to: tuple[P, ...] = field(default=())
@@ -74,18 +79,19 @@ Action = Admit[P] | Refuse[P] | Announce[P]
 
 
 class Membership(Generic[P]):
-    """The coordinator's view of the cluster, which is the one that counts."""
+    """The coordinator's view of the cluster, which is authoritative."""
 
     def __init__(self, own: P, world_size: int | None) -> None:
         self.own = own
         self.world_size = world_size  # None: open
         self.version = 0
-        self.members: dict[str, P] = {}  # those who are here
-        self.waiting: dict[str, P] = {}  # static: those who came before the world was complete
-        self._ranks_given = own.rank  # the highest rank ever seen: new ones come after it
-        self.verdict: str | None = None  # static: why this start was refused
-        self.refused: dict[bytes, P] = {}  # static: those to whom the verdict was told
-        self._largest = world_size or 0  # world size that anybody of a refused start expects
+        self.members: dict[str, P] = {}  # by name
+        self.waiting: dict[str, P] = {}  # static: newcomers, until the world is complete
+        self._highest_rank = own.rank  # ever seen or given out: new ranks come after it
+        self.refusal: str | None = None  # static: why this start was refused
+        self.refused: dict[bytes, P] = {}  # static: workers that were refused, by incarnation
+        # The largest world size that a worker of a refused start expects: so many may still come.
+        self._largest = world_size or 0
 
     def roster(self) -> tuple[int, tuple[P, ...]]:
         """Give the current version and its members, in order of rank."""
@@ -97,51 +103,57 @@ class Membership(Generic[P]):
         return [rank for rank in range(self.world_size or 0) if rank not in there]
 
     def next_rank(self) -> int:
-        """Set a rank aside that nobody ever had."""
-        self._ranks_given += 1
-        return self._ranks_given
+        """Reserve a rank that no worker ever had."""
+        self._highest_rank += 1
+        return self._highest_rank
 
     def start(self) -> list[Action[P]]:
-        """Begin with the coordinator itself."""
+        """Let the coordinator itself join."""
         return self.join(self.own, self.world_size)
 
     def join(self, peer: P, world_size: int | None) -> list[Action[P]]:
-        """Take a worker in, now or when the world is complete, or say why not."""
+        """Admit a worker, now or when the world is complete, or refuse it.
+
+        Gives no action while a static world is incomplete.
+        """
         if self._known(peer):
-            # A join that is sent again because its answer was lost changes nothing.
+            # A join that is sent again because its reply was lost changes nothing.
             return [Admit(peer)] if peer.name in self.members else []
         clash = self._other_kind(peer, world_size)
         if clash is None:
-            self._ranks_given = max(self._ranks_given, peer.rank)
+            self._highest_rank = max(self._highest_rank, peer.rank)
             clash = self._clash(peer)
+        # A static world that has not started yet: one mistake ends the start for all.
         if self.world_size is not None and not self.members:
             self._largest = max(self._largest, world_size or 0)
             return self._assemble(peer, clash)
+        # A running cluster goes on: the mistake is that of the newcomer alone.
         if clash:
             return [Refuse(peer, clash)]
         if self.world_size is None:
             return self._admit(peer)
         if peer.rank >= self.world_size:
             return [Refuse(peer, f"rank {peer.rank} is not in a world of {self.world_size}")]
-        return self._admit(peer)  # somebody is gone, and this is the restart
+        # Name and rank are free, so their worker is gone, and this is its restart.
+        return self._admit(peer)
 
     def leave(self, incarnation: bytes) -> list[Action[P]]:
-        """Let a worker go that said goodbye."""
+        """Remove a worker that has said that it leaves."""
         peer = self._remove(incarnation)
         return [self._announce(left=(peer,))] if peer else []
 
     def lost(self, incarnation: bytes, why: str) -> list[Action[P]]:
-        """Strike out a worker that is gone without a word."""
+        """Remove a worker whose connection or process is gone."""
         peer = self._remove(incarnation)
         return [self._announce(lost=((peer, why),))] if peer else []
 
     def give_up(self, why: str) -> list[Action[P]]:
-        """End a start that takes too long; nobody else is expected any more."""
-        self._largest = 0
+        """Refuse a start that takes too long."""
+        self._largest = 0  # the late ranks are what was waited for: do not stay for them as well
         return self._refuse(list(self.waiting.values()), why)
 
     def to_come(self) -> int:
-        """Count the workers of a refused start that have not come yet, if all are going to."""
+        """Count the workers of a refused start that may still come, and need the reason."""
         return max(self._largest - len(self.refused), 0)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
@@ -151,6 +163,7 @@ class Membership(Generic[P]):
         return known is not None and known.incarnation == peer.incarnation
 
     def _other_kind(self, peer: P, world_size: int | None) -> str | None:
+        # Both values are named, because either worker may be the one that is wrong.
         if world_size == self.world_size:
             return None
 
@@ -172,7 +185,7 @@ class Membership(Generic[P]):
                 ranks = f"ranks {first} and {second}"
                 return f"worker names must be unique: {peer.name!r} is the name of {ranks}"
             if other.name.lower() == peer.name.lower():
-                # One of them in a mode or a certificate is soon taken for the other.
+                # A mode or a certificate for one of them would be read as one for the other.
                 return (
                     f"worker names must differ in more than case: {other.name!r} is rank "
                     f"{other.rank}, and {peer.name!r} is rank {peer.rank}"
@@ -183,12 +196,14 @@ class Membership(Generic[P]):
         return None
 
     def _assemble(self, peer: P, clash: str | None) -> list[Action[P]]:
+        """Let a worker wait for a static world; admit all when it is complete."""
         assert self.world_size is not None
         if not clash and peer.rank >= self.world_size:
             clash = f"rank {peer.rank} of {peer.name!r} is not in a world of {self.world_size}"
+        # The first refusal stands, so that all ranks report the same reason.
         everyone = [*self.waiting.values(), peer]
-        if self.verdict is not None or clash:
-            return self._refuse(everyone, self.verdict or clash or "")
+        if self.refusal is not None or clash:
+            return self._refuse(everyone, self.refusal or clash or "")
         self.waiting[peer.name] = peer
         if len(everyone) < self.world_size:
             return []
@@ -197,13 +212,14 @@ class Membership(Generic[P]):
         return [Admit(other) for other in everyone]
 
     def _refuse(self, peers: list[P], why: str) -> list[Action[P]]:
-        self.verdict = why
+        self.refusal = why
         self.waiting.clear()
+        # By incarnation: duplicates share a name or a rank, and each of them counts.
         self.refused.update({peer.incarnation: peer for peer in peers})
         return [Refuse(peer, why) for peer in peers]
 
     def _admit(self, peer: P) -> list[Action[P]]:
-        announce = self._announce(joined=(peer,))
+        announce = self._announce(joined=(peer,))  # before it is added: to the others only
         self.members[peer.name] = peer
         return [announce, Admit(peer)]
 
@@ -221,6 +237,7 @@ class Membership(Generic[P]):
             for name, peer in peers.items():
                 if peer.incarnation == incarnation:
                     del peers[name]
+                    # One that only waited was never announced, so nobody needs the news.
                     return None if peers is self.waiting else peer
         return None
 
@@ -233,9 +250,11 @@ class Roster(Generic[P]):
         self.members: dict[str, P] = {}
 
     def reset(self, version: int, members: Iterable[P]) -> Update[P] | None:
-        """Take over a whole roster; gives what it changes, None if it is not newer."""
+        """Replace the roster by another one; gives what that changes, None if it is not newer."""
+        # An older roster may arrive after an update that it does not have.
         if version <= self.version:
             return None
+        # By incarnation, not by name: a worker may have been restarted in between.
         known = {peer.incarnation for peer in self.members.values()}
         new = {peer.name: peer for peer in members}
         here = {peer.incarnation for peer in new.values()}
@@ -248,13 +267,15 @@ class Roster(Generic[P]):
         return change
 
     def apply(self, update: Update[P]) -> Literal["applied", "known", "gap"]:
-        """Follow one change; "gap" when one before it was missed, and the roster is needed."""
+        """Apply one change; "gap" if one before it was missed, and the whole roster is needed."""
+        # Before the first roster (version 0) too: the roster that is on its way includes it.
         if self.version == 0 or update.version <= self.version:
-            return "known"  # the roster that comes, or came, has it already
+            return "known"
         if update.version > self.version + 1:
             return "gap"
         self.version = update.version
         for peer in (*update.left, *(peer for peer, _ in update.lost)):
+            # A later start may have the name by now, and must stay.
             known = self.members.get(peer.name)
             if known is not None and known.incarnation == peer.incarnation:
                 del self.members[peer.name]

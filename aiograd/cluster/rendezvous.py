@@ -1,12 +1,12 @@
-"""Where the workers of a cluster meet, and the secret they show each other there.
+"""The rendezvous address, the rendezvous file, and the secret that workers authenticate with.
 
     "host:port"   rank 0 listens there
     "unix:path"   rank 0 listens on that Unix socket
-    "file:path"   rank 0 listens anywhere and writes its address into that file, for others to read
+    "file:path"   rank 0 listens anywhere and writes its addresses into that file
 
-A secret that nobody gave is made where that is safe: into the file (which only this user can read),
-or, when everything stays on this host, into a private file of this user. Listening and dialling are
-the transport's business.
+If no secret is given, one is generated where that is safe: into the rendezvous file, which only
+this user can read, or, if the rendezvous is local to this host, into a private file of this user.
+This module reads and writes files and decides; `bootstrap.py` listens, dials and retries.
 """
 
 from __future__ import annotations
@@ -26,43 +26,53 @@ from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.transport.network import is_loopback, split_tcp
 from aiograd.wire.secrets import SHORTEST, Secret
 
-__all__ = ["Place", "Sign", "Verdict", "find_secret", "parse_place", "read_secret_file"]
+__all__ = [
+    "Refusal",
+    "Rendezvous",
+    "RendezvousFile",
+    "find_secret",
+    "parse_rendezvous",
+    "read_secret_file",
+]
 
-LATE: Final = 10.0  # seconds in which ranks of one start come, one after the other
+# Seconds within which the ranks of one start arrive. A refusal in the rendezvous file that is older
+# belongs to a previous start, and must not end this one.
+START_WINDOW: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rendezvous, taken apart."""
+class Rendezvous:
+    """A parsed rendezvous: where rank 0 can be found."""
 
     kind: str  # "tcp", "unix", "memory" or "file"
-    text: str  # "host:port", a path or a name
+    location: str  # "host:port", a path or a name
 
     @property
     def address(self) -> str:
-        """The transport's word for it; a file has to be read first."""
-        return f"{self.kind}:{self.text}"
+        """Give the address for the transport; not meaningful for a file, which must be read."""
+        return f"{self.kind}:{self.location}"
 
     @property
     def local(self) -> bool:
-        """Whether it can be reached from this host only."""
+        """Tell whether it can be reached from this host only; False for a file, on any disk."""
         if self.kind == "tcp":
             return is_loopback(split_tcp(self.address)[0])
         return self.kind in ("unix", "memory")
 
 
-def parse_place(text: str) -> Place:
-    """Read a rendezvous; a malformed one is a ValueError that shows the forms."""
+def parse_rendezvous(text: str) -> Rendezvous:
+    """Parse a rendezvous; a malformed one is a ValueError that shows the valid forms."""
     if not isinstance(text, str):
         raise TypeError(f"rendezvous should be a string, not {type(text).__name__}")
     kind, colon, rest = text.partition(":")
     if kind in ("unix", "file", "memory") and colon:
         if not rest:
             raise ValueError(f"rendezvous {text!r} names no path")
-        return Place(kind, rest)
-    place = Place("tcp", text.removeprefix("tcp:").removeprefix("//"))
+        return Rendezvous(kind, rest)
+    # torch.distributed spells it "tcp://host:port".
+    rendezvous = Rendezvous("tcp", text.removeprefix("tcp:").removeprefix("//"))
     try:
-        _, port = split_tcp(place.address)
+        _, port = split_tcp(rendezvous.address)
     except ValueError:
         port = -1
     if not 0 <= port <= 65535:
@@ -70,74 +80,85 @@ def parse_place(text: str) -> Place:
             f"cannot read the rendezvous {text!r}: "
             'it should be "host:port", "unix:path" or "file:path"'
         )
-    return place
+    return rendezvous
 
 
-# ── a file as a meeting place ───────────────────────────────────────────────────────────────────
+# ── the rendezvous file ─────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why a start was refused, for ranks that come when rank 0 has gone."""
+class Refusal:
+    """Why a start was refused, for ranks that arrive after rank 0 has exited."""
 
     why: str
     at: float  # wall time
-    told: tuple[int, ...] = ()  # ranks that were there and know it
+    informed: tuple[int, ...] = ()  # ranks that were connected and got the reason from rank 0
 
-    def is_for(self, rank: int | None, now: float) -> bool:
-        """Whether it is about the start that this rank takes part in, as far as can be known.
+    def applies_to(self, rank: int | None, now: float) -> bool:
+        """Guess whether it is about the start that this rank takes part in.
 
-        Not if it is old: the next start begins where this file is. And not if the rank was told
-        once already: then it comes again, for the next start. Told twice, it is a duplicate.
+        Not if it is old: the next start uses the same file. Not if the rank was informed exactly
+        once: then this process is that rank of the next start. If the rank was informed twice, the
+        start had duplicates of it, and this may be one more.
         """
-        return abs(now - self.at) <= LATE and self.told.count(-1 if rank is None else rank) != 1
+        # abs: the clocks of two hosts that share the file differ.
+        recent = abs(now - self.at) <= START_WINDOW
+        return recent and self.informed.count(-1 if rank is None else rank) != 1
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """What rank 0 writes into the file: where it listens, and the secret if it made one.
+class RendezvousFile:
+    """The content of the file: the addresses of rank 0, and the secret if rank 0 generated one.
 
-    Or, with a verdict, that it listens no more because the start was refused.
+    With a `refusal`, rank 0 has stopped listening because the start was refused.
     """
 
     addresses: tuple[str, ...]
     secret: Secret | None = None
-    verdict: Verdict | None = None
+    refusal: Refusal | None = None
 
     def write(self, path: str) -> None:
-        """Put it there in one step, so that nobody reads half of it; only this user may read it."""
+        """Write the file atomically, readable by this user only; RpcError if that fails."""
         secret = self.secret.hex() if self.secret else None
-        verdict = asdict(self.verdict) if self.verdict else None
-        data = {"addresses": self.addresses, "secret": secret, "verdict": verdict}
+        refusal = asdict(self.refusal) if self.refusal else None
+        data = {"addresses": self.addresses, "secret": secret, "refusal": refusal}
         text = json.dumps(data)
         try:
+            # Renamed into place, so that a rank that polls the file never reads half of it.
             _write_private(Path(path), text.encode(), os.replace)
         except OSError as error:  # for example, another user's file is there
             raise RpcError(f"cannot write the rendezvous file {path}: {error.strerror}") from error
 
     @classmethod
-    def read(cls, path: str) -> Sign | None:
-        """Read it; None while it is not there. AuthError if it may be another user's.
+    def read(cls, path: str) -> RendezvousFile | None:
+        """Read the file; None if there is none. AuthError if another user may have written it.
 
-        Whoever writes this file decides whom its readers trust, and so whose code they run.
+        The author of this file decides whom its readers trust, and so whose code they run.
         """
         try:
+            # Without this check another local user could plant the file, become rank 0 with a
+            # secret of its own, and run code in every process that reads it. Links are refused,
+            # because nothing needs them here, unlike secret files.
             data = json.loads(_read_private(path, "the rendezvous file", follow=False))
             secret = Secret.fromhex(data["secret"]) if data["secret"] else None
-            return cls(tuple(data["addresses"]), secret, _verdict(data.get("verdict")))
+            return cls(tuple(data["addresses"]), secret, _parse_refusal(data.get("refusal")))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             raise RpcError(f"{path} is there, but no worker wrote it: use another file") from None
 
 
-def _verdict(data: Any) -> Verdict | None:
+def _parse_refusal(data: Any) -> Refusal | None:
     if data is None:
         return None
-    return Verdict(str(data["why"]), float(data["at"]), tuple(map(int, data["told"])))
+    return Refusal(str(data["why"]), float(data["at"]), tuple(map(int, data["informed"])))
+
+
+# ── private files ───────────────────────────────────────────────────────────────────────────────
 
 
 def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) -> None:
+    """Write a temporary file of mode 0600 beside `path`, then `put` it in place."""
     descriptor, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -148,33 +169,33 @@ def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) ->
             os.unlink(temporary)
 
 
-# ── files that decide whom to trust ─────────────────────────────────────────────────────────────
-
-
 def _read_private(path: str, what: str, *, follow: bool) -> bytes:
-    """Read a file that nobody but this user, or root, can have written; AuthError if not.
+    """Read a file that only this user, or root, can have written; AuthError otherwise.
 
-    The open descriptor is checked, not the path: the path may mean another file a moment later.
     `follow`: whether the path may be a symbolic link. OSError if it cannot be opened.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for a writer
+    # O_NONBLOCK: opening a named pipe would block until somebody writes to it.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
+        # BSD reports a refused link as EMLINK, Linux as ELOOP.
         if error.errno in (errno.ELOOP, errno.EMLINK) and os.path.islink(path):
             raise AuthError(f"{what} {path} is no regular file but a symbolic link") from None
         if isinstance(error, PermissionError):
             raise AuthError(f"this user may not read {what} {path}") from None
         raise
     try:
+        # fstat of the open descriptor, not stat of the path: the path may name another file by now.
         found, user = os.fstat(descriptor), os.geteuid()
         if not stat.S_ISREG(found.st_mode):
             raise AuthError(f"{what} {path} is no regular file")
-        if (why := exposure(found.st_mode, found.st_uid, user)) is not None:
+        if (why := exposed_permissions(found.st_mode, found.st_uid, user)) is not None:
             raise AuthError(f"{what} {path} {why}")
+        # A private file in a folder that others can write to may still be replaced by theirs.
         folder = os.stat(os.path.dirname(os.path.realpath(path)))
         private = _is_private_group(folder.st_gid, user)
-        why = replaceable(folder.st_mode, folder.st_uid, user, private_group=private)
+        why = replaceable_within(folder.st_mode, folder.st_uid, user, private_group=private)
         if why is not None:
             raise AuthError(f"{what} {path} is in a folder that {why}")
         with open(descriptor, "rb", closefd=False) as file:
@@ -183,27 +204,27 @@ def _read_private(path: str, what: str, *, follow: bool) -> bytes:
         os.close(descriptor)
 
 
-def exposure(mode: int, owner: int, user: int) -> str | None:
-    """Say what is wrong with a secret file of this mode and owner, if anything is.
-
-    One of root's may be read by a group: that is how orchestrators hand secrets to other users.
-    """
+def exposed_permissions(mode: int, owner: int, user: int) -> str | None:
+    """Say why a secret file of this mode and owner is not private to `user`; None if it is."""
     if owner not in (user, 0):
         return f"belongs to another user ({owner}), who knows it and can change it"
+    # A file of root may be readable by a group: orchestrators hand secrets to other users that way.
     if mode & (0o077 if owner == user else 0o037):
         shown = f"{stat.S_IMODE(mode):04o}"
         return f"can be read or changed by others (mode {shown}): `chmod 600` it, or make another"
     return None
 
 
-def replaceable(mode: int, owner: int, user: int, *, private_group: bool) -> str | None:
-    """Say why others could replace a file of ours in a folder of this mode and owner, if they can.
+def replaceable_within(mode: int, owner: int, user: int, *, private_group: bool) -> str | None:
+    """Say why others could replace a file in a folder of this mode and owner; None if they cannot.
 
-    In a sticky folder, as /tmp is, they cannot. `private_group`: nobody else is in its group.
+    `private_group`: this user is the only member of the folder's group.
     """
     if owner not in (user, 0):
         return f"belongs to another user ({owner}), who can replace it"
+    # Writable by the group is common where every user has a group of its own (umask 002).
     others = 0o002 if private_group else 0o022
+    # In a sticky folder, such as /tmp, only the owner of a file can rename or remove it.
     if mode & others and not mode & stat.S_ISVTX:
         shown = f"{stat.S_IMODE(mode):04o}"
         return f"others can write to (mode {shown}), so they can replace it: use a private folder"
@@ -211,13 +232,13 @@ def replaceable(mode: int, owner: int, user: int, *, private_group: bool) -> str
 
 
 def _is_private_group(group: int, user: int) -> bool:
-    """Whether a group has this user as its only member, as where every user has one of its own."""
+    """Tell whether this user is the only member of a group, as with one group per user."""
     import grp  # not on every platform
     import pwd
 
     try:
         account, found = pwd.getpwuid(user), grp.getgrgid(group)
-    except KeyError:
+    except KeyError:  # as in a container that runs under a number without an account
         return False
     return account.pw_gid == group and not set(found.gr_mem) - {account.pw_name}
 
@@ -226,7 +247,7 @@ def _is_private_group(group: int, user: int) -> bool:
 
 
 def read_secret_file(path: str) -> Secret:
-    """Read a secret file: raw bytes, surrounding whitespace stripped; private to this user."""
+    """Read a secret file, private to this user; surrounding whitespace is stripped."""
     try:
         # Links are followed: orchestrators mount secrets as links into a folder of root's.
         secret = Secret(_read_private(path, "the secret file", follow=True).strip())
@@ -240,18 +261,19 @@ def read_secret_file(path: str) -> Secret:
 
 
 def find_secret(
-    place: Place,
+    rendezvous: Rendezvous,
     *,
     secret: bytes | Mapping[str, bytes] | None,
     secret_file: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None,
     environment: MutableMapping[str, str],
     token: Callable[[int], bytes],
 ) -> bytes | Mapping[str, bytes] | None:
-    """Find the secret, or those by name; None when a file rendezvous is to carry a new one.
+    """Find the secret, or one per peer name; None if the rendezvous file is to carry a new one.
 
-    A secret in the environment is taken out of it: children and error reports need not have it.
+    Removes AIOGRAD_SECRET from `environment`. `token` generates random bytes.
     """
-    given = _taken_from(environment)
+    # Removed even if another one is used: children and error reports need not have it.
+    given = environment.pop("AIOGRAD_SECRET", None)
     if secret is not None:
         return secret
     if isinstance(secret_file, Mapping):
@@ -259,38 +281,36 @@ def find_secret(
     if secret_file is not None:
         return read_secret_file(os.fspath(secret_file))
     if given is not None:
-        if len(given) < SHORTEST:
+        found = Secret(given.strip().encode())
+        if len(found) < SHORTEST:
             raise AuthError(f"AIOGRAD_SECRET is too short; {SHORTEST} characters are the least")
-        return given
-    if place.kind == "file":
+        return found
+    if rendezvous.kind == "file":
         return None
-    if place.local:
+    if rendezvous.local:
         return user_secret(Path(tempfile.gettempdir()), os.getuid(), token)
     raise AuthError(
-        f"meeting at {place.text} crosses the network and needs a secret that all workers share: "
-        "pass Options(secret_file=...) or set AIOGRAD_SECRET_FILE (made by `openssl rand -hex 32`)"
+        f"a rendezvous at {rendezvous.location} crosses the network and needs a secret that all "
+        "workers share: pass Options(secret_file=...) or set AIOGRAD_SECRET_FILE "
+        "(made by `openssl rand -hex 32`)"
     )
 
 
-def _taken_from(environment: MutableMapping[str, str]) -> Secret | None:
-    given = environment.pop("AIOGRAD_SECRET", None)
-    return None if given is None else Secret(given.strip().encode())
-
-
 def user_secret(parent: Path, user: int, token: Callable[[int], bytes]) -> Secret:
-    """Give the secret of this user on this host; the first worker makes it.
+    """Give the secret of this user on this host; the first worker generates it.
 
-    It keeps other users of the host out, and is for meetings that nobody else can reach.
+    It keeps other users of the host out of a rendezvous that other hosts cannot reach.
     """
     folder = parent / f"aiograd-{user}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # `parent` is usually /tmp, where another user may have made a folder, or a link, of this name.
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o077:
         raise AuthError(f"{folder} is not private to this user; remove it, or pass a secret")
     path = folder / "secret"
     if not path.exists():
-        # link() fails where rename() would replace: of two that come first, one wins for both.
+        # link() fails where rename() would replace: if two workers race, both read the winner's.
         with contextlib.suppress(FileExistsError):
             _write_private(path, token(32).hex().encode(), os.link)
     return read_secret_file(str(path))

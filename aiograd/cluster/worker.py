@@ -1,8 +1,12 @@
 """`Worker`: one named member of a cluster, in this process and on this loop.
 
-The one place that plugs the layers together: an `Agent` that calls, the parts that other layers
-attach to it, and the membership. Where the pieces come from is planned in `plan.py`; who is there
-is `members.py`'s business. For the current worker there are functions in `scope.py`.
+The composition root, the one place that plugs the layers together: an `Agent`, the parts that other
+layers attach to it, and the membership.
+
+    WorkerPlan ──▶ Bootstrap ──▶ Agent ──▶ Member (+ Coordinator) ──▶ LAYERS ──▶ join
+    (config.py)    sockets       calls     who is here                references, autograd
+
+`api.py` has the functions for a program that is one worker.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiograd.autograd.op import OPS
-from aiograd.cluster.bootstrap import Premises
-from aiograd.cluster.config import Plan, plan_worker
-from aiograd.cluster.coordinator import Members
+from aiograd.cluster.bootstrap import Bootstrap
+from aiograd.cluster.config import WorkerPlan, plan_worker
+from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.member import Member
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.rpc import scope
@@ -32,20 +37,25 @@ from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rref import attach as attach_references
 
-_log = logging.getLogger("aiograd")
+__all__ = ["Worker", "run_to_completion"]
+
+_log = logging.getLogger("aiograd.cluster")
 T = TypeVar("T")
 
-# What is attached to every agent, in this order; parts settle and close in the opposite one.
+# What is attached to every agent, in this order: a layer uses those before it. So parts settle and
+# close in the opposite order.
 LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_references, attach_autograd)
 
-TICK = 0.5  # seconds; a kernel sees an interrupt only when its loop wakes
+# Seconds between two wake-ups of an idle loop: a notebook kernel notices an interrupt only when its
+# loop wakes.
+TICK = 0.5
 
 
 class Worker:
     """One member of a cluster: `async with ag.Worker("a", rank=0, ...) as worker:`.
 
-    What is not given comes from the environment. Entering returns when the worker is a member and
-    current; leaving is a graceful `close`, or an immediate one if the block failed.
+    Arguments that are not given come from the environment. Entering returns when the worker is a
+    member and current; leaving is a graceful `close`, or an immediate one if the block failed.
     """
 
     def __init__(
@@ -60,20 +70,22 @@ class Worker:
         self._set_up(plan_worker(name, rank, world_size, rendezvous, options, os.environ))
 
     @classmethod
-    def planned(cls, plan: Plan) -> Worker:
-        """Make a worker from a plan instead of from arguments and environment."""
+    def from_plan(cls, plan: WorkerPlan) -> Worker:
+        """Make a worker from a plan instead of arguments and environment."""
         worker = cls.__new__(cls)
         worker._set_up(plan)
         return worker
 
-    def _set_up(self, plan: Plan) -> None:
+    def _set_up(self, plan: WorkerPlan) -> None:
         self._plan = plan
         self._agent: Agent | None = None
-        self._members: Members | None = None
-        self._premises = Premises(plan, os.environ)
-        self._parts: list[Any] = []
-        self._closed: asyncio.Future[None] | None = None  # made when closing begins
-        self._token: Token[Agent | None] | None = None
+        self._member: Member | None = None
+        self._coordinator: Coordinator | None = None  # if this worker is the coordinator
+        self._bootstrap = Bootstrap(plan, os.environ)
+        self._parts: list[Any] = []  # what `LAYERS` attached
+        # Made when closing begins; it ends when all is closed. A second `close` waits for it.
+        self._closed: asyncio.Future[None] | None = None
+        self._token: Token[Agent | None] | None = None  # resets the current worker
         self._tick: asyncio.TimerHandle | None = None
         self._watchdog: Watchdog | None = None
 
@@ -81,40 +93,54 @@ class Worker:
 
     @property
     def name(self) -> str:
+        """The name, unique in the cluster; it can be read before the start and after the end."""
         return self._plan.name
 
     @property
     def rank(self) -> int:
+        """The rank, unique in the cluster; WorkerClosed before the start and after the end."""
         return self.agent.rank
 
     @property
     def options(self) -> Options:
+        """The options that the worker was made with."""
         return self._plan.options
 
     @property
     def agent(self) -> Agent:
-        """The machinery; `WorkerClosed` before the start and after the end."""
+        """The agent that makes and serves calls; WorkerClosed if the worker does not run."""
         if self._agent is None or (self._closed is not None and self._closed.done()):
             raise WorkerClosed(f"worker {self.name!r} is not running", self.name)
         return self._agent
 
     @property
-    def members(self) -> Members:
+    def member(self) -> Member:
+        """The cluster as this worker sees it; WorkerClosed if the worker does not run."""
         self.agent  # noqa: B018 - raises when there is none
-        assert self._members is not None
-        return self._members
+        assert self._member is not None
+        return self._member
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator's part of this worker; RpcError if another worker is the coordinator."""
+        self.agent  # noqa: B018 - raises when there is none
+        if self._coordinator is None:
+            raise RpcError(f"{self.name} is not the coordinator of this cluster")
+        return self._coordinator
 
     @property
     def running(self) -> bool:
+        """Tell whether the worker has been started and is not closed yet."""
         return self._agent is not None and (self._closed is None or not self._closed.done())
 
     @property
     def info(self) -> WorkerInfo:
+        """Name and rank, as other members see them."""
         return WorkerInfo(self.name, self.rank)
 
     @property
     def faults(self) -> FaultInjector | None:
-        """What goes wrong on purpose with the messages this worker sends; see `testing.faults`."""
+        """The fault injector for the messages this worker sends; see `aiograd.testing`."""
         return self.agent.fault_injector
 
     @faults.setter
@@ -128,15 +154,16 @@ class Worker:
         return self.agent.directory.find(name_or_rank).info
 
     def workers(self) -> list[WorkerInfo]:
-        """List the members, in order of rank; suspect are those that are silent, or lost to us."""
+        """List the members, in order of rank; `suspect` ones are silent, or lost to this worker."""
         suspects = self.agent.links.suspects()
         return [
-            WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.members.peers
+            WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.member.peers
         ]
 
     def debug_info(self) -> dict[str, int]:
-        """Give the worker's counters; all of them are 0 at rest, except `workers`."""
-        found = {"workers": len(self.members.peers), **self.agent.links.counters()}
+        """Give the worker's counters; all are 0 at rest, except `workers`."""
+        # `counters`, `settle` and `close` are optional for a part: layers need not know this class.
+        found = {"workers": len(self.member.peers), **self.agent.links.counters()}
         for part in self._parts:
             counters = getattr(part, "counters", None)
             if counters is not None:
@@ -148,15 +175,16 @@ class Worker:
         rank = "" if self._plan.rank is None else f" rank={self._plan.rank}"
         return f"<Worker {self.name!r}{rank} {state}>"
 
-    # ── coming ──────────────────────────────────────────────────────────────────────────────────
+    # ── starting ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> Worker:
-        """Join the cluster. When that fails or is cancelled, nothing is left open."""
+        """Join the cluster; if that fails or is cancelled, nothing is left open."""
         if self._agent is not None:
             raise RpcError(f"worker {self.name!r} was started before; make another one")
         try:
             await self._start()
-        except BaseException:
+        except BaseException:  # a cancellation, too: sockets and the file must go
+            # Not running any more, and a `close` that follows has nothing to do.
             self._closed = asyncio.get_running_loop().create_future()
             self._closed.set_result(None)
             await self._tear_down([])
@@ -165,39 +193,46 @@ class Worker:
 
     async def _start(self) -> None:
         plan = self._plan
-        agent, coordinator = await self._premises.open(OPS)
+        # Operations are callable by name on every worker; rpc itself knows no tensors.
+        agent, coordinator = await self._bootstrap.open(OPS)
         self._agent = agent
-        scope.closed(agent)  # started, but current only when it is a member
+        scope.closed(agent)  # listening, but current only when it is a member
         agent.parts[Worker] = self
         if coordinator is not None:
             agent.directory.add(coordinator)
-        self._members = Members(agent, plan.world_size, coordinator)
+        self._member = Member(agent, plan.world_size, coordinator)
+        if coordinator is None:
+            self._coordinator = Coordinator(self._member)
         for attach in LAYERS:
             self._parts.append(attach(agent))
         if plan.watch:  # before joining: a member can be called at once
             self._watchdog = Watchdog(agent)
             self._watchdog.start()
-        await self._join(self._members)
-        self._ticking()
+        if self._coordinator is None:
+            await self._member.join(plan.join_timeout)
+        else:
+            await self._start_cluster(self._coordinator)
+        self._keep_waking()
 
-    async def _join(self, members: Members) -> None:
-        """Become a member. Rank 0 sees to it that whoever takes part hears why it cannot be."""
+    async def _start_cluster(self, coordinator: Coordinator) -> None:
+        """Join as the coordinator; if the start is refused, let all ranks get the reason."""
         try:
-            await members.join(self._plan.patience)
+            await coordinator.start(self._plan.join_timeout)
         except RpcError as error:
-            if members.leads:
-                in_file = self._premises.leave_verdict(str(error), members.told)
-                await members.see_off_refused(0.0 if in_file else self.options.grace)
+            in_file = self._bootstrap.publish_refusal(str(error), coordinator.refused_ranks)
+            # Late ranks read the file, if there is one. Otherwise only this worker can tell them.
+            await coordinator.wait_for_refused(0.0 if in_file else self.options.grace)
             raise
 
     def make_current(self) -> None:
-        """Let this worker be the current one, here and wherever no other is."""
+        """Make this worker the current one, in this context and in those that have none."""
+        # `closed` first: `opened` then puts it last, even if it was in the list before.
         scope.closed(self.agent)
         scope.opened(self.agent)
         self._token = scope.use(self.agent)
 
-    def _ticking(self) -> None:
-        self._tick = self.agent.loop.call_later(TICK, self._ticking)
+    def _keep_waking(self) -> None:
+        self._tick = self.agent.loop.call_later(TICK, self._keep_waking)
 
     async def __aenter__(self) -> Worker:
         await self.start()
@@ -213,96 +248,115 @@ class Worker:
         await self.close(graceful=kind is None)
 
     async def serve(self) -> bool:
-        """Stay until the coordinator dismisses this worker (True), or is gone; then close."""
+        """Stay until the coordinator dismisses this worker (True) or is lost; then close."""
         graceful, timeout = False, None
         try:
-            graceful, timeout = await asyncio.shield(self.members.dismissed)
+            # Shielded: `dismissed` belongs to the member, and outlives a cancelled `serve`.
+            graceful, timeout = await asyncio.shield(self.member.dismissed)
         finally:
             await self.close(graceful, timeout)
         return graceful
 
-    # ── going ───────────────────────────────────────────────────────────────────────────────────
+    # ── leaving ─────────────────────────────────────────────────────────────────────────────────
 
     async def close(self, graceful: bool = True, timeout: float | None = None) -> None:
         """Leave the cluster, within `timeout` (default `Options.grace`) + 1 s.
 
-        Graceful: wait until all members want to leave and no call is under way anywhere. What peers
-        do wrong meanwhile is logged; what this worker leaked is raised under `strict_leaks`.
+        Graceful: wait until all members want to leave and no call is under way anywhere. Failures
+        of peers are logged; what this worker leaked itself is raised under `strict_leaks`.
         """
         if timeout is not None and timeout != 0:
             check_timeout(timeout)
         if self._agent is None:
             return
-        self._agent.here()
+        self._agent.here()  # an error in another loop or thread, or in a forked child
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
         self._closed = closed = self._agent.loop.create_future()
         grace = self.options.grace if timeout is None else timeout
-        trouble: list[RRefError] = []
+        leaks: list[RRefError] = []
         try:
             if graceful:
-                await self._part_in_peace(grace, trouble)
+                await self._leave(grace, leaks)
         finally:
+            # Also if the graceful part was cancelled: closing is not optional from here on.
             try:
-                await self._tear_down(trouble)
+                await self._tear_down(leaks)
             finally:
                 closed.set_result(None)
-        if trouble:
-            raise trouble[0]
+        if leaks:
+            raise leaks[0]
 
-    async def _part_in_peace(self, grace: float, trouble: list[RRefError]) -> None:
-        agent, members = self._agent, self._members
-        if agent is None or members is None:
+    async def _leave(self, grace: float, leaks: list[RRefError]) -> None:
+        """Leave gracefully, or log why that was not possible."""
+        agent, member = self._agent, self._member
+        if agent is None or member is None:
             return
         deadline = agent.loop.time() + grace
         try:
             async with asyncio.timeout_at(None if grace == math.inf else deadline):
-                await self._say_farewell(agent, members, deadline, trouble)
+                await self._finish_calls(agent, member, deadline, leaks)
+                await self._leave_roster(member)
         except TimeoutError:
             _log.warning("%s: left after %g s without waiting any longer", self.name, grace)
         except RpcError as error:
             _log.warning("%s: left without waiting for the others: %s", self.name, error)
 
-    async def _say_farewell(
-        self, agent: Agent, members: Members, deadline: float, trouble: list[RRefError]
+    async def _finish_calls(
+        self, agent: Agent, member: Member, deadline: float, leaks: list[RRefError]
     ) -> None:
-        if members.leads and members.world_size is None:
-            members.dismiss(members.others, together=True, timeout=deadline - agent.loop.time())
-        together = members.leaves_together
+        """Return when no call is under way: anywhere if all leave together, else here."""
+        coordinator = self._coordinator
+        if coordinator is not None and member.world_size is None:
+            # In a static world each member is closed by its own program; in an open one they serve
+            # until they are dismissed.
+            left = deadline - agent.loop.time()
+            coordinator.dismiss(member.others, together=True, timeout=left)
+        report = member.report if coordinator is None else coordinator.report
+        together = member.leaves_together
         if together:
-            await members.report(0, 0)
+            await report(0, 0)  # round 0: all members want to leave
+        # After round 0: before it, programs of other members may still make references to values
+        # of this worker.
         for part in reversed(self._parts):
             settle = getattr(part, "settle", None)
             if settle is not None:
                 try:
                     await settle(deadline)
                 except RRefError as error:
-                    trouble.append(error)  # what we leaked ourselves; the rest is peers' doing
+                    leaks.append(error)  # leaked here; raised when everything is closed
+        # `TerminationDetector` has the argument why one round without calls is not enough.
         while True:
             await agent.links.drain(deadline)
-            if not together or await members.report(agent.links.outstanding(), agent.started):
+            if not together or await report(agent.links.outstanding(), agent.started):
                 break
-        await members.leave()
-        if members.leads:
-            await members.wait_alone()  # the others must not lose their leader before they go
 
-    async def _tear_down(self, trouble: list[RRefError]) -> None:
+    async def _leave_roster(self, member: Member) -> None:
+        if self._coordinator is None:
+            await member.leave()
+        else:
+            # Members that lose their coordinator take that for a failure: it goes last.
+            await member.wait_alone()
+
+    async def _tear_down(self, leaks: list[RRefError]) -> None:
         """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
         if self._watchdog is not None:
             self._watchdog.close()
         if self._token is not None:
-            with contextlib.suppress(ValueError):  # left in another context than entered
+            with contextlib.suppress(ValueError):  # closed in another context than it was entered
                 scope.AGENT.reset(self._token)
             self._token = None
         if self._agent is not None:
             scope.closed(self._agent)
-        await to_the_end(self._close_parts(trouble))
+        await run_to_completion(self._close_parts(leaks))
 
-    async def _close_parts(self, trouble: list[RRefError]) -> None:
-        for part in (*reversed(self._parts), self._members, self._agent, self._premises):
+    async def _close_parts(self, leaks: list[RRefError]) -> None:
+        # From the top layer down to the sockets: each part may still use those below it.
+        cluster = self._member, self._coordinator
+        for part in (*reversed(self._parts), *cluster, self._agent, self._bootstrap):
             close = getattr(part, "close", None)
             if close is None:
                 continue
@@ -311,17 +365,19 @@ class Worker:
                 if inspect.isawaitable(closing):
                     await closing
             except RRefError as error:
-                trouble.append(error)
+                leaks.append(error)
             except Exception:
+                # A part that fails to close must not keep the sockets open.
                 _log.exception("%s: could not close %s", self.name, type(part).__name__)
         self._parts = []
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do something to its end; who is cancelled meanwhile is cancelled when it is done."""
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; a cancellation of the caller takes effect afterwards."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        # `wait`, not `await task`: its exception would replace the cancellation.
         await asyncio.wait([task])
         raise

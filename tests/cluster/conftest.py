@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aiograd.cluster.config import Plan
-from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.rpc import scope
 from aiograd.rpc.options import Options
@@ -20,7 +20,7 @@ from aiograd.rpc.transport.network import Network
 T = TypeVar("T")
 
 
-class Meeting:
+class World:
     """Makes workers that meet in memory."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -33,19 +33,19 @@ class Meeting:
         rank: int,
         world_size: int | None = None,
         options: Options | None = None,
-        patience: float = 10.0,
+        join_timeout: float = 10.0,
     ) -> Worker:
-        plan = Plan(
+        plan = WorkerPlan(
             name=name,
             rank=rank,
             world_size=world_size,
             options=options or Options(grace=2.0, timeout=10.0),
-            place=Place("memory", "meet"),
+            rendezvous=Rendezvous("memory", "meet"),
             secret=b"0123456789abcdef",
             network=self._network,
-            patience=patience,
+            join_timeout=join_timeout,
         )
-        worker = Worker.planned(plan)
+        worker = Worker.from_plan(plan)
         self._stack.push_async_callback(worker.close, graceful=False)
         return worker
 
@@ -84,6 +84,6 @@ class Meeting:
 
 
 @pytest.fixture
-async def meeting() -> AsyncIterator[Meeting]:
+async def world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        yield Meeting(stack)
+        yield World(stack)

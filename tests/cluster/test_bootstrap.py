@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from aiograd.cluster import bootstrap
-from aiograd.cluster.config import Plan, plan_worker
-from aiograd.cluster.rendezvous import Sign, Verdict
+from aiograd.cluster.config import WorkerPlan, plan_worker
+from aiograd.cluster.rendezvous import Refusal, RendezvousFile
 from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, ProtocolError, RpcError
 from aiograd.rpc.agent import Agent
@@ -41,11 +41,11 @@ async def refusal(worker: Worker) -> str:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_every_rank_hears_why_in_whatever_order_they_come(meeting, wrong, order):
+async def test_every_rank_hears_why_in_whatever_order_they_come(world, wrong, order):
     given, words = WRONG[wrong]
     starts = []
     for each in order:
-        starts.append(asyncio.create_task(refusal(meeting.worker(*given[each]))))
+        starts.append(asyncio.create_task(refusal(world.worker(*given[each]))))
         for _ in range(20):  # ticks: so long that this one has come, or waits for rank 0
             await asyncio.sleep(0)
     told = await asyncio.gather(*starts)
@@ -55,12 +55,12 @@ async def test_every_rank_hears_why_in_whatever_order_they_come(meeting, wrong, 
 
 
 @pytest.fixture(params=["memory", "unix", "file"])
-def plan(request, meeting, tmp_path):
+def plan(request, world, tmp_path):
     """Plans of workers that meet in one of three ways."""
 
-    def make(name: str, rank: int, world_size: int | None, **settings) -> Plan:
+    def make(name: str, rank: int, world_size: int | None, **settings) -> WorkerPlan:
         if request.param == "memory":
-            return replace(meeting.worker(name, rank, world_size)._plan, **settings)
+            return replace(world.worker(name, rank, world_size)._plan, **settings)
         place = f"{request.param}:{tmp_path}/meet"
         options = replace(QUICK, secret=b"0123456789abcdef")
         return replace(plan_worker(name, rank, world_size, place, options, {}), **settings)
@@ -70,25 +70,27 @@ def plan(request, meeting, tmp_path):
 
 async def test_rank_0_tells_a_rank_that_comes_when_all_others_have_gone(plan):
     loop = asyncio.get_running_loop()
-    first = asyncio.create_task(refusal(Worker.planned(plan("x", 0, 3))))
-    why = await refusal(Worker.planned(plan("x", 1, 3)))
+    first = asyncio.create_task(refusal(Worker.from_plan(plan("x", 0, 3))))
+    why = await refusal(Worker.from_plan(plan("x", 1, 3)))
     began = loop.time()
-    assert await refusal(Worker.planned(plan("z", 2, 3))) == why
+    assert await refusal(Worker.from_plan(plan("z", 2, 3))) == why
     assert await first == why
-    assert loop.time() - began < 4.0  # and not when the last one has lost its patience
+    assert loop.time() - began < 4.0  # and not when the last one has lost its join_timeout
 
 
 async def test_rank_0_does_not_stay_for_ever_for_ranks_that_never_come(plan):
     loop = asyncio.get_running_loop()
     began = loop.time()
-    told = await asyncio.gather(*(refusal(Worker.planned(plan("x", rank, 8))) for rank in range(2)))
+    told = await asyncio.gather(
+        *(refusal(Worker.from_plan(plan("x", rank, 8))) for rank in range(2))
+    )
     assert len(set(told)) == 1
     assert loop.time() - began < 2.0 + 4.0
 
 
-async def test_the_next_start_does_not_hear_the_verdict_of_the_last(plan):
-    await asyncio.gather(*(refusal(Worker.planned(plan("x", rank, 2))) for rank in range(2)))
-    ranks = [Worker.planned(plan(f"w{rank}", rank, 2)) for rank in range(2)]
+async def test_the_next_start_does_not_hear_the_refusal_of_the_last(plan):
+    await asyncio.gather(*(refusal(Worker.from_plan(plan("x", rank, 2))) for rank in range(2)))
+    ranks = [Worker.from_plan(plan(f"w{rank}", rank, 2)) for rank in range(2)]
     others = asyncio.create_task(ranks[1].start())
     for _ in range(20):
         await asyncio.sleep(0)  # it looks before rank 0 is there
@@ -99,25 +101,27 @@ async def test_the_next_start_does_not_hear_the_verdict_of_the_last(plan):
 
 async def test_those_who_wait_hear_that_the_world_was_not_complete(plan):
     told = await asyncio.gather(
-        refusal(Worker.planned(plan("x", 0, 3, patience=0.3))),
-        refusal(Worker.planned(plan("y", 1, 3, patience=0.3))),
+        refusal(Worker.from_plan(plan("x", 0, 3, join_timeout=0.3))),
+        refusal(Worker.from_plan(plan("y", 1, 3, join_timeout=0.3))),
     )
     assert len(set(told)) == 1
     assert "no word from rank 2" in told[0]
 
 
 async def test_a_second_rank_0_at_a_file_ends_the_start_of_everyone(tmp_path):
-    first = asyncio.create_task(refusal(Worker.planned(file_plan(tmp_path, "a", 0))))
+    first = asyncio.create_task(refusal(Worker.from_plan(file_plan(tmp_path, "a", 0))))
     await until(lambda: (tmp_path / "meet").exists())
-    other = asyncio.create_task(refusal(Worker.planned(file_plan(tmp_path, "b", 1))))
-    why = await refusal(Worker.planned(file_plan(tmp_path, "c", 0)))
+    other = asyncio.create_task(refusal(Worker.from_plan(file_plan(tmp_path, "b", 1))))
+    why = await refusal(Worker.from_plan(file_plan(tmp_path, "c", 0)))
     assert why == "ranks must be unique: 'a' and 'c' both have rank 0"
     assert await asyncio.gather(first, other) == [why, why]
 
 
 async def test_a_file_that_a_dead_rank_0_left_is_replaced(tmp_path):
-    Sign((f"unix:{tmp_path}/gone", "tcp:127.0.0.1:1"), b"s" * 32).write(f"{tmp_path}/meet")
-    ranks = [Worker.planned(file_plan(tmp_path, f"w{rank}", rank)) for rank in range(3)]
+    RendezvousFile((f"unix:{tmp_path}/gone", "tcp:127.0.0.1:1"), b"s" * 32).write(
+        f"{tmp_path}/meet"
+    )
+    ranks = [Worker.from_plan(file_plan(tmp_path, f"w{rank}", rank)) for rank in range(3)]
     await asyncio.gather(*(worker.start() for worker in ranks))
     assert [info.name for info in ranks[2].workers()] == ["w0", "w1", "w2"]
     await asyncio.gather(*(worker.close() for worker in ranks))
@@ -126,51 +130,51 @@ async def test_a_file_that_a_dead_rank_0_left_is_replaced(tmp_path):
 # ── what is told in a file ──────────────────────────────────────────────────────────────────────
 
 
-def file_plan(tmp_path, name: str, rank: int, **settings) -> Plan:
+def file_plan(tmp_path, name: str, rank: int, **settings) -> WorkerPlan:
     options = replace(QUICK, secret=b"0123456789abcdef")
-    planned = plan_worker(name, rank, 3, f"file:{tmp_path}/meet", options, {})
-    return replace(planned, **settings)
+    made = plan_worker(name, rank, 3, f"file:{tmp_path}/meet", options, {})
+    return replace(made, **settings)
 
 
 @pytest.mark.parametrize(("age", "told"), [(60.0, ()), (-60.0, ()), (0.0, (0, 1))])
-async def test_a_verdict_of_another_start_is_waited_out(tmp_path, monkeypatch, age, told):
-    monkeypatch.setattr(bootstrap, "REPLACED", 0.0)
+async def test_a_refusal_of_another_start_is_waited_out(tmp_path, monkeypatch, age, told):
+    monkeypatch.setattr(bootstrap, "REPLACE_GRACE", 0.0)
     now = bootstrap.Runtime().wall_time()
-    Sign((), verdict=Verdict("no", now - age, told)).write(f"{tmp_path}/meet")
-    why = await refusal(Worker.planned(file_plan(tmp_path, "b", 1, patience=0.1)))
+    RendezvousFile((), refusal=Refusal("no", now - age, told)).write(f"{tmp_path}/meet")
+    why = await refusal(Worker.from_plan(file_plan(tmp_path, "b", 1, join_timeout=0.1)))
     assert "did not write its address" in why
     assert "an earlier start was refused: no" in why
 
 
-async def test_a_verdict_is_heard_only_when_no_new_rank_0_replaces_it(tmp_path):
+async def test_a_refusal_is_heard_only_when_no_new_rank_0_replaces_it(tmp_path):
     now = bootstrap.Runtime().wall_time()
-    Sign((), verdict=Verdict("no", now, (0, 2))).write(f"{tmp_path}/meet")
-    assert await refusal(Worker.planned(file_plan(tmp_path, "b", 1))) == "no"
+    RendezvousFile((), refusal=Refusal("no", now, (0, 2))).write(f"{tmp_path}/meet")
+    assert await refusal(Worker.from_plan(file_plan(tmp_path, "b", 1))) == "no"
 
 
-def test_a_verdict_is_for_ranks_that_were_not_told_yet_and_for_duplicates():
-    verdict = Verdict("no", 100.0, (0, 1, 1))
-    assert verdict.is_for(2, 101.0)
-    assert verdict.is_for(1, 101.0)  # a third one of that rank
-    assert verdict.is_for(None, 101.0)
-    assert not verdict.is_for(0, 101.0)
-    assert not verdict.is_for(2, 111.0)
-    assert not verdict.is_for(2, 89.0)
+def test_a_refusal_is_for_ranks_that_were_not_told_yet_and_for_duplicates():
+    found = Refusal("no", 100.0, (0, 1, 1))
+    assert found.applies_to(2, 101.0)
+    assert found.applies_to(1, 101.0)  # a third one of that rank
+    assert found.applies_to(None, 101.0)
+    assert not found.applies_to(0, 101.0)
+    assert not found.applies_to(2, 111.0)
+    assert not found.applies_to(2, 89.0)
 
 
-def test_a_verdict_carries_neither_secret_nor_address(tmp_path):
+def test_a_refusal_carries_neither_secret_nor_address(tmp_path):
     path = f"{tmp_path}/meet"
-    Sign((), verdict=Verdict("no", 1.0, (0, 1))).write(path)
-    assert Sign.read(path) == Sign((), None, Verdict("no", 1.0, (0, 1)))
+    RendezvousFile((), refusal=Refusal("no", 1.0, (0, 1))).write(path)
+    assert RendezvousFile.read(path) == RendezvousFile((), None, Refusal("no", 1.0, (0, 1)))
 
 
 # ── secrets and versions ────────────────────────────────────────────────────────────────────────
 
 
-async def test_rank_0_says_that_somebody_came_with_another_secret(meeting):
-    first = asyncio.create_task(refusal(meeting.worker("a", 0, 2, patience=1.0)))
-    other = meeting.worker("b", 1, 2)
-    stranger = Worker.planned(replace(other._plan, secret=b"another secret of 16"))
+async def test_rank_0_says_that_somebody_came_with_another_secret(world):
+    first = asyncio.create_task(refusal(world.worker("a", 0, 2, join_timeout=1.0)))
+    other = world.worker("b", 1, 2)
+    stranger = Worker.from_plan(replace(other._plan, secret=b"another secret of 16"))
     with pytest.raises(AuthError, match="secret"):
         await stranger.start()
     why = await first
@@ -179,8 +183,8 @@ async def test_rank_0_says_that_somebody_came_with_another_secret(meeting):
     assert "does not know the secret" in why
 
 
-async def test_versions_that_do_not_fit_are_named_on_both_sides(meeting, monkeypatch):
-    first = asyncio.create_task(refusal(meeting.worker("a", 0, 2, patience=1.0)))
+async def test_versions_that_do_not_fit_are_named_on_both_sides(world, monkeypatch):
+    first = asyncio.create_task(refusal(world.worker("a", 0, 2, join_timeout=1.0)))
     await asyncio.sleep(0)
     identity = Agent.identity.fget
 
@@ -190,5 +194,5 @@ async def test_versions_that_do_not_fit_are_named_on_both_sides(meeting, monkeyp
 
     monkeypatch.setattr(Agent, "identity", property(older))
     with pytest.raises(ProtocolError, match=f"speaks {VERSION}, we speak {VERSION - 1}"):
-        await meeting.worker("b", 1, 2).start()
+        await world.worker("b", 1, 2).start()
     assert f"speaks {VERSION - 1}, we speak {VERSION}" in await first

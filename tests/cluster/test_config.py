@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.cluster.config import Plan, plan_worker, worker_names
-from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.config import (
+    Launch,
+    WorkerPlan,
+    expand_hosts,
+    plan_worker,
+    read_launch,
+    worker_names,
+)
+from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.errors import RpcError
 from aiograd.rpc.options import Options
 
 
-def plan(name="me", rank=None, world_size=None, rendezvous=None, options=None, env=None) -> Plan:
+def plan(
+    name="me", rank=None, world_size=None, rendezvous=None, options=None, env=None
+) -> WorkerPlan:
     return plan_worker(name, rank, world_size, rendezvous, options, env or {})
 
 
 def test_a_world_of_one_needs_nothing():
-    assert plan() == plan(rank=0, world_size=1) == Plan(name="me", rank=0, world_size=1)
+    assert plan() == plan(rank=0, world_size=1) == WorkerPlan(name="me", rank=0, world_size=1)
     assert plan().leads
 
 
 def test_what_is_not_given_comes_from_the_environment():
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}
     found = plan(env=environment)
-    assert (found.rank, found.world_size, found.place) == (1, 2, Place("tcp", "h:5"))
+    assert (found.rank, found.world_size, found.rendezvous) == (1, 2, Rendezvous("tcp", "h:5"))
     assert not found.leads
     found = plan(rank=0, env=environment)
     assert (found.rank, found.world_size, found.leads) == (0, 2, True)
@@ -90,3 +99,146 @@ def test_worker_name_rules_hold_before_anything_is_opened(name):
 def test_workers_of_a_local_cluster_differ_in_more_than_case(names):
     with pytest.raises(RpcError, match="differ"):
         worker_names(2, names)
+
+
+# ── the environment of launchers ──────────────────────────────────────────────────────────────────
+
+
+CASES = {
+    "nothing": ({}, Launch()),
+    "our own variables": (
+        {
+            "AIOGRAD_RANK": "1",
+            "AIOGRAD_WORLD_SIZE": "4",
+            "AIOGRAD_NAME": "left",
+            "AIOGRAD_RENDEZVOUS": "unix:/run/meet",
+            "AIOGRAD_SECRET_FILE": "/run/secret",
+        },
+        Launch("left", 1, 4, "unix:/run/meet", "/run/secret", "aiograd"),
+    ),
+    "our own variables, without a world size: an open cluster": (
+        {"AIOGRAD_RANK": "1", "AIOGRAD_RENDEZVOUS": "h:1", "WORLD_SIZE": "9", "RANK": "3"},
+        Launch(None, 1, None, "h:1", None, "aiograd"),
+    ),
+    "torchrun": (
+        {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"},
+        Launch(None, 3, 8, "node7:1234", None, "torchrun"),
+    ),
+    "torchrun with its customary port": (
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node7"},
+        Launch(None, 0, 2, "node7:29500", None, "torchrun"),
+    ),
+    "torchrun over IPv6": (
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fe80::1", "MASTER_PORT": "5"},
+        Launch(None, 0, 2, "[fe80::1]:5", None, "torchrun"),
+    ),
+    "slurm": (
+        {
+            "SLURM_PROCID": "2",
+            "SLURM_NTASKS": "4",
+            "SLURM_NODELIST": "gpu[07-09]",
+            "MASTER_ADDR": "",
+        },
+        Launch(None, 2, 4, "gpu07:27202", None, "slurm"),
+    ),
+    "a slurm step counts its own tasks": (
+        {
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "4",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NODELIST": "b1",
+            "SLURM_NODELIST": "a1,b1",
+            "AIOGRAD_RENDEZVOUS": "b1:7",
+        },
+        Launch(None, 0, 2, "b1:7", None, "slurm"),
+    ),
+    "open mpi on one host": (
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": "job-1",
+            "MASTER_ADDR": "localhost",
+        },
+        Launch(None, 1, 2, "localhost:29500", None, "open-mpi"),
+    ),
+    "open mpi on many hosts cannot say where": (
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        },
+        Launch(None, 1, 4, None, None, "open-mpi"),
+    ),
+    "pmi": (
+        {"PMI_RANK": "5", "PMI_SIZE": "6", "AIOGRAD_RENDEZVOUS": "file:/shared/meet"},
+        Launch(None, 5, 6, "file:/shared/meet", None, "pmi"),
+    ),
+    "kubernetes": (
+        {
+            "JOB_COMPLETION_INDEX": "12",
+            "HOSTNAME": "train-12",
+            "AIOGRAD_SERVICE": "train-svc",
+            "AIOGRAD_WORLD_SIZE": "16",
+        },
+        Launch(None, 12, 16, "train-0.train-svc:29500", None, "kubernetes"),
+    ),
+    "kubernetes under a host name of its own": (
+        {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "elsewhere"},
+        Launch(None, 1, None, None, None, "kubernetes"),
+    ),
+    "torchrun comes before slurm": (
+        {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "9"},
+        Launch(None, 0, 2, None, None, "torchrun"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_environment_says_who_we_are(case):
+    environment, expected = CASES[case]
+    assert read_launch(environment) == expected
+
+
+def test_jobs_that_share_a_host_get_ports_of_their_own_and_all_ranks_the_same():
+    def meet(job: str, rank: int) -> str | None:
+        return read_launch(
+            {
+                "OMPI_COMM_WORLD_RANK": str(rank),
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "PMIX_NAMESPACE": job,
+            }
+        ).rendezvous
+
+    assert meet("job-1", 0) == meet("job-1", 1)
+    assert meet("job-1", 0) != meet("job-2", 0)
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1.5"])
+def test_a_rank_that_is_no_number_is_an_error_that_names_the_variable(text):
+    with pytest.raises(ValueError, match="SLURM_PROCID"):
+        read_launch({"SLURM_PROCID": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[1-3]", ["gpu1", "gpu2", "gpu3"]),
+        ("gpu[08-11,3],login", ["gpu08", "gpu09", "gpu10", "gpu11", "gpu3", "login"]),
+        ("r[1-2]n[1,2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+    ],
+)
+def test_slurms_host_lists_expand(text, hosts):
+    assert list(expand_hosts(text)) == hosts
+
+
+def test_a_huge_host_list_is_expanded_only_as_far_as_it_is_read():
+    assert next(expand_hosts("n[0-999999999]")) == "n0"
+
+
+def test_a_broken_host_range_is_an_error():
+    with pytest.raises(ValueError, match="range"):
+        list(expand_hosts("n[a-b]"))

@@ -138,12 +138,12 @@ async def test_worker_joins_a_running_cluster(tmp_path, ending):
             "worker", "--join", place, "--name", "helper", "--secret-file", str(secret)
         )
         while len(boss.workers()) < 2:
-            await boss.members.changed.wait()
+            await boss.member.changed.wait()
         assert boss.workers()[1].rank == 1
         assert await rpc_async("helper", name_of_worker) == "helper"
         if ending == "interrupt":
             process.send_signal(signal.SIGINT)
-            await boss.members.wait_gone("helper")
+            await boss.member.wait_gone("helper")
     code, _, errors = await outcome(process)
     assert f"helper joined {place} as rank 1" in errors.splitlines()
     assert "Traceback" not in errors
@@ -161,7 +161,7 @@ async def test_worker_joins_with_a_secret_for_each_peer(tmp_path):
         files = [f"--secret-file={name}={tmp_path / name}" for name in ("boss", "other")]
         process = command("worker", "--join", place, "--name", "helper", *files)
         while len(boss.workers()) < 2:
-            await boss.members.changed.wait()
+            await boss.member.changed.wait()
         assert await rpc_async("helper", name_of_worker) == "helper"
     assert (await outcome(process))[0] == 0
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
+import aiograd as ag
 from aiograd.cluster.api import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.cluster.local import LocalCluster
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
@@ -192,7 +195,8 @@ async def test_a_worker_that_leaves_finishes_its_work_first(cluster):
         assert await work == "done"
 
 
-async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster):
+async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster, caplog):
+    caplog.set_level(logging.INFO, "aiograd.cluster")
     async with cluster(2) as c:
         waiting = c["worker1"].call(asyncio.sleep, 60)
         await c["worker1"].call(who)
@@ -208,6 +212,7 @@ async def test_a_killed_worker_is_lost_and_can_be_restarted(cluster):
         assert await c["worker0"].call(rpc_from_there, "worker1") == WorkerInfo("worker1", 1)
         await c.restart("worker0")  # one that lives
         assert await c["worker1"].call(rpc_from_there, "worker0") == WorkerInfo("worker0", 0)
+    assert "restarting worker" in caplog.text
 
 
 async def test_leaving_after_an_error_does_not_wait(cluster):
@@ -285,3 +290,35 @@ async def test_a_worker_knows_the_others_before_it_can_be_called(cluster):
             await c.kill("worker1")
             restarting = asyncio.create_task(c.restart("worker1"))
             await asyncio.gather(restarting, *(ask_until(restarting) for _ in range(5)))
+
+
+# ── handles ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+async def test_a_forgotten_call_of_a_handle_is_logged_with_the_users_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with ag.LocalCluster(1, processes=False) as cluster:
+        with caplog.at_level(logging.WARNING, "aiograd"):
+            call = cluster["worker0"].call(fail)
+            line = sys._getframe().f_lineno - 1
+            await asyncio.wait([call])
+            del call
+            await cluster["worker0"].call(int)
+    assert any(f"{__file__}:{line}" in record.getMessage() for record in caplog.records)
+
+
+def show(**given: int) -> dict[str, int]:
+    return given
+
+
+async def test_short_forms_take_arguments_of_any_name() -> None:
+    given = {"func": 1, "self": 2, "to": 3}
+    async with ag.LocalCluster(1, processes=False) as cluster:
+        assert await cluster["worker0"].call(show, **given) == given
+        assert await cluster["worker0"].remote(show, **given) == given
+        assert await ag.Group(["worker0"]).call(show, **given) == [given]

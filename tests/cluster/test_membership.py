@@ -122,14 +122,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_verdict_stands_for_all_who_come_later(mistake):
+def test_a_refusal_stands_for_all_who_come_later(mistake):
     membership = opened(A, world_size=3)
-    verdict = refusals(membership.join(*MISTAKES[mistake]))["a"]
+    why = refusals(membership.join(*MISTAKES[mistake]))["a"]
     assert membership.to_come() == 1
-    assert refusals(membership.join(C, 3)) == {"c": verdict}
+    assert refusals(membership.join(C, 3)) == {"c": why}
     assert membership.to_come() == 0
     assert 0 in {each.rank for each in membership.refused.values()}
-    assert refusals(membership.join(peer("d", 1), 3)) == {"d": verdict}  # never complete again
+    assert refusals(membership.join(peer("d", 1), 3)) == {"d": why}  # never complete again
     assert membership.roster() == (0, ())
 
 

@@ -1,4 +1,4 @@
-"""Meeting places and secrets."""
+"""World places and secrets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from aiograd.cluster.rendezvous import (
-    Place,
-    Sign,
-    exposure,
+    Rendezvous,
+    RendezvousFile,
+    exposed_permissions,
     find_secret,
-    parse_place,
+    parse_rendezvous,
     read_secret_file,
-    replaceable,
+    replaceable_within,
     user_secret,
 )
 from aiograd.errors import AuthError, RpcError
@@ -28,34 +28,34 @@ from aiograd.errors import AuthError, RpcError
 @pytest.mark.parametrize(
     ("text", "place", "local"),
     [
-        ("host:29500", Place("tcp", "host:29500"), False),
-        ("tcp://host:1", Place("tcp", "host:1"), False),
-        ("0.0.0.0:80", Place("tcp", "0.0.0.0:80"), False),
-        ("127.0.0.1:80", Place("tcp", "127.0.0.1:80"), True),
-        ("localhost:80", Place("tcp", "localhost:80"), True),
-        ("[::1]:80", Place("tcp", "[::1]:80"), True),
-        ("unix:/tmp/a:b", Place("unix", "/tmp/a:b"), True),
-        ("file:meet", Place("file", "meet"), False),
-        ("memory:x", Place("memory", "x"), True),
+        ("host:29500", Rendezvous("tcp", "host:29500"), False),
+        ("tcp://host:1", Rendezvous("tcp", "host:1"), False),
+        ("0.0.0.0:80", Rendezvous("tcp", "0.0.0.0:80"), False),
+        ("127.0.0.1:80", Rendezvous("tcp", "127.0.0.1:80"), True),
+        ("localhost:80", Rendezvous("tcp", "localhost:80"), True),
+        ("[::1]:80", Rendezvous("tcp", "[::1]:80"), True),
+        ("unix:/tmp/a:b", Rendezvous("unix", "/tmp/a:b"), True),
+        ("file:meet", Rendezvous("file", "meet"), False),
+        ("memory:x", Rendezvous("memory", "x"), True),
     ],
 )
 def test_a_rendezvous_has_a_few_forms(text, place, local):
-    assert parse_place(text) == place
-    assert parse_place(text).local is local
+    assert parse_rendezvous(text) == place
+    assert parse_rendezvous(text).local is local
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:70000", "unix:"])
 def test_a_malformed_rendezvous_is_a_value_error(text):
     with pytest.raises(ValueError, match="rendezvous"):
-        parse_place(text)
+        parse_rendezvous(text)
 
 
 def test_a_sign_is_read_back_and_nobody_else_may_read_it(tmp_path):
     path = str(tmp_path / "meet")
-    assert Sign.read(path) is None
-    Sign(("unix:/x",), b"s" * 32).write(path)
-    Sign(("unix:/y", "tcp:h:1"), b"t" * 32).write(path)
-    assert Sign.read(path) == Sign(("unix:/y", "tcp:h:1"), b"t" * 32)
+    assert RendezvousFile.read(path) is None
+    RendezvousFile(("unix:/x",), b"s" * 32).write(path)
+    RendezvousFile(("unix:/y", "tcp:h:1"), b"t" * 32).write(path)
+    assert RendezvousFile.read(path) == RendezvousFile(("unix:/y", "tcp:h:1"), b"t" * 32)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert os.listdir(tmp_path) == ["meet"]
 
@@ -64,7 +64,7 @@ def test_a_file_of_something_else_is_not_taken_for_a_sign(tmp_path):
     (tmp_path / "meet").touch(mode=0o600)
     (tmp_path / "meet").write_text("{}")
     with pytest.raises(RpcError, match="no worker wrote it"):
-        Sign.read(str(tmp_path / "meet"))
+        RendezvousFile.read(str(tmp_path / "meet"))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ SIGN = '{"addresses": ["unix:/nowhere"], "secret": "%s"}' % ("ab" * 32)
 def test_a_sign_that_another_user_planted_is_refused(planted):
     path = planted(SIGN)
     with pytest.raises(AuthError, match="belongs to another user") as caught:
-        Sign.read(str(path))
+        RendezvousFile.read(str(path))
     assert str(path) in str(caught.value)
 
 
@@ -108,16 +108,16 @@ def test_a_secret_file_that_another_user_planted_is_refused(planted):
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o606])
 def test_a_sign_that_others_can_read_or_change_is_refused(tmp_path, mode):
     path = tmp_path / "meet"
-    Sign(("unix:/x",), b"s" * 32).write(str(path))
+    RendezvousFile(("unix:/x",), b"s" * 32).write(str(path))
     path.chmod(mode)
     with pytest.raises(AuthError, match=f"mode {mode:04o}"):
-        Sign.read(str(path))
+        RendezvousFile.read(str(path))
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_a_sign_is_a_file_and_nothing_else(tmp_path, kind):
     path = tmp_path / "meet"
-    Sign(("unix:/x",), b"s" * 32).write(str(tmp_path / "other"))
+    RendezvousFile(("unix:/x",), b"s" * 32).write(str(tmp_path / "other"))
     if kind == "link":
         path.symlink_to(tmp_path / "other")
     elif kind == "pipe":
@@ -125,15 +125,15 @@ def test_a_sign_is_a_file_and_nothing_else(tmp_path, kind):
     else:
         path.mkdir(mode=0o700)
     with pytest.raises(AuthError, match="no regular file"):
-        Sign.read(str(path))
+        RendezvousFile.read(str(path))
 
 
 @pytest.mark.parametrize("what", ["sign", "secret"])
 @pytest.mark.parametrize(("mode", "safe"), [(0o777, False), (0o1777, True), (0o755, True)])
 def test_a_folder_in_which_others_can_replace_the_file_is_refused(tmp_path, what, mode, safe):
     path = tmp_path / "meet"
-    Sign(("unix:/x",), b"s" * 32).write(str(path))
-    read = {"sign": Sign.read, "secret": read_secret_file}[what]
+    RendezvousFile(("unix:/x",), b"s" * 32).write(str(path))
+    read = {"sign": RendezvousFile.read, "secret": read_secret_file}[what]
     tmp_path.chmod(mode)
     if safe:
         assert read(str(path))
@@ -144,12 +144,12 @@ def test_a_folder_in_which_others_can_replace_the_file_is_refused(tmp_path, what
 
 def test_a_folder_is_as_private_as_its_group():
     me, other = 1000, 1001
-    assert replaceable(0o755, me, me, private_group=False) is None
-    assert replaceable(0o775, me, me, private_group=True) is None  # umask 002 is common
-    assert "0775" in replaceable(0o775, me, me, private_group=False)
-    assert "0777" in replaceable(0o777, me, me, private_group=True)
-    assert replaceable(0o1777, 0, me, private_group=False) is None
-    assert "another user" in replaceable(0o755, other, me, private_group=False)
+    assert replaceable_within(0o755, me, me, private_group=False) is None
+    assert replaceable_within(0o775, me, me, private_group=True) is None  # umask 002 is common
+    assert "0775" in replaceable_within(0o775, me, me, private_group=False)
+    assert "0777" in replaceable_within(0o777, me, me, private_group=True)
+    assert replaceable_within(0o1777, 0, me, private_group=False) is None
+    assert "another user" in replaceable_within(0o755, other, me, private_group=False)
 
 
 def test_a_secret_file_may_be_a_link_to_a_private_file(tmp_path):
@@ -165,7 +165,7 @@ def test_a_secret_file_may_be_a_link_to_a_private_file(tmp_path):
 def test_a_sign_that_cannot_be_written_is_an_rpc_error(planted):
     path = planted(SIGN)
     with pytest.raises(RpcError, match="cannot write"):
-        Sign(("unix:/x",)).write(str(path / "below"))
+        RendezvousFile(("unix:/x",)).write(str(path / "below"))
 
 
 def test_a_secret_file_holds_raw_bytes_without_the_whitespace_around_them(tmp_path):
@@ -195,17 +195,17 @@ def test_a_secret_file_that_others_can_read_or_change_is_refused(tmp_path, mode)
 
 def test_a_secret_file_belongs_to_this_user_or_to_root():
     me, root, other = 1000, 0, 1001
-    assert exposure(0o600, me, me) is None
-    assert exposure(0o440, root, me) is None  # as orchestrators mount it
-    assert "0444" in exposure(0o444, root, me)
-    assert "0460" in exposure(0o460, root, me)
-    assert "0440" in exposure(0o440, root, root)
-    assert "another user" in exposure(0o600, other, me)
+    assert exposed_permissions(0o600, me, me) is None
+    assert exposed_permissions(0o440, root, me) is None  # as orchestrators mount it
+    assert "0444" in exposed_permissions(0o444, root, me)
+    assert "0460" in exposed_permissions(0o460, root, me)
+    assert "0440" in exposed_permissions(0o440, root, root)
+    assert "another user" in exposed_permissions(0o600, other, me)
 
 
 def secret_for(rendezvous: str, environment=None, secret=None, secret_file=None) -> bytes | None:
     return find_secret(
-        parse_place(rendezvous),
+        parse_rendezvous(rendezvous),
         secret=secret,
         secret_file=secret_file,
         environment={} if environment is None else environment,

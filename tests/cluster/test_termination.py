@@ -1,4 +1,4 @@
-"""Gatherings and farewells, in every awkward order."""
+"""Termination detection, in every awkward order of reports and calls."""
 
 from __future__ import annotations
 
@@ -7,92 +7,33 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.collectives import Gatherings
-from aiograd.cluster.termination import Farewell
-
-GROUP = (("a", b"1"), ("b", b"2"), ("c", b"3"))
+from aiograd.cluster.termination import TerminationDetector
 
 
-def values(found):
-    return [(brought.name, brought.value) for brought in found]
-
-
-def test_a_gathering_is_complete_when_everyone_has_brought_something():
-    leader = Gatherings()
-    for missing, name, value in ((["b", "c"], "a", 1), (["b"], "c", 3)):
-        leader.bring(GROUP, name, value)
-        assert leader.missing(GROUP) == missing
-        assert leader.complete(GROUP) == []
-    leader.bring(GROUP, "b", 2)
-    found = leader.complete(GROUP)
-    assert values(found) == [("a", 1), ("b", 2), ("c", 3)]  # by rank, whoever came first
-    assert list(leader) == []
-
-
-def test_those_who_come_several_times_pair_up_in_the_order_they_came():
-    leader, group = Gatherings(), GROUP[:2]
-    for value in ("b1", "b2"):
-        leader.bring(group, "b", value)
-    for n in (1, 2):
-        leader.bring(group, "a", f"a{n}")
-        assert values(leader.complete(group)) == [("a", f"a{n}"), ("b", f"b{n}")]
-    assert list(leader) == []
-
-
-def test_groups_gather_apart():
-    leader = Gatherings()
-    leader.bring(GROUP, "a", 1)
-    leader.bring(GROUP[:2], "b", 2)
-    assert leader.missing(GROUP) == ["b", "c"]
-    assert leader.missing(GROUP[:2]) == ["a"]
-
-
-def test_what_is_taken_back_was_never_there():
-    leader, group = Gatherings(), GROUP[:2]
-    first, second = leader.bring(group, "a", 1), leader.bring(group, "a", 1)
-    leader.take_back(first)
-    leader.take_back(first)
-    assert list(leader) == [second]
-    leader.bring(group, "b", 2)
-    assert leader.complete(group)[0] is second
-    leader.take_back(second)  # given out already
-    assert list(leader) == []
-
-
-def test_a_death_ends_the_gatherings_it_makes_impossible():
-    leader = Gatherings()
-    doomed = leader.bring(GROUP, "a", 1)
-    other = leader.bring(GROUP[:2], "a", 1)
-    assert leader.gone(b"3") == [doomed]
-    assert leader.gone(b"nobody") == []
-    assert list(leader) == [other]
-    leader.take_back(doomed)
-
-
-def test_a_farewell_of_idle_workers_takes_two_rounds_of_counts():
-    farewell = Farewell()
+def test_idle_workers_take_two_rounds_of_counts():
+    detector = TerminationDetector()
     everyone = ["a", "b"]
     for expected in (False, False, True):
-        farewell.report("a", 0, 7)
-        assert farewell.decide(everyone) is None
-        farewell.report("b", 0, 3)
-        assert farewell.decide(everyone) is expected
+        detector.report("a", 0, 7)
+        assert detector.decide(everyone) is None
+        detector.report("b", 0, 3)
+        assert detector.decide(everyone) is expected
 
 
-def test_a_farewell_goes_on_while_calls_are_made():
-    farewell = Farewell()
+def test_rounds_go_on_while_calls_are_made():
+    detector = TerminationDetector()
     for round_number, (started, expected) in enumerate(
         [(1, False), (2, False), (5, False), (5, True)]
     ):
-        farewell.report("a", 0, started)
-        assert farewell.decide(["a"]) is expected, round_number
+        detector.report("a", 0, started)
+        assert detector.decide(["a"]) is expected, round_number
 
 
-def test_a_farewell_does_not_wait_for_the_dead():
-    farewell = Farewell()
-    farewell.report("a", 0, 0)
-    assert farewell.decide(["a", "b"]) is None
-    assert farewell.decide(["a"]) is False
+def test_a_round_does_not_wait_for_lost_workers():
+    detector = TerminationDetector()
+    detector.report("a", 0, 0)
+    assert detector.decide(["a", "b"]) is None
+    assert detector.decide(["a"]) is False
 
 
 class Cluster:
@@ -135,7 +76,7 @@ def test_nobody_is_let_go_while_a_call_is_on_its_way(seed, workers, calls):
     chance = random.Random(seed)
     cluster = Cluster(chance, workers, calls)
     cluster.call("w0")  # one chain dodges the counting better than many do
-    farewell, reported = Farewell(), set()
+    detector, reported = TerminationDetector(), set()
     for _ in range(10_000):
         ready = [n for n in cluster.names if n not in reported and not cluster.outstanding[n]]
         if (cluster.flying or cluster.answers) and (not ready or chance.random() < 0.5):
@@ -143,12 +84,12 @@ def test_nobody_is_let_go_while_a_call_is_on_its_way(seed, workers, calls):
             continue
         name = chance.choice(ready)
         reported.add(name)
-        farewell.report(name, cluster.outstanding[name], cluster.started[name])
-        done = farewell.decide(cluster.names)
+        detector.report(name, cluster.outstanding[name], cluster.started[name])
+        done = detector.decide(cluster.names)
         if done:
             assert not cluster.flying
             assert not cluster.answers
             return
         if done is False:
             reported.clear()
-    raise AssertionError("the farewell never ended")
+    raise AssertionError("the detector never decided")

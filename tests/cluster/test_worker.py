@@ -21,8 +21,8 @@ from aiograd.cluster.api import (
     shutdown,
     workers,
 )
-from aiograd.cluster.config import Plan, plan_worker
-from aiograd.cluster.rendezvous import Place
+from aiograd.cluster.config import WorkerPlan, plan_worker
+from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.errors import (
     AuthError,
@@ -61,9 +61,9 @@ async def who() -> WorkerInfo:
 # ── names and infos ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_worker_info(meeting):
+async def test_worker_info(world):
     names = [f"worker{n}" for n in range(4)]
-    a, *_ = await meeting.static(*names)
+    a, *_ = await world.static(*names)
 
     async def look():
         assert get_worker_info() == WorkerInfo("worker0", 0)
@@ -72,12 +72,12 @@ async def test_worker_info(meeting):
             get_worker_info("worker9")
         return workers()
 
-    infos = await meeting.run_as(a, look)
+    infos = await world.run_as(a, look)
     assert [(info.name, info.rank) for info in infos] == list(zip(names, range(4), strict=True))
 
 
-async def test_worker_info_pickle(meeting):
-    a, _ = await meeting.static("a", "b")
+async def test_worker_info_pickle(world):
+    a, _ = await world.static("a", "b")
     info = WorkerInfo("b", 1)
     assert pickle.loads(pickle.dumps(info)) == info
     assert len({info, WorkerInfo("b", 1), WorkerInfo("b", 2)}) == 2
@@ -96,8 +96,8 @@ async def test_worker_name_rules(name):
         WorkerInfo(name, 0)
 
 
-async def test_address_forms(meeting):
-    a, _b = await meeting.static("a", "b")
+async def test_address_forms(world):
+    a, _b = await world.static("a", "b")
     for to in ("b", 1, WorkerInfo("b", 1)):
         assert await a.agent.call(to, who) == WorkerInfo("b", 1)
     for unknown in (3, -1, "c", WorkerInfo("c", 1)):
@@ -178,16 +178,16 @@ async def test_listening_beyond_this_host_needs_more_than_a_secret():
 async def test_a_missing_rank_0_is_reported_in_bounded_time(rendezvous):
     plan = plan_worker("b", 1, 2, rendezvous, QUICK, {})
     with pytest.raises(RpcError, match="rank 0"):
-        await Worker.planned(replace(plan, patience=0.2)).start()
+        await Worker.from_plan(replace(plan, join_timeout=0.2)).start()
 
 
-async def test_a_short_timeout_for_calls_is_none_for_starting(meeting):
-    a, b = await meeting.static("a", "b", options=Options(timeout=1e-6))
+async def test_a_short_timeout_for_calls_is_none_for_starting(world):
+    a, b = await world.static("a", "b", options=Options(timeout=1e-6))
     assert await a.agent.call("b", who, timeout=5.0) == b.info
 
 
-async def test_a_world_that_stays_incomplete_says_who_is_missing(meeting):
-    a, b = (meeting.worker(name, rank, 4, patience=0.2) for rank, name in enumerate("ab"))
+async def test_a_world_that_stays_incomplete_says_who_is_missing(world):
+    a, b = (world.worker(name, rank, 4, join_timeout=0.2) for rank, name in enumerate("ab"))
     outcomes = await asyncio.gather(a.start(), b.start(), return_exceptions=True)
     assert all(isinstance(outcome, RpcError) for outcome in outcomes)
     assert "ranks 2, 3" in str(outcomes[0])
@@ -210,20 +210,20 @@ async def test_a_socket_left_by_a_dead_worker_is_taken_over(tmp_path):
         assert await rpc_async("a", who) == WorkerInfo("a", 0)
 
 
-async def test_init_duplicate_name(meeting):
-    a, b, c = (meeting.worker(name, rank, 3) for rank, name in enumerate(["x", "y", "y"]))
+async def test_init_duplicate_name(world):
+    a, b, c = (world.worker(name, rank, 3) for rank, name in enumerate(["x", "y", "y"]))
     outcomes = await asyncio.gather(a.start(), b.start(), c.start(), return_exceptions=True)
     for outcome in outcomes:
         assert isinstance(outcome, RpcError)
         assert "'y'" in str(outcome)
 
 
-async def test_init_duplicate_name_in_an_open_cluster_leaves_the_first_one_unharmed(meeting):
-    a, b = await meeting.open("a", "b")
+async def test_init_duplicate_name_in_an_open_cluster_leaves_the_first_one_unharmed(world):
+    a, b = await world.open("a", "b")
     with pytest.raises(RpcError, match="unique"):
-        await meeting.worker("b", 5).start()
+        await world.worker("b", 5).start()
     with pytest.raises(RpcError, match="unique"):
-        await meeting.worker("a", 5).start()
+        await world.worker("a", 5).start()
     assert await a.agent.call("b", who) == WorkerInfo("b", 1)
     assert await b.agent.call("a", who) == WorkerInfo("a", 0)
 
@@ -249,18 +249,18 @@ class CountingNetwork(Network):
 
 async def test_init_backend_registry():
     network = CountingNetwork()
-    plan = Plan(
+    plan = WorkerPlan(
         name="a",
         rank=0,
-        place=Place("memory", "meet"),
+        rendezvous=Rendezvous("memory", "meet"),
         network=network,
         secret=b"0123456789abcdef",
     )
-    async with Worker.planned(plan) as worker:
+    async with Worker.from_plan(plan) as worker:
         assert network.listened == ["memory:meet"]
         assert await rpc_async("a", who) == worker.info
         with pytest.raises(RpcError, match="in use"):
-            await Worker.planned(plan).start()
+            await Worker.from_plan(plan).start()
     with pytest.raises(ValueError, match="transport"):
         Options(transport="carrier pigeon")
 
@@ -290,10 +290,10 @@ async def test_init_threads():
         assert worker.options.threads == 27
 
 
-async def test_init_dynamic(meeting):
-    a, b = await meeting.open("a", "b")
+async def test_init_dynamic(world):
+    a, b = await world.open("a", "b")
     assert await b.agent.call("a", who) == WorkerInfo("a", 0)
-    c = meeting.worker("c", 2)
+    c = world.worker("c", 2)
     await c.start()
     for worker in (a, b):  # they know the late joiner as soon as it has joined
         assert await worker.agent.call("c", who) == WorkerInfo("c", 2)
@@ -302,7 +302,7 @@ async def test_init_dynamic(meeting):
     assert [info.name for info in a.workers()] == ["a", "c"]
     with pytest.raises(UnknownWorker):
         a.agent.call("b", who)
-    await meeting.close([a, c])
+    await world.close([a, c])
 
 
 @pytest.mark.parametrize("form", ["file:/tmp/x", "127.0.0.1:1"])
@@ -314,24 +314,24 @@ async def test_init_dynamic_no_rank(form, monkeypatch):
         await init_rpc("a")
 
 
-async def test_init_dynamic_static_mix(meeting):
-    a, _, _ = await meeting.static("a", "b", "c")
+async def test_init_dynamic_static_mix(world):
+    a, _, _ = await world.static("a", "b", "c")
     with pytest.raises(RpcError, match="static"):
-        await meeting.worker("d", 3).start()
+        await world.worker("d", 3).start()
     assert await a.agent.call("b", who) == WorkerInfo("b", 1)
 
 
-async def test_init_dynamic_static_mix_the_other_way_round(meeting):
-    await meeting.open("a")
+async def test_init_dynamic_static_mix_the_other_way_round(world):
+    await world.open("a")
     with pytest.raises(RpcError, match="open"):
-        await meeting.worker("b", 1, world_size=2).start()
+        await world.worker("b", 1, world_size=2).start()
 
 
-async def test_a_worker_without_a_rank_is_given_one(meeting):
-    a, b = await meeting.open("a", "b")
+async def test_a_worker_without_a_rank_is_given_one(world):
+    a, b = await world.open("a", "b")
     await b.close()
-    c = meeting.worker("c", 0)
-    late = Worker.planned(replace(c._plan, rank=None))
+    c = world.worker("c", 0)
+    late = Worker.from_plan(replace(c._plan, rank=None))
     await late.start()
     try:
         assert late.rank == 2  # never one that somebody else had
@@ -341,20 +341,20 @@ async def test_a_worker_without_a_rank_is_given_one(meeting):
         await late.close()
 
 
-async def test_a_cancelled_start_leaves_nothing_behind(meeting):
-    worker = meeting.worker("a", 0, world_size=2)
+async def test_a_cancelled_start_leaves_nothing_behind(world):
+    worker = world.worker("a", 0, world_size=2)
     start = asyncio.create_task(worker.start())
-    while worker._members is None or not worker._members._joining:
+    while worker._coordinator is None or not worker._coordinator._joining:
         await asyncio.sleep(0)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    again = await meeting.static("a")  # its name and its address are free again
+    again = await world.static("a")  # its name and its address are free again
     await again[0].close()
 
 
-async def test_dbg_keys(meeting):
-    a, b = await meeting.static("a", "b")
+async def test_dbg_keys(world):
+    a, b = await world.static("a", "b")
     parts = [b.agent.links.counters(), *(part.counters() for part in b._parts)]
     found = await a.agent.call("b", debug_info)
     assert found.keys() == {"workers", *(key for part in parts for key in part)}
@@ -367,8 +367,8 @@ async def test_dbg_keys(meeting):
     assert set(found.values()) == {0}
 
 
-async def test_looking_at_the_counters_from_afar_is_not_counted(meeting):
-    (a,) = await meeting.static("a")
+async def test_looking_at_the_counters_from_afar_is_not_counted(world):
+    (a,) = await world.static("a")
     found = await a.agent.call("a", debug_info)
     assert found.pop("workers") == 1
     assert set(found.values()) == {0}
@@ -377,15 +377,15 @@ async def test_looking_at_the_counters_from_afar_is_not_counted(meeting):
 # ── losses and restarts ─────────────────────────────────────────────────────────────────────────
 
 
-async def test_everyone_learns_that_a_worker_is_gone(meeting):
-    a, b, c = await meeting.static("a", "b", "c")
+async def test_everyone_learns_that_a_worker_is_gone(world):
+    a, b, c = await world.static("a", "b", "c")
     waiting = b.agent.call("c", asyncio.sleep, (60,))
     await b.agent.call("c", who)
     await c.close(graceful=False)
     with pytest.raises(WorkerLost, match="c"):
         await waiting
     for worker in (a, b):
-        await worker.members.wait_gone("c")
+        await worker.member.wait_gone("c")
         with pytest.raises(WorkerLost):
             await worker.agent.call("c", who)
 
@@ -408,8 +408,8 @@ class Dying(asyncio.BufferedProtocol):
         self._die()
 
 
-async def test_a_worker_that_dies_while_it_is_dialled_is_lost(meeting):
-    a, b, c = await meeting.static("a", "b", "c")
+async def test_a_worker_that_dies_while_it_is_dialled_is_lost(world):
+    a, b, c = await world.static("a", "b", "c")
     (address,) = c.agent.info.addresses
     listeners = b.agent.runtime.network.memory.listeners
     listeners[address] = lambda: Dying(lambda: listeners.pop(address, None))
@@ -420,12 +420,12 @@ async def test_a_worker_that_dies_while_it_is_dialled_is_lost(meeting):
 
 
 @pytest.mark.parametrize("kind", ["static", "open"])
-async def test_a_worker_comes_back_under_its_name(meeting, kind):
-    a, b, c = await getattr(meeting, kind)("a", "b", "c")
+async def test_a_worker_comes_back_under_its_name(world, kind):
+    a, b, c = await getattr(world, kind)("a", "b", "c")
     old = c.agent.incarnation
     await c.close(graceful=False)
-    await a.members.wait_gone("c")
-    again = meeting.worker("c", 2, world_size=3 if kind == "static" else None)
+    await a.member.wait_gone("c")
+    again = world.worker("c", 2, world_size=3 if kind == "static" else None)
     await again.start()
     assert again.agent.incarnation != old
     for worker in (a, b):
@@ -436,9 +436,9 @@ async def test_a_worker_comes_back_under_its_name(meeting, kind):
 # ── leaving ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_shutdown_then_rpc(meeting):
-    a, b = await meeting.static("a", "b")
-    await meeting.close([a, b])
+async def test_shutdown_then_rpc(world):
+    a, b = await world.static("a", "b")
+    await world.close([a, b])
     with pytest.raises(WorkerClosed):
         a.agent  # noqa: B018 - it raises
     with pytest.raises(WorkerClosed):
@@ -447,8 +447,8 @@ async def test_shutdown_then_rpc(meeting):
 
 
 @pytest.mark.parametrize("calls", [0, 3])
-async def test_shutdown_local(meeting, calls):
-    a, b = await meeting.static("a", "b")
+async def test_shutdown_local(world, calls):
+    a, b = await world.static("a", "b")
     for _ in range(calls):
         await a.agent.call("b", who)
     start = time.monotonic()
@@ -458,8 +458,8 @@ async def test_shutdown_local(meeting, calls):
     assert b.running
 
 
-async def test_a_waiting_caller_is_told_that_its_worker_was_closed(meeting):
-    a, _b = await meeting.static("a", "b")
+async def test_a_waiting_caller_is_told_that_its_worker_was_closed(world):
+    a, _b = await world.static("a", "b")
     waiting = a.agent.call("b", asyncio.sleep, (60,))
     await a.close(graceful=False)
     with pytest.raises(WorkerClosed):
@@ -481,8 +481,8 @@ async def _hand_on(ring: list[str], hops: int) -> None:
     await _work(get_worker_info().name)
 
 
-async def test_graceful_uneven(meeting):
-    a, b, c = await meeting.static("a", "b", "c")
+async def test_graceful_uneven(world):
+    a, b, c = await world.static("a", "b", "c")
     DONE.clear()
 
     async def drive():
@@ -491,33 +491,33 @@ async def test_graceful_uneven(meeting):
                 rpc_async(to, _work, (to,))
         await shutdown()
 
-    await asyncio.gather(meeting.run_as(a, drive), b.close(), c.close())
+    await asyncio.gather(world.run_as(a, drive), b.close(), c.close())
     assert DONE == ["b"] * 30 + ["c"] * 30
 
 
-async def test_graceful_uneven_counts_nested_calls_that_nobody_waits_for(meeting):
+async def test_graceful_uneven_counts_nested_calls_that_nobody_waits_for(world):
     names = ["a", "b", "c", "d"]
-    workers = await meeting.static(*names)
+    workers = await world.static(*names)
     DONE.clear()
     for worker in workers:
         worker.agent.call("b", _hand_on, (names, 20))
-    await meeting.close(workers)
+    await world.close(workers)
     assert len(DONE) == 4 * 21
 
 
-async def test_shutdown_waits_no_longer_than_its_grace_for_work_that_never_ends(meeting, caplog):
-    a, b = await meeting.static("a", "b", options=Options(grace=0.2))
+async def test_shutdown_waits_no_longer_than_its_grace_for_work_that_never_ends(world, caplog):
+    a, b = await world.static("a", "b", options=Options(grace=0.2))
     waiting = a.agent.call("b", asyncio.sleep, (60,))
     start = time.monotonic()
-    await meeting.close([a, b])
+    await world.close([a, b])
     assert time.monotonic() - start < 1.2
     with pytest.raises((WorkerClosed, WorkerLost)):
         await waiting
     assert "left after 0.2 s" in caplog.text
 
 
-async def test_shutdown_waits_no_longer_than_its_grace_for_peers_that_stay(meeting, caplog):
-    a, b, c = await meeting.static("a", "b", "c")
+async def test_shutdown_waits_no_longer_than_its_grace_for_peers_that_stay(world, caplog):
+    a, b, c = await world.static("a", "b", "c")
     start = time.monotonic()
     await asyncio.gather(a.close(timeout=0.2), c.close(timeout=0.1))
     assert time.monotonic() - start < 1.2
@@ -525,8 +525,8 @@ async def test_shutdown_waits_no_longer_than_its_grace_for_peers_that_stay(meeti
     assert "left after" in caplog.text
 
 
-async def test_a_cancelled_shutdown_still_closes_everything(meeting):
-    a, b = await meeting.static("a", "b")
+async def test_a_cancelled_shutdown_still_closes_everything(world):
+    a, b = await world.static("a", "b")
     leaving = asyncio.create_task(a.close())
     await asyncio.sleep(0)
     leaving.cancel()
@@ -537,18 +537,18 @@ async def test_a_cancelled_shutdown_still_closes_everything(meeting):
         await b.agent.call("a", who)
 
 
-async def test_nobody_joins_a_cluster_that_is_being_closed(meeting):
-    a, b = await meeting.open("a", "b")
+async def test_nobody_joins_a_cluster_that_is_being_closed(world):
+    a, b = await world.open("a", "b")
     going = asyncio.create_task(a.close())
-    await b.members.dismissed
+    await b.member.dismissed
     with pytest.raises(RpcError, match="being closed"):
-        await meeting.worker("c", 2).start()
+        await world.worker("c", 2).start()
     await asyncio.gather(going, b.close())
 
 
-async def test_a_worker_that_failed_to_start_is_not_running(meeting):
-    await meeting.open("a")
-    again = meeting.worker("a", 7)
+async def test_a_worker_that_failed_to_start_is_not_running(world):
+    await world.open("a")
+    again = world.worker("a", 7)
     with pytest.raises(RpcError, match="unique"):
         await again.start()
     assert not again.running
@@ -558,8 +558,8 @@ async def test_a_worker_that_failed_to_start_is_not_running(meeting):
     await again.close()
 
 
-async def test_shutdown_goes_on_without_those_who_are_lost(meeting):
-    a, b, c = await meeting.static("a", "b", "c", options=Options(grace=20.0))
+async def test_shutdown_goes_on_without_those_who_are_lost(world):
+    a, b, c = await world.static("a", "b", "c", options=Options(grace=20.0))
     leaving = [asyncio.create_task(worker.close()) for worker in (a, b)]
     await asyncio.sleep(0)
     start = time.monotonic()
@@ -568,8 +568,8 @@ async def test_shutdown_goes_on_without_those_who_are_lost(meeting):
     assert time.monotonic() - start < 2.0
 
 
-async def test_shutdown_ends_when_the_leader_dies(meeting, caplog):
-    a, b, c = await meeting.static("a", "b", "c", options=Options(grace=20.0))
+async def test_shutdown_ends_when_the_leader_dies(world, caplog):
+    a, b, c = await world.static("a", "b", "c", options=Options(grace=20.0))
     leaving = [asyncio.create_task(worker.close()) for worker in (b, c)]
     await asyncio.sleep(0)
     start = time.monotonic()
@@ -579,10 +579,10 @@ async def test_shutdown_ends_when_the_leader_dies(meeting, caplog):
     assert "left without waiting" in caplog.text
 
 
-async def test_the_coordinator_of_an_open_cluster_leaves_last(meeting):
-    a, b, c = await meeting.open("a", "b", "c")
+async def test_the_coordinator_of_an_open_cluster_leaves_last(world):
+    a, b, c = await world.open("a", "b", "c")
     going = asyncio.create_task(a.close())
-    await b.members.dismissed  # it was asked to leave, too
+    await b.member.dismissed  # it was asked to leave, too
     assert not going.done()
     await asyncio.gather(b.close(), c.close(), going)
 
@@ -605,22 +605,22 @@ class Part:
         return {"owner_rrefs": 0}
 
 
-async def test_layers_settle_before_the_farewell_and_close_after_it(meeting):
-    a, b = await meeting.static("a", "b")
+async def test_layers_settle_before_the_farewell_and_close_after_it(world):
+    a, b = await world.static("a", "b")
     events: list[str] = []
     a._parts.append(Part(events))
     assert a.debug_info()["owner_rrefs"] == 0
-    await meeting.close([a, b])
+    await world.close([a, b])
     assert events == ["settle", "close"]
     events.clear()
-    (c,) = await meeting.open("c")
+    (c,) = await world.open("c")
     c._parts.append(Part(events))
     await c.close(graceful=False)
     assert events == ["close"]
 
 
-async def test_shutdown_errors(meeting):
-    a, b, c = await meeting.static("a", "b", "c")
+async def test_shutdown_errors(world):
+    a, b, c = await world.static("a", "b", "c")
     events: list[str] = []
     for worker in (b, c):
         worker._parts.append(Part(events, RRefLeak("a reference was leaked")))

@@ -67,7 +67,7 @@ def noted() -> list[int]:
 @ag.inline
 def send_twice() -> None:
     """Send each call twice from now on."""
-    current_agent().faults = Faults(fail={}, duplicate=["call"])
+    current_agent().fault_injector = Faults(fail={}, duplicate=["call"])
 
 
 async def chat(to: str, numbers: range, sizes: list[int]) -> None:

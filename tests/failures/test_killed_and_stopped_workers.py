@@ -10,7 +10,7 @@ import signal
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.coordinator import Members
+from aiograd.cluster.coordinator import Coordinator
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from tests.failures.conftest import PACE
 from tests.failures.work import (
@@ -59,7 +59,7 @@ async def test_f1_a_killed_worker_is_lost_although_a_child_that_it_forked_lives(
     fork = fork_helper_in_c
     if told_by == "the end of the connection":
         fork = fork_helper
-        monkeypatch.setattr(Members, "process_ended", lambda self, peer, why: None)
+        monkeypatch.setattr(Coordinator, "process_ended", lambda self, peer, why: None)
     async with cluster(2, transport=transport) as c:
         helper = await ag.rpc_async("worker1", fork)
         try:

@@ -58,7 +58,7 @@ async def test_f18_a_worker_that_cannot_allocate_a_message_refuses_it_alone(
         assert await ag.rpc_async("worker0", work.length, (big[:MIB],)) == MIB
         assert await kept == [1, 2, 3]
         assert (c.pid("worker0"), c.state("worker0")) == (process, "running")
-        ended = c._hosts["worker0"].ended
+        ended = c._started["worker0"].ended
     assert await ended == 0
 
 

@@ -160,7 +160,7 @@ def stopped(cluster: ag.LocalCluster, name: str) -> Any:
     try:
         yield
     finally:
-        if not cluster._hosts[name].ended.done():
+        if not cluster._started[name].ended.done():
             os.kill(process, signal.SIGCONT)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.config import Plan
+from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.worker import Worker
 from aiograd.rpc.transport.network import Network
 from tests.support.agents import SECRET
@@ -57,7 +57,7 @@ async def workers_by_mode(*modes: str, **settings: Any) -> AsyncIterator[list[Wo
     try:
         for i, mode in enumerate(modes):
             options = ag.Options(mode=mode, **settings)
-            plan = Plan(
+            plan = WorkerPlan(
                 name=f"worker{i}",
                 rank=i,
                 options=options,
@@ -66,7 +66,7 @@ async def workers_by_mode(*modes: str, **settings: Any) -> AsyncIterator[list[Wo
                 secret=SECRET,
                 coordinator=found[0].agent.info if found else None,
             )
-            found.append(await Worker.planned(plan).start())
+            found.append(await Worker.from_plan(plan).start())
         found[0].make_current()
         yield found
     finally:

@@ -24,8 +24,8 @@ import trustme
 
 import aiograd as ag
 from aiograd.cluster import TLS
-from aiograd.cluster.config import Plan
-from aiograd.cluster.rendezvous import parse_place
+from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.rendezvous import parse_rendezvous
 from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
@@ -114,7 +114,7 @@ async def test_parties_work_with_the_registry_and_not_with_each_other(rendezvous
         for each in three:  # that they cannot speak with each other is no loss of anybody
             assert [info.name for info in each.workers()] == list(NAMES)
         await asyncio.gather(
-            *[each.members.assembly.gather(None, None, 5, "barrier") for each in three]
+            *[each.member.collectives.gather(None, None, 5, "barrier") for each in three]
         )
         assert lookups == []
 
@@ -133,7 +133,7 @@ async def test_a_party_with_one_secret_for_all_is_refused_where_it_shares_none(t
         assert time.perf_counter() - begun < 1
         assert caught.value.worker == "lab"
         await asyncio.gather(
-            *[each.members.assembly.gather(None, None, 5, "barrier") for each in everyone]
+            *[each.member.collectives.gather(None, None, 5, "barrier") for each in everyone]
         )
 
 
@@ -172,9 +172,9 @@ async def test_a_worker_that_is_given_its_rank_asks_for_it_by_its_name(tmp_path)
     place = f"unix:{tmp_path}/meet"
     registry = worker("registry", place, world_size=None)
     options = ag.Options(secret=SECRETS["lab"], mode="restricted")
-    plan = Plan(name="lab", rank=None, options=options, place=parse_place(place))
+    plan = WorkerPlan(name="lab", rank=None, options=options, rendezvous=parse_rendezvous(place))
     async with together(registry):
-        lab = await ag.Worker.planned(plan).start()
+        lab = await ag.Worker.from_plan(plan).start()
         try:
             assert lab.rank == 1
             registry.make_current()
@@ -405,13 +405,13 @@ def test_modes_by_name_need_names_that_are_proven():
 
 async def test_an_incomplete_world_names_the_missing_party(tmp_path):
     place = f"unix:{tmp_path}/meet"
-    registry = Plan(
+    registry = WorkerPlan(
         name="registry",
         rank=0,
         world_size=2,
         options=ag.Options(secret=SECRETS["registry"]),
-        place=parse_place(place),
-        patience=0.3,
+        rendezvous=parse_rendezvous(place),
+        join_timeout=0.3,
     )
     with pytest.raises(RpcError, match="no word from rank 1"):
-        await ag.Worker.planned(registry).start()
+        await ag.Worker.from_plan(registry).start()

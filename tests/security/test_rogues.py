@@ -73,7 +73,7 @@ SERVICES = [
     "cluster.roster",
     "cluster.leave",
     "cluster.dismiss",
-    "cluster.farewell",
+    "cluster.report",
     "cluster.gather",
     "no.such.service",
 ]

@@ -14,7 +14,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.cluster.processes.spawn import worker_environment
-from aiograd.cluster.rendezvous import Sign
+from aiograd.cluster.rendezvous import RendezvousFile
 from aiograd.wire.handshake import Handshake
 from aiograd.wire.secrets import Secret
 
@@ -63,7 +63,7 @@ async def test_records_that_hold_the_secret_do_not_show_it():
         shown: list[Any] = [cluster, worker, agent, worker._plan, options, agent.identity]
         shown += [vars(agent._doors), vars(cluster), vars(worker._plan.options)]
         shown += [vars(Handshake(agent.identity, VALUE, bytes(32), client=True))]
-        shown += [Sign(("unix:x",), Secret(VALUE)), worker._plan.place]
+        shown += [RendezvousFile(("unix:x",), Secret(VALUE)), worker._plan.rendezvous]
         for each in shown:
             assert_hidden(repr(each))
         assert_hidden(pickle.dumps(options))

@@ -1,81 +1,105 @@
-"""Many worker processes for the price of one: a nursery loads the library once and forks them.
+"""A fork server: loads numpy and the library once, then forks worker processes on request.
 
-Loading numpy and the library takes most of a worker's start. So one fresh process does it, before
-it has threads, loops or connections that would not survive a fork, and then makes the workers:
+Imports take most of a worker's start. So one fresh process does them, before it has threads, loops
+or connections that would not survive a fork, and then makes the workers:
 
-    driver ──exec──▶ nursery ──fork──▶ worker0, worker1, …
+    driver ──exec──▶ fork server ──fork──▶ worker0, worker1, …
+       │                  ▲
+       └── control ───────┘   SOCK_SEQPACKET: one packet, one message
 
-It stays, so that later workers start in a moment, too. The driver makes the pipes of each worker
-and sends them along. What a worker must know, and with it the secret, goes through the worker's own
-input, which stays open as its lifeline. The nursery only reports who started and who ended, and
-ends after the last of them. Its other end is `nurse.py`.
+    packet                      direction              carries
+    number                      driver → fork server   the worker's ends of its three pipes
+    start number pid            fork server → driver   the worker was forked
+    exit number code            fork server → driver   the worker has ended
+
+The fork server stays, so that later workers start quickly as well; it exits after the last of them.
+The plan of a worker, and with it the secret, goes through the worker's own standard input, which
+then stays open as its lifeline (`spawn.py`). The driver runs `ForkServer`; the child process runs
+`serve_forks`, which has no loop, no thread and no user code, so that a fork of it is as good as a
+fresh process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import marshal
 import os
 import pickle
+import selectors
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
-from aiograd.cluster.config import Plan
+import numpy as np
+
+from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.spawn import (
     ONE_THREAD,
     Child,
-    Log,
-    Output,
-    forward,
-    python,
+    OutputLog,
+    OutputPipe,
+    forward_line,
+    python_command,
     worker_environment,
 )
+from aiograd.cluster.processes.worker_main import main
 from aiograd.rpc.affinity import close_in_children
 
-__all__ = ["ForkedHost", "Nursery", "can_fork"]
+__all__ = ["ForkServer", "ForkedWorker", "can_fork", "serve_forks"]
 
-LAST_WORDS = 1.0  # seconds to end in, once its workers have
+# Seconds for the fork server to exit after its last worker, before it is killed.
+EXIT_GRACE = 1.0
+MAX_PACKET = 64  # bytes; a word and two numbers
 
 BOOT = (
     "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-    "from aiograd.cluster.processes.forkserver_main import nurse; nurse()"
+    "from aiograd.cluster.processes.forkserver import serve_forks; serve_forks()"
 )
 
 
+# ── in the driver ───────────────────────────────────────────────────────────────────────────────
+
+
 def can_fork() -> bool:
-    """Whether a nursery is safe here: array libraries with threads of their own are not forked."""
+    """Tell whether a fork server is safe here.
+
+    Not if an array library starts threads of its own on import: a fork would lose them.
+    """
     environment = worker_environment(os.environ)
     if sys.platform != "linux" or any(environment[name] != "1" for name in ONE_THREAD):
         return False
+    # Both ends rely on pidfds: the server to wait for its workers, the driver to kill them.
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
-        return False  # an old kernel, or one that hides it
+        return False  # an old kernel, or a sandbox that hides it
     return True
 
 
-class Nursery:
-    """The driver's end of a nursery: starts it, asks it for workers, hears what becomes of them."""
+class ForkServer:
+    """The driver's end of a fork server: starts it, asks it for workers, reads their exits."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._hosts: dict[int, ForkedHost] = {}  # those that have not ended, by number
+        self._workers: dict[int, ForkedWorker] = {}  # those that have not ended, by number
         self._numbers = itertools.count()
+        # The server keeps the environment of its start; workers that need another one are sent it.
         self._environment = worker_environment(os.environ)
-        # Packets: one message each, with the pipes of a worker as their freight.
+        # Packets keep the boundaries of messages, and the descriptors that came with each.
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         try:
             self._child = Child(
-                "nursery",
-                python("-c", BOOT, "aiograd-nursery", str(theirs.fileno())),
+                "forkserver",
+                python_command("-c", BOOT, "aiograd-forkserver", str(theirs.fileno())),
                 self._environment,
-                self._heard,
-                told=marshal.dumps(sys.path),
+                self._take_line,
+                stdin=marshal.dumps(sys.path),
                 pass_fds=(theirs.fileno(),),
             )
         except BaseException:
@@ -83,99 +107,105 @@ class Nursery:
             raise
         finally:
             theirs.close()
-        close_in_children(self)
+        close_in_children(self)  # a fork that keeps the socket would keep the server waiting
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._read)
-        self._child.exited.add_done_callback(self._over)
+        self._child.exited.add_done_callback(self._exited)
 
     @property
     def open(self) -> bool:
-        """Whether it can make more workers."""
+        """Tell whether it can make more workers."""
         return self._control.fileno() >= 0 and not self._child.exited.done()
 
     def descriptors(self) -> list[int]:
-        """What is open here for the nursery, besides the pipes of its process."""
+        """List the descriptors that a fork of this process has to close, besides the child's."""
         return [self._control.fileno()]
 
-    def make(self, plans: Sequence[Plan]) -> list[ForkedHost]:
-        """Ask for workers; they start in the surroundings that this process has now."""
+    def fork_workers(self, plans: Sequence[WorkerPlan]) -> list[ForkedWorker]:
+        """Request workers; they get the path, folder and environment that this process has now."""
         environment: dict[str, str] | None = worker_environment(os.environ)
         if environment == self._environment:
-            environment = None  # the nursery's own
+            environment = None  # the fork server's own
         surroundings = marshal.dumps((sys.path, os.getcwd(), environment))
-        made = []
+        workers = []
         for plan in plans:
-            host = ForkedHost(plan, self)
+            worker = ForkedWorker(plan, self)
             number = next(self._numbers)
-            self._hosts[number] = host
-            socket.send_fds(self._control, [str(number).encode()], host.pipes)
-            for each in host.pipes:
+            self._workers[number] = worker
+            socket.send_fds(self._control, [str(number).encode()], worker.pipes)
+            # Ours are copies: an end that stays open here would hide the exit of the worker.
+            for each in worker.pipes:
                 os.close(each)
-            host.tell(surroundings + pickle.dumps(plan))
-            made.append(host)
-        return made
+            # Written before the worker exists; the pipe holds it until it reads.
+            worker.write(surroundings + pickle.dumps(plan))
+            workers.append(worker)
+        return workers
 
-    def give_up(self) -> None:
-        """End the nursery if nobody wants what it has yet to make."""
-        left = [host for host in self._hosts.values() if not host.ended.done()]
-        if all(host.doomed for host in left) and any(host.pid is None for host in left):
+    def kill_if_unwanted(self) -> None:
+        """Kill the fork server if all workers that it has yet to fork were killed already.
+
+        They have no process to send a signal to, and it may be stuck before it forks them.
+        """
+        left = [worker for worker in self._workers.values() if not worker.ended.done()]
+        if all(worker.killed for worker in left) and any(worker.pid is None for worker in left):
             self._child.signal()
 
     async def close(self) -> None:
-        """Let it end; it does so after its workers."""
-        self._hang_up()
+        """Wait until it has exited, which it does after its workers; kill it after a second."""
+        self._close_control()
         if not self._child.exited.done():
-            await asyncio.wait([self._child.exited], timeout=LAST_WORDS)
+            # The closed socket is the request to exit.
+            await asyncio.wait([self._child.exited], timeout=EXIT_GRACE)
             self._child.signal()
             await self._child.wait()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
-    def _heard(self, stream: str, line: str) -> None:
-        # It has something to say only when it fails, and then that is why no worker starts.
-        for host in self._hosts.values():
-            if host.pid is None:
-                host.log.add(line)
-        forward("nursery", stream, line)
+    def _take_line(self, stream: str, line: str) -> None:
+        # It writes only when it fails, which is then the reason why no worker starts.
+        for worker in self._workers.values():
+            if worker.pid is None:
+                worker.log.add(line)
+        forward_line("forkserver", stream, line)
 
     def _read(self) -> None:
         try:
-            while message := self._control.recv(64):
-                what, host, number = message.split()
-                if what == b"start":
-                    self._hosts[int(host)].started(int(number))
+            while message := self._control.recv(MAX_PACKET):
+                kind, worker, number = message.split()
+                if kind == b"start":
+                    self._workers[int(worker)].started(int(number))
                 else:
-                    self._hosts.pop(int(host)).finished(int(number))
+                    self._workers.pop(int(worker)).finished(int(number))
         except BlockingIOError:
             return
         except OSError:
-            pass  # it was killed; its exit is noticed
-        self._hang_up()
+            pass  # the fork server was killed; `_exited` follows
+        self._close_control()
 
-    def _hang_up(self) -> None:
+    def _close_control(self) -> None:
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control)
             self._control.close()
 
-    def _over(self, exited: asyncio.Future[int]) -> None:
+    def _exited(self, exited: asyncio.Future[int]) -> None:
         if self._control.fileno() >= 0:
-            self._read()
-            self._hang_up()
-        for host in self._hosts.values():
-            host.orphaned(exited.result())
+            self._read()  # the exits that it reported before its own
+            self._close_control()
+        for worker in self._workers.values():
+            worker.orphaned(exited.result())
 
 
-class ForkedHost:
-    """A worker in a process that a nursery forks."""
+class ForkedWorker:
+    """A worker in a process that a fork server makes."""
 
-    def __init__(self, plan: Plan, nursery: Nursery) -> None:
+    def __init__(self, plan: WorkerPlan, server: ForkServer) -> None:
         self.plan = plan
-        self.log = Log()
-        self.pid: int | None = None  # known when the nursery has made it
+        self.log = OutputLog()
+        self.pid: int | None = None  # known when it was forked
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.doomed = False  # killed, maybe before it was made
-        self._nursery = nursery
-        self._handle: int | None = None  # a pidfd: unlike a number, it never means another process
+        self.killed = False  # perhaps before it was forked
+        self._server = server
+        self._pidfd: int | None = None  # unlike a pid, it never refers to another process
         self._lifeline: int | None
         read, self._lifeline = os.pipe()
         self.pipes = [read]  # the worker's ends
@@ -184,66 +214,156 @@ class ForkedHost:
             ours, theirs = os.pipe()
             self.pipes.append(theirs)
             pipe = os.fdopen(ours, "rb", buffering=0)
-            self._outputs.append(Output(pipe, partial(self._heard, stream)))
+            self._outputs.append(OutputPipe(pipe, partial(self._take_line, stream)))
         close_in_children(self)  # a fork that keeps the lifeline would keep the worker alive
 
     def descriptors(self) -> list[int]:
-        """What is open here for the worker."""
-        handles = [each for each in (self._lifeline, self._handle) if each is not None]
+        """List the descriptors that a fork of this process has to close."""
+        handles = [each for each in (self._lifeline, self._pidfd) if each is not None]
         return [*handles, *(output.descriptor for output in self._outputs)]
 
-    def tell(self, data: bytes) -> None:
-        """Give the worker its plan, which is small: the pipe takes it at once."""
+    def write(self, data: bytes) -> None:
+        """Write to the worker's standard input; small data, which the pipe takes at once."""
         assert self._lifeline is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once, which is reported
             os.write(self._lifeline, data)
 
     def kill(self) -> None:
-        self.doomed = True
-        if self._handle is None:
-            self._nursery.give_up()
+        """Send SIGKILL, at once or when the worker has been forked."""
+        self.killed = True
+        if self._pidfd is None:
+            self._server.kill_if_unwanted()
             return
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    # ── what the nursery reports ────────────────────────────────────────────────────────────────
+    # ── reports of the fork server ──────────────────────────────────────────────────────────────
 
     def started(self, pid: int) -> None:
+        """Take note of the process."""
         self.pid = pid
+        # It may have ended and been reaped by now; then its exit is the next message.
         with contextlib.suppress(ProcessLookupError):
-            self._handle = os.pidfd_open(pid)
-        if self.doomed:
+            self._pidfd = os.pidfd_open(pid)
+        if self.killed:
             self.kill()
 
     def finished(self, code: int) -> None:
-        if self.ended.done():
+        """Take note of the exit: read the last output, close the pipes, set `ended`."""
+        if self.ended.done():  # it was orphaned before its exit was read
             return
+        # First the output: `ended` promises that the log is complete.
         for output in self._outputs:
             output.finish()
-        self._cut_lifeline()
-        if self._handle is not None:
-            asyncio.get_running_loop().remove_reader(self._handle)
-            os.close(self._handle)
-            self._handle = None
+        self._close_lifeline()
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
         self.ended.set_result(code)
 
     def orphaned(self, code: int) -> None:
-        """The nursery is gone without a word about this worker: if it was made, end it."""
+        """Kill the worker, if it was forked: its fork server has exited without reporting it."""
         if self.ended.done():
             return
+        # The workers of a fork server that was killed are children of init: their exit codes are
+        # lost, and no one reports them. So they are ended, and the cluster may restart them.
         self.kill()
-        self._cut_lifeline()
-        if self._handle is None:
+        self._close_lifeline()
+        if self._pidfd is None:
+            # Forked or not, unknown: if it was, it holds the other ends of these pipes, and reads
+            # the end of its lifeline.
             outputs = asyncio.gather(*(output.ended for output in self._outputs))
             outputs.add_done_callback(lambda _: self.finished(code))
         else:
-            asyncio.get_running_loop().add_reader(self._handle, self.finished, code)
+            asyncio.get_running_loop().add_reader(self._pidfd, self.finished, code)
 
-    def _cut_lifeline(self) -> None:
+    def _close_lifeline(self) -> None:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
-    def _heard(self, stream: str, line: str) -> None:
+    def _take_line(self, stream: str, line: str) -> None:
         self.log.add(line)
-        forward(self.plan.name, stream, line)
+        forward_line(self.plan.name, stream, line)
+
+
+# ── in the fork server ──────────────────────────────────────────────────────────────────────────
+
+
+def serve_forks() -> NoReturn:
+    """Serve the driver at the socket named on the command line: one packet, one worker."""
+    control = socket.socket(fileno=int(sys.argv[2]))
+    gc.collect()  # garbage would be frozen, too
+    # A collection in a worker would write to, and so copy, the pages that they share.
+    gc.freeze()
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    # Until the driver has closed the socket and the last worker is reaped.
+    while selector.get_map():
+        for key, _ in selector.select():
+            if key.fileobj is not control:
+                _reap(control, selector, key)
+                continue
+            number, pipes, _, _ = socket.recv_fds(control, MAX_PACKET, 3)
+            if number:
+                _fork(control, selector, int(number), pipes)
+            else:  # the driver is done, or gone; the workers have lifelines of their own
+                selector.unregister(control)
+    os._exit(0)
+
+
+def _fork(
+    control: socket.socket, selector: selectors.BaseSelector, number: int, pipes: list[int]
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        # The control socket, and pidfds of workers forked earlier.
+        inherited = [key.fd for key in selector.get_map().values()]
+        selector.close()
+        _become_worker(pipes, inherited)
+    # Else later forks inherit them, and a pipe never ends while one of these lives.
+    for each in pipes:
+        os.close(each)
+    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid))
+    _send(control, f"start {number} {pid}")
+
+
+def _reap(
+    control: socket.socket, selector: selectors.BaseSelector, key: selectors.SelectorKey
+) -> None:
+    number, pid = key.data
+    _, status = os.waitpid(pid, 0)
+    selector.unregister(key.fd)
+    os.close(key.fd)
+    _send(control, f"exit {number} {os.waitstatus_to_exitcode(status)}")
+
+
+def _send(control: socket.socket, message: str) -> None:
+    with contextlib.suppress(OSError):  # the driver is gone
+        control.send(message.encode())
+
+
+def _become_worker(pipes: list[int], inherited: list[int]) -> NoReturn:
+    """Turn a fork into a worker, with its own session, streams, environment and random numbers."""
+    try:
+        os.setsid()  # the interrupt key must reach the driver only
+        for standard, each in enumerate(pipes):
+            os.dup2(each, standard)
+        # A copy of the control socket would hide the end of the fork server from the driver.
+        for each in (*pipes, *inherited):
+            os.close(each)
+        # Before `main` unpickles the plan: that may import modules from the user's path.
+        path, folder, environment = marshal.load(sys.stdin.buffer)
+        sys.path[:] = path
+        os.chdir(folder)
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        np.random.seed()  # forks of one process would all draw the same numbers
+        main()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # Never back into the loop of the fork server, which would then serve the driver twice.
+        os._exit(1)

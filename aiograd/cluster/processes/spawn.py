@@ -1,13 +1,13 @@
-"""Child processes of a loop: started by exec, watched without signals, heard line by line.
+"""Child processes of an event loop: started by exec, watched without signals, read line by line.
 
-What a child must know it is told over its standard input: neither arguments nor environment are
+What a child needs to know goes through its standard input: neither arguments nor environment are
 private. The pipe then stays open as a lifeline: when this process dies, however it dies, the child
 reads the end of it. Children run in a session of their own, so that the interrupt key reaches only
-the parent. What they run is the caller's business.
+the parent. What they run is up to the caller.
 
-Where a worker of a `LocalCluster` lives: in a process of its own, or in this loop.
-
-Both kinds look the same to the cluster: started at once, ended in `ended`, killed without a word.
+    Child           one process: pipes, exit code, log
+    SpawnedWorker   a `Child` that runs `worker_main.main`
+    OutputPipe ──▶ LineSplitter ──▶ OutputLog, forward_line
 """
 
 from __future__ import annotations
@@ -25,72 +25,113 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, Protocol
+from typing import IO
 
-from aiograd.cluster.config import Plan
-from aiograd.cluster.worker import Worker
+from aiograd.cluster.config import WorkerPlan
 from aiograd.rpc.affinity import close_in_children
+
+__all__ = [
+    "ONE_THREAD",
+    "Child",
+    "LineSplitter",
+    "OutputLog",
+    "OutputPipe",
+    "SpawnedWorker",
+    "forward_line",
+    "python_command",
+    "worker_environment",
+]
 
 # One thread per array library: n workers with a pool of threads each would fight for the cores.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-LONGEST_LINE = 64 * 1024  # bytes; what has no line end for longer is cut, to be shown at all
+MAX_LINE = 64 * 1024  # bytes; output without a line end is cut there, to be shown at all
+
+# The path comes first, and by marshal, the one format that needs no import of ours: without the
+# path, aiograd may not be found.
+BOOT = (
+    "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
+    "from aiograd.cluster.processes.worker_main import main; main()"
+)
 
 
-class Lines:
-    """Collects bytes in any pieces and gives back whole lines, as text without the line end."""
+# ── output ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class LineSplitter:
+    """Assembles lines from bytes that arrive in any pieces; gives text without the line end."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
+        """Add bytes; gives the lines that they complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        while len(self._rest) >= LONGEST_LINE:
-            lines.append(self._rest[:LONGEST_LINE])
-            self._rest = self._rest[LONGEST_LINE:]
-        return [_text(line) for line in lines]
+        # Bounded: a process that writes no line end at all must not fill the driver's memory.
+        while len(self._rest) >= MAX_LINE:
+            lines.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return [_decode(line) for line in lines]
 
     def end(self) -> list[str]:
+        """Give what is left of a line that never ended."""
         rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest else []
+        return [_decode(rest)] if rest else []
 
 
-def _text(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
-class Log:
-    """The last lines that a worker has written; a bounded memory."""
+class OutputLog:
+    """The last lines that a worker has written, in bounded memory."""
 
     def __init__(self, lines: int = 2000, characters: int = 1 << 20) -> None:
         self._lines: deque[str] = deque(maxlen=lines)
         self._characters, self._limit = 0, characters
 
     def add(self, line: str) -> None:
+        """Append a line; the oldest lines are dropped beyond the limits."""
         if len(self._lines) == self._lines.maxlen:
-            self._characters -= len(self._lines[0])
+            self._characters -= len(self._lines[0])  # `append` is about to drop it
         self._lines.append(line)
         self._characters += len(line)
         while self._characters > self._limit and len(self._lines) > 1:
             self._characters -= len(self._lines.popleft())
 
     def tail(self, lines: int) -> str:
+        """Give the last `lines` lines."""
         return "\n".join(list(self._lines)[-lines:])
 
     def __str__(self) -> str:
         return "\n".join(self._lines)
 
 
-class Output:
-    """One pipe that a child writes to: read whenever there is something, to its end at the end."""
+class OutputPipe:
+    """One pipe that a child writes to; each line goes to `on_line`, on the loop."""
 
-    def __init__(self, pipe: IO[bytes], heard: Callable[[str], None]) -> None:
-        self._pipe, self._heard = pipe, heard
-        self._lines = Lines()
+    def __init__(self, pipe: IO[bytes], on_line: Callable[[str], None]) -> None:
+        self._pipe, self._on_line = pipe, on_line
+        self._lines = LineSplitter()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        # A reader callback and not a transport: `finish` has to read synchronously at the end.
         os.set_blocking(pipe.fileno(), False)
         self._loop.add_reader(pipe.fileno(), self._read)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file descriptor; -1 if it is closed."""
+        return -1 if self._pipe.closed else self._pipe.fileno()
+
+    def finish(self) -> None:
+        """Read what the process left, and close.
+
+        Does not wait for the end of the pipe: a process that the child forked may hold it open.
+        """
+        while not self._pipe.closed and self._read():
+            pass
+        self._close()
 
     def _read(self) -> bool:
         try:
@@ -98,34 +139,39 @@ class Output:
         except BlockingIOError:
             return False
         for line in self._lines.feed(data):
-            self._heard(line)
+            self._on_line(line)
         if not data:
             self._close()
         return bool(data)
-
-    def finish(self) -> None:
-        """Read what the process left, without waiting for others that hold the pipe open."""
-        while not self._pipe.closed and self._read():
-            pass
-        self._close()
-
-    @property
-    def descriptor(self) -> int:
-        return -1 if self._pipe.closed else self._pipe.fileno()
 
     def _close(self) -> None:
         if not self._pipe.closed:
             self._loop.remove_reader(self._pipe.fileno())
             self._pipe.close()
             for line in self._lines.end():
-                self._heard(line)
+                self._on_line(line)
             self.ended.set_result(None)
+
+
+def forward_line(name: str, stream: str, line: str) -> None:
+    """Write a child's line to this process's `stream`, prefixed by the child's name."""
+    target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
+    if target is None:  # as in a process without a console
+        return
+    try:
+        # In an empty context: a notebook would show it under the cell that started the child.
+        contextvars.Context().run(target.write, f"[{name}] {line}\n")
+    except (OSError, ValueError):
+        return  # nobody reads any more; the log still has it
+
+
+# ── processes ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Child:
     """One child process; belongs to the loop it was started on.
 
-    `exited` ends with the return code once the process is gone and all it wrote has been read.
+    `exited` ends with the return code once the process is gone and all its output has been read.
     """
 
     def __init__(
@@ -133,50 +179,53 @@ class Child:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        heard: Callable[[str, str], None],
-        told: bytes = b"",
+        on_line: Callable[[str, str], None],
+        stdin: bytes = b"",
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the process. `heard(stream, line)` gets every line of "stdout" and "stderr".
+        """Start the process; `on_line(stream, line)` gets every line of "stdout" and "stderr".
 
-        What it is `told` it can read from its standard input, which ends when this process does.
+        `stdin` is what it can read first from its standard input, which ends when this process
+        does.
         """
         self.name = name
-        self.log = Log()
+        self.log = OutputLog()
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
+        # Not asyncio's own subprocesses: these are watched by SIGCHLD or by a thread for each.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
+            bufsize=0,  # the descriptors are read and written directly
             env=environment,
             start_new_session=True,
             pass_fds=pass_fds,
         )
         self.pid = self._process.pid
-        self._handle = -1  # a pidfd, where there are such
+        self._pidfd = -1  # where the system has them, until the process ends
         close_in_children(self)  # a fork that keeps the lifeline would keep the child alive
         self._watch_exit()
         self._outputs = [
-            Output(getattr(self._process, stream), partial(self._heard, heard, stream))
+            OutputPipe(getattr(self._process, stream), partial(self._take_line, on_line, stream))
             for stream in ("stdout", "stderr")
         ]
-        self._tell(told)
+        self._write(stdin)
 
     def descriptors(self) -> list[int]:
-        """What is open here for the child."""
+        """List the descriptors that a fork of this process has to close."""
         process = self._process
         pipes = (process.stdin, process.stdout, process.stderr)
-        return [self._handle, *(each.fileno() for each in pipes if each and not each.closed)]
+        return [self._pidfd, *(each.fileno() for each in pipes if each and not each.closed)]
 
     def signal(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, unless the process has ended: its number may be another's by then."""
+        """Send a signal; without effect if the process has ended and its pid may be reused."""
+        # Popen sends nothing once it has reaped the process.
         self._process.send_signal(number)
 
     def release(self) -> None:
-        """Cut the lifeline: the child ends by itself, if it has not yet."""
+        """Close the lifeline: the child reads the end of its standard input, and should exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -186,140 +235,83 @@ class Child:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
-    def _heard(self, heard: Callable[[str, str], None], stream: str, line: str) -> None:
+    def _take_line(self, on_line: Callable[[str, str], None], stream: str, line: str) -> None:
         self.log.add(line)
-        heard(stream, line)
+        on_line(stream, line)
 
-    def _tell(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
         view = memoryview(data)
-        # A child that died at once is reported by its exit, with what it had to say.
+        # Blocking, but the data is small: a pipe takes 64 KiB at once.
+        # A child that died at once is reported by its exit, with what it wrote.
         with contextlib.suppress(BrokenPipeError):
             while view:
                 view = view[os.write(self._process.stdin.fileno(), view) :]
 
     def _watch_exit(self) -> None:
         try:
-            self._handle = os.pidfd_open(self.pid)
+            self._pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
-            # No such thing on this system: a thread waits, and ends with the process.
+            # No pidfds on this system: a thread waits, and ends with the process.
             name = f"aiograd-wait-{self.name}"
             threading.Thread(target=self._wait_in_thread, name=name, daemon=True).start()
             return
 
         def ended() -> None:
-            self._loop.remove_reader(self._handle)
-            os.close(self._handle)
-            self._handle = -1
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
             self._ended()
 
-        self._loop.add_reader(self._handle, ended)
+        self._loop.add_reader(self._pidfd, ended)
 
     def _wait_in_thread(self) -> None:
         self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and `exited` with it
             self._loop.call_soon_threadsafe(self._ended)
 
     def _ended(self) -> None:
         code = self._process.wait()  # it has ended, so this only reaps
         self.release()
+        # First the output: `exited` promises that the log is complete.
         for output in self._outputs:
             output.finish()
         if not self.exited.done():
             self.exited.set_result(code)
 
 
-def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give a worker its parent's environment, with one thread per array library unless set.
+class SpawnedWorker:
+    """A worker in a process that was started by exec."""
 
-    A secret stays out of it: other users of a host may read it there."""
-    inherited = {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
-    return {**dict.fromkeys(ONE_THREAD, "1"), **inherited}
-
-
-def python(*arguments: str) -> list[str]:
-    """Give the command for another interpreter like this one: -X dev, -W error, -O and the like."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, *arguments]
-
-
-def forward(name: str, stream: str, line: str) -> None:
-    """Show a child's line where this process writes, with the child's name."""
-    target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
-    if target is None:
-        return
-    try:
-        # In no context at all: a notebook would show it under the cell that started the child.
-        contextvars.Context().run(target.write, f"[{name}] {line}\n")
-    except (OSError, ValueError):
-        return  # nobody reads any more; the log still has it
-
-
-class Host(Protocol):
-    """One run of one worker."""
-
-    plan: Plan
-    log: Log
-    pid: int | None
-    ended: asyncio.Future[int]  # with the exit code, when nothing of it is left
-
-    def kill(self) -> None:
-        """End it without giving it a chance to say anything."""
-
-
-# The path comes first, and by the one format that needs no import: without it there is no aiograd.
-BOOT = (
-    "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
-    "from aiograd.cluster.processes.worker_main import main; main()"
-)
-
-
-class ProcessHost:
-    """A worker in a process of its own."""
-
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
         self._child = Child(
             plan.name,
-            python("-c", BOOT, f"aiograd-{plan.name}"),
+            python_command("-c", BOOT, f"aiograd-{plan.name}"),
             worker_environment(os.environ),
-            partial(forward, plan.name),
-            told=marshal.dumps(sys.path) + pickle.dumps(plan),
+            partial(forward_line, plan.name),
+            stdin=marshal.dumps(sys.path) + pickle.dumps(plan),
         )
         self.log, self.ended = self._child.log, self._child.exited
         self.pid: int | None = self._child.pid
 
     def kill(self) -> None:
+        """Send SIGKILL; `ended` tells when the process is gone."""
         self._child.signal()
 
 
-class LoopHost:
-    """A worker in this loop; what it prints, this process prints."""
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give a worker its parent's environment, with one thread per array library unless set.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.log = Log()
-        self.pid: int | None = None
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int] = loop.create_future()
-        # A context of its own: the driver is current in this one, not this worker.
-        self._task = loop.create_task(self._serve(), context=contextvars.Context())
-        self._task.add_done_callback(self._done)
+    Without AIOGRAD_SECRET: other users of a host may be able to read an environment.
+    """
+    # What the user has set for the array libraries stays.
+    inherited = {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
+    return {**dict.fromkeys(ONE_THREAD, "1"), **inherited}
 
-    async def _serve(self) -> None:
-        worker = Worker.planned(self.plan)
-        await worker.start()
-        await worker.serve()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        code = 0
-        if task.cancelled():
-            code = 1
-        elif (error := task.exception()) is not None:
-            self.log.add(f"{type(error).__name__}: {error}")
-            code = 1
-        if not self.ended.done():
-            self.ended.set_result(code)
-
-    def kill(self) -> None:
-        self._task.cancel()
+def python_command(*arguments: str) -> list[str]:
+    """Give the command for another interpreter with the flags of this one: -X dev, -O and so on."""
+    # What multiprocessing uses for its children; there is no public function for it.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, *arguments]

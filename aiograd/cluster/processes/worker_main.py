@@ -1,8 +1,7 @@
-"""A worker process: what runs at the other end of a host.
+"""What a worker process runs: read the plan, join, serve until dismissed, exit.
 
-It reads its plan from standard input, joins, serves until it is dismissed, and ends. The pipe that
-brought the plan stays open as long as its parent lives; a thread waits for its end, so that the
-process goes when its parent does, even if its loop is blocked.
+The plan comes from standard input. That pipe stays open as long as the parent lives; a thread waits
+for its end, so that this process exits when its parent does, even if its loop is blocked.
 """
 
 from __future__ import annotations
@@ -24,28 +23,33 @@ from functools import partial
 from typing import Any
 
 from aiograd.cluster.bootstrap import is_listening
-from aiograd.cluster.config import Plan
+from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import keep_freed_memory
 from aiograd.cluster.worker import Worker
 
 __all__ = ["main", "new_event_loop"]
 
-LAST_WORDS = 2.0  # seconds to end in order once the parent is gone
+ORPHAN_GRACE = 2.0  # seconds to exit in order once the parent is gone
 
 
 def main() -> None:
-    """Run a worker from the plan on standard input; does not return."""
-    plan: Plan = pickle.load(sys.stdin.buffer)
+    """Run a worker from the plan on standard input; exits the process, and does not return."""
+    # Pickle is safe here: only the parent has the other end of this pipe.
+    plan: WorkerPlan = pickle.load(sys.stdin.buffer)
     lifeline = _take_lifeline()
+    # The driver shows output line by line; a pipe would be block-buffered.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # A crash in C code then leaves its traceback in the log that the driver keeps.
     faulthandler.enable()
     keep_freed_memory()
     if plan.crowded:
-        take_no_core_away()
+        use_batch_scheduling()
     name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
+    # Not asyncio.run: it would wait for the threads of its executor, in which a user's function may
+    # never return.
     serving = loop.create_task(serve(plan))
     watch = partial(_watch, lifeline, plan, partial(loop.call_soon_threadsafe, serving.cancel))
     threading.Thread(target=watch, name="aiograd-lifeline", daemon=True).start()
@@ -57,17 +61,18 @@ def main() -> None:
     except Exception:
         code = 1
         sys.excepthook(*sys.exc_info())
-    if not dismissed:
+    if not dismissed:  # a coordinator that dismisses its workers removes its sockets itself
         _remove_sockets(plan)
     _end(code)
 
 
-async def serve(plan: Plan) -> bool:
-    """Be a worker until dismissed, or until the coordinator is gone; tells which."""
+async def serve(plan: WorkerPlan) -> bool:
+    """Be a worker until dismissed (True) or until the coordinator is lost (False)."""
+    # Before joining: a member can be called at once.
     for module in plan.modules:
         importlib.import_module(module)
-    gc.freeze()  # what is here by now stays: no collection needs to look through it again
-    worker = Worker.planned(plan)
+    gc.freeze()  # modules stay for good: no collection needs to scan them again
+    worker = Worker.from_plan(plan)
     await worker.start()
     worker.make_current()
     return await worker.serve()
@@ -82,29 +87,34 @@ def _take_lifeline() -> int:
     return lifeline
 
 
-def _watch(lifeline: int, plan: Plan, stop: Callable[[], Any]) -> None:
+def _watch(lifeline: int, plan: WorkerPlan, stop: Callable[[], Any]) -> None:
+    """Wait for the end of the parent, then stop the worker; runs in a thread of its own."""
     while os.read(lifeline, 1024):
         pass
+    # At once, not when the worker has ended: it may be blocked, and killed below.
     _remove_sockets(plan)
-    with contextlib.suppress(RuntimeError):  # the loop is closed: it is ending anyway
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits anyway
         stop()
-    time.sleep(LAST_WORDS)
+    # The loop may be blocked by a function that never returns; then nothing else ends this process.
+    time.sleep(ORPHAN_GRACE)
     os._exit(1)
 
 
-def _remove_sockets(plan: Plan) -> None:
+def _remove_sockets(plan: WorkerPlan) -> None:
     """Remove the sockets of a parent that was killed, and could not do so itself."""
+    # All workers try; the first one removes the folder, for the others there is nothing left.
     addresses = plan.coordinator.addresses if plan.coordinator is not None else ()
     for path in [each.removeprefix("unix:") for each in addresses if each.startswith("unix:")]:
         for _ in range(20):
             if not is_listening(path):
                 shutil.rmtree(os.path.dirname(path), ignore_errors=True)
                 break
-            time.sleep(0.02)  # a dying process closes one thing after the other
+            time.sleep(0.02)  # a dying process closes its pipes and sockets one after the other
 
 
 def _end(code: int) -> None:
-    """End the process without waiting for threads that still run somebody's function."""
+    """Exit without waiting for threads that still run a user's function."""
+    # os._exit skips the exit handlers of user code and the flush, so both are done here.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -114,6 +124,7 @@ def _end(code: int) -> None:
 
 def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
     """Make the loop that `Options.loop` names; "auto" is uvloop where it is installed."""
+    # Made directly, not by a policy: user code in the worker finds the default policy.
     if kind != "asyncio":
         try:
             import uvloop
@@ -125,11 +136,11 @@ def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def take_no_core_away() -> None:
-    """Where workers share cores: let whoever wakes us up with a message go on with its work.
+def use_batch_scheduling() -> None:
+    """Do not preempt the sender of a message that wakes this process; for workers that share cores.
 
-    Else the kernel may give us the core of a sender that has messages for others, too, and these
-    then sit idle until we are done. Who has chosen how this process is scheduled is obeyed.
+    Otherwise the kernel may give us the core of a sender that has messages for other workers as
+    well, and these sit idle until we are done. A scheduling policy that was set already is kept.
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may not allow it
@@ -141,5 +152,5 @@ def name_process(name: str) -> None:
     if sys.platform == "linux":
         import ctypes
 
-        set_name = 15
+        set_name = 15  # PR_SET_NAME; the kernel keeps 15 bytes
         ctypes.CDLL(None).prctl(set_name, f"ag-{name}".encode()[:15], 0, 0, 0)

@@ -1,12 +1,10 @@
-"""Local clusters of real processes."""
+"""Worker processes: what they inherit, print and leave behind, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,51 +12,17 @@ import sys
 import textwrap
 import threading
 import time
-import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aiograd.cluster import local
-from aiograd.cluster.api import barrier, get_worker_info
+from aiograd.cluster.api import barrier
 from aiograd.errors import RpcError, WorkerLost
-from aiograd.rpc.api import rpc_async, rpc_sync
-from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.link.link import Link
+from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
+from tests.support.processes import alive, ask, gone, pid, read, who
 from tests.support.waiting import until
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-async def who() -> WorkerInfo:
-    return get_worker_info()
-
-
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def alive(process: int) -> bool:
-    try:
-        return read(f"/proc/{process}/stat").rpartition(b")")[2].split()[0] != b"Z"
-    except FileNotFoundError:
-        return False
-
-
-async def gone(process: int) -> None:
-    """Wait until a process that is not our child has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(process)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, ended.set)
-        await ended.wait()
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
 
 async def test_workers_are_processes_of_their_own_and_end_with_the_cluster(cluster):
@@ -69,10 +33,6 @@ async def test_workers_are_processes_of_their_own_and_end_with_the_cluster(clust
         assert await rpc_async("worker0", ask, ("worker1",)) == pids[1]
         assert await rpc_async("worker1", ask, ("driver",)) == os.getpid()
     assert not any(alive(each) for each in pids)
-
-
-def ask(to: str) -> int:
-    return rpc_sync(to, pid)
 
 
 async def test_several_clusters_of_processes_at_once(cluster):
@@ -125,7 +85,7 @@ async def test_a_killed_process_is_lost_within_a_second(cluster):
         with pytest.raises(WorkerLost):
             await there
         assert time.monotonic() - start < 4.0
-        await c.driver.members.wait_gone("worker1")
+        await c.driver.member.wait_gone("worker1")
         with pytest.raises(WorkerLost):
             await c["worker1"].call(who)
         await c.restart("worker1")
@@ -205,13 +165,13 @@ async def test_an_idle_worker_has_few_threads_and_little_memory(cluster):
 
 @pytest.fixture(params=[1, 3])
 def n_workers(request) -> int:
-    """One worker has a process of its own; several come from a nursery."""
+    """One worker has a process of its own; several come from a forkserver."""
     return request.param
 
 
 @pytest.fixture
 def boot(monkeypatch):
-    """Let new processes run something else instead of a worker or a nursery."""
+    """Let new processes run something else instead of a worker or a forkserver."""
 
     def set_boot(program: str) -> None:
         monkeypatch.setattr("aiograd.cluster.processes.spawn.BOOT", program)
@@ -220,7 +180,7 @@ def boot(monkeypatch):
     return set_boot
 
 
-async def test_a_worker_that_cannot_start_is_reported_with_what_it_said(cluster, boot, n_workers):
+async def test_a_worker_that_cannot_start_is_reported_with_its_output(cluster, boot, n_workers):
     boot("import sys; sys.exit('this is why it failed')")
     with pytest.raises(RpcError, match="this is why it failed") as caught:
         await cluster(n_workers, processes=True)
@@ -235,8 +195,8 @@ async def test_a_worker_that_dies_before_it_joins_is_reported(cluster, boot, n_w
         "    print(f'{plan.name} gives up', flush=True)\n"
         "    os._exit(3)\n"
         "process.serve = serve\n"
-        "import aiograd.cluster.processes.forkserver_main as nurse\n"
-        "nurse.nurse() if sys.argv[1] == 'aiograd-nursery' else process.main()"
+        "import aiograd.cluster.processes.forkserver as forkserver\n"
+        "forkserver.serve_forks() if sys.argv[1] == 'aiograd-forkserver' else process.main()"
     )
     with pytest.raises(RpcError, match=r"worker\d gives up") as caught:
         await cluster(n_workers, processes=True)
@@ -255,78 +215,9 @@ async def test_a_start_that_is_cancelled_leaves_no_process(cluster, boot, n_work
     assert [c.state(worker.name) for worker in c] == ["closed"] * n_workers
 
 
-async def test_workers_outlive_nobody_when_their_nursery_is_killed(cluster):
-    async with cluster(2, processes=True, options=Options(grace=0.5)) as c:
-        pids = [c.pid(worker.name) for worker in c]
-        nursery = parent_of(pids[0])
-        assert nursery != os.getpid()
-        os.kill(nursery, signal.SIGKILL)
-        await asyncio.gather(*(c._hosts[worker.name].ended for worker in c))
-        assert not any(alive(each) for each in pids)
-
-
-async def test_what_was_killed_and_restarted_leaves_little_in_memory(cluster):
-    async with cluster(2, processes=True) as c:
-        agent, nursery, killed = c.driver.agent, c._nursery, []
-        links: list[weakref.ref[Link]] = []
-        for _ in range(3):
-            await c["worker1"].call(who)
-            killed.append(weakref.ref(c._hosts["worker1"]))
-            links.append(weakref.ref(agent.link("worker1")))
-            await c.kill("worker1")
-            await c.restart("worker1")
-        await until(lambda: len(agent.links.losses) == 3)
-        assert len(nursery._hosts) == 2
-        gc.collect()
-        assert [host() for host in killed if host() is not None] == []  # with all it has written
-        assert [link() for link in links if link() is not None] == []
-
-
-async def test_later_workers_start_in_the_surroundings_of_that_time(cluster, monkeypatch, tmp_path):
-    async with cluster(2, processes=True) as c:
-        monkeypatch.setenv("AIOGRAD_TEST_VARIABLE", "later")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        for name in ("worker0", "worker2"):
-            await (c.scale(3) if name == "worker2" else c.restart(name))
-            folder, path, variable = await c[name].call(surroundings)
-            assert (folder, path, variable) == (str(tmp_path), sys.path, "later")
-        assert (await c["worker1"].call(surroundings))[2] is None
-
-
-def surroundings() -> tuple[str, list[str], str | None]:
-    return os.getcwd(), sys.path, os.environ.get("AIOGRAD_TEST_VARIABLE")
-
-
-async def test_a_worker_can_be_restarted_after_its_nursery_was_killed(cluster, caplog):
-    async with cluster(2, processes=True, options=Options(resume=0.3)) as c:
-        process = c.pid("worker0")
-        os.kill(parent_of(process), signal.SIGKILL)
-        await gone(process)
-        await c.restart("worker0")
-        await c.restart("worker1")
-        assert await c["worker0"].call(ask, "worker1") == c.pid("worker1")
-    assert "ended unexpectedly" in caplog.text
-
-
-def parent_of(process: int) -> int:
-    return int(read(f"/proc/{process}/stat").rpartition(b")")[2].split()[1])
-
-
-async def test_forked_workers_draw_different_random_numbers(cluster):
-    async with cluster(3, processes=True) as c:
-        drawn = await asyncio.gather(*(worker.call(draw) for worker in c))
-    assert len({first for first, _ in drawn}) == 3
-    assert len({second for _, second in drawn}) == 3
-
-
-def draw() -> tuple[float, float]:
-    return random.random(), float(np.random.rand())
-
-
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
 @pytest.mark.parametrize(("cores", "policy"), [(2, "SCHED_BATCH"), (3, "SCHED_OTHER")])
-async def test_workers_that_share_cores_take_none_from_who_sends(
+async def test_workers_that_share_cores_do_not_preempt_a_sender(
     cluster, monkeypatch, cores, policy
 ):
     monkeypatch.setattr(local, "_cores", lambda: cores)
@@ -338,12 +229,12 @@ async def test_workers_that_share_cores_take_none_from_who_sends(
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells how it schedules")
-def test_who_has_chosen_how_a_process_is_scheduled_is_obeyed():
+def test_a_scheduling_policy_that_was_set_before_is_kept():
     script = """
 import os
-from aiograd.cluster.processes.worker_main import take_no_core_away
+from aiograd.cluster.processes.worker_main import use_batch_scheduling
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-take_no_core_away()
+use_batch_scheduling()
 print(os.sched_getscheduler(0))
 """
     ended = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE)
@@ -351,34 +242,9 @@ print(os.sched_getscheduler(0))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_collections_need_not_look_through_what_workers_began_with(cluster, count):
+async def test_garbage_collections_skip_the_modules_of_a_worker(cluster, count):
     async with cluster(count, processes=True) as c:
         assert await c[0].call(gc.get_freeze_count) > 10_000
-
-
-async def test_each_worker_holds_only_pipes_of_its_own(cluster):
-    async with cluster(3, processes=True) as c:
-        pipes = [await worker.call(open_pipes) for worker in c]
-        assert not pipes[0] & pipes[1]
-        assert not pipes[1] & pipes[2]
-        assert all(pipes)
-
-
-def open_pipes() -> set[str]:
-    found = set()
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{each}")
-            if target.startswith("pipe:"):
-                found.add(target)
-    return found
-
-
-async def test_where_array_libraries_have_threads_workers_are_not_forked(cluster, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    async with cluster(2, processes=True) as c:
-        for worker in c:
-            assert parent_of(c.pid(worker.name)) == os.getpid()
 
 
 async def test_a_worker_that_ignores_its_dismissal_is_killed(cluster, caplog, tmp_path):

@@ -1,0 +1,264 @@
+"""A worker as a member of its cluster: its copy of the roster, and what follows from a change.
+
+Every worker has a `Member`. One worker, the coordinator, also has a `Coordinator`, which decides
+about the membership; `coordinator.py` has the other end of these services:
+
+    service              from → to               carries                       reply
+    cluster.rank         newcomer → coordinator  –                             a new rank
+    cluster.join         newcomer → coordinator  own address, world size       RpcError if refused;
+                                                                               else after `welcome`
+    cluster.welcome      coordinator → newcomer  roster                        when applied
+    cluster.change       coordinator → member    an update of the roster       when applied
+    cluster.roster       member → coordinator    – (an update was missed)      roster
+    cluster.leave        member → coordinator    –                             when announced
+    cluster.dismiss      coordinator → member    leave alone or together       –
+    cluster.report       member → coordinator    counts of calls               is it the last round
+
+Barriers and gathers are in `collectives.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+from aiograd.cluster.collectives import Collectives
+from aiograd.cluster.membership import Roster, Update
+from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.rpc.agent import Agent
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.extension import RecordTraveller
+
+__all__ = ["CONFIRM_TIMEOUT", "Member"]
+
+_log = logging.getLogger("aiograd.cluster")
+
+# Seconds for a member to confirm a change. One that is slower does not hold up the others: it sees
+# the gap in the versions later, and asks for the roster.
+CONFIRM_TIMEOUT: Final = 1.0
+
+COORDINATOR_SERVICES: Final = (
+    "cluster.rank",
+    "cluster.join",
+    "cluster.roster",
+    "cluster.leave",
+    "cluster.report",
+)
+
+
+class Member:
+    """The cluster as one worker sees it."""
+
+    def __init__(
+        self, agent: Agent, world_size: int | None, coordinator: PeerInfo | None = None
+    ) -> None:
+        self.agent = agent
+        self.world_size = world_size  # None: an open cluster
+        self.coordinator = coordinator  # None: this worker
+        self.roster: Roster[PeerInfo] = Roster()
+        # Ends with (graceful, timeout) when the coordinator asks this worker to leave, or is lost.
+        self.dismissed: asyncio.Future[tuple[bool, float | None]] = agent.loop.create_future()
+        self.changed = asyncio.Event()  # set, and replaced, whenever the roster changes
+        self.collectives = Collectives(agent, lambda: self.peers)
+        self._lost_peers: deque[PeerInfo] = deque()  # the latest, still in the directory
+        self._together = world_size is not None or coordinator is None  # see `leaves_together`
+        agent.services.update(
+            {
+                # Refused by name, instead of as unknown: a worker may be given the address of an
+                # ordinary member as its rendezvous. A `Coordinator` replaces these.
+                **dict.fromkeys(COORDINATOR_SERVICES, self._not_coordinator),
+                "cluster.welcome": self._on_welcome,
+                "cluster.change": self._on_change,
+                "cluster.dismiss": self._on_dismiss,
+            }
+        )
+        # Members that exchange plain data only have to read updates as well.
+        agent.plain_travellers.add(Update, RecordTraveller("update", Update))
+        if coordinator is not None:  # else the `Coordinator` decides first, and then calls `lose`
+            agent.lost.append(self._on_lost)
+        agent.returned.append(self.collectives.returned)
+
+    @property
+    def peers(self) -> list[PeerInfo]:
+        """List all members, this one included, in order of rank."""
+        return sorted(self.roster.members.values(), key=lambda peer: peer.rank)
+
+    @property
+    def others(self) -> list[PeerInfo]:
+        """List all members but this one, in order of rank."""
+        own = self.agent.incarnation
+        return [peer for peer in self.peers if peer.incarnation != own]
+
+    @property
+    def leaves_together(self) -> bool:
+        """Tell whether all members leave at once: not if one member leaves an open cluster."""
+        return self._together
+
+    # ── joining and leaving ─────────────────────────────────────────────────────────────────────
+
+    async def join(self, timeout: float) -> None:
+        """Ask the coordinator to be admitted; RpcError if refused, or if the world is incomplete.
+
+        Returns when this worker knows all members and all members know it.
+        """
+        # The coordinator has the same timeout and knows which ranks are missing. Its answer is
+        # more useful than our DeadlineExceeded, so it gets a head start.
+        await self.agent.request(
+            self._coordinator(),
+            "cluster.join",
+            self.agent.info,
+            self.world_size,
+            timeout=timeout + CONFIRM_TIMEOUT,
+        )
+
+    async def report(self, outstanding: int, started: int) -> bool:
+        """Report the counts of calls for this round; True if no call is under way anywhere."""
+        # No timeout: the round ends when the slowest member reports, and `close` has its own grace.
+        last_round = self.agent.request(
+            self._coordinator(), "cluster.report", outstanding, started, timeout=math.inf
+        )
+        return bool(await last_round)
+
+    async def leave(self) -> None:
+        """Tell the coordinator that this worker leaves; without effect if it cannot be reached."""
+        with contextlib.suppress(RpcError):
+            await self.agent.request(self._coordinator(), "cluster.leave", timeout=CONFIRM_TIMEOUT)
+
+    def close(self) -> None:
+        """End every barrier and gather that still waits here."""
+        error = WorkerClosed(f"{self.agent.name} was shut down", self.agent.name)
+        self.collectives.close(error)
+
+    async def wait_gone(self, name: str) -> None:
+        """Wait until no worker of this name is a member."""
+        while name in self.roster.members:
+            await self.changed.wait()
+
+    async def wait_alone(self) -> None:
+        """Wait until all other members have left."""
+        while self.others:
+            await self.changed.wait()
+
+    def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
+        self._check_coordinator(sender)
+        # A dismissal may come twice: `scale` ends one worker while `close` ends all.
+        self._together = together
+        if not self.dismissed.done():
+            self.dismissed.set_result((True, timeout))
+
+    # ── changes of the roster ───────────────────────────────────────────────────────────────────
+
+    def adopt(
+        self,
+        version: int,
+        peers: Iterable[PeerInfo],
+        lost: Sequence[tuple[PeerInfo, str]] = (),
+    ) -> None:
+        """Replace the roster by a newer one; `lost` says which of the missing ones were lost."""
+        first = self.roster.version == 0
+        change = self.roster.reset(version, peers)
+        if change is None:
+            return
+        if first:
+            leader = self.coordinator.name if self.coordinator is not None else "this worker"
+            _log.info(
+                "%s joined as rank %d; %d members, coordinator: %s",
+                self.agent.name,
+                self.agent.rank,
+                len(self.roster.members),
+                leader,
+            )
+        gone = {peer.incarnation for peer, _ in lost}
+        left = tuple(peer for peer in change.left if peer.incarnation not in gone)
+        self._follow(Update(version, change.joined, left, tuple(lost)), log_joins=not first)
+
+    def lose(self, peer: PeerInfo, error: Exception) -> None:
+        """Fail the collectives that cannot complete without a worker that cannot be reached."""
+        self.collectives.gone(peer, error)
+
+    def notify(self) -> None:
+        """Wake everything that waits for `changed`."""
+        # A new event each time: waiters wake once per change and look again.
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _on_welcome(self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo]) -> None:
+        self._check_coordinator(sender)
+        self.adopt(version, peers)
+
+    def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
+        self._check_coordinator(sender)
+        match self.roster.apply(update):
+            case "applied":
+                self._follow(update)
+            case "gap":
+                return self._catch_up()
+        return None
+
+    async def _catch_up(self) -> None:
+        roster = self.agent.request(self._coordinator(), "cluster.roster", timeout=math.inf)
+        self.adopt(*await roster)
+
+    def _follow(self, update: Update[PeerInfo], log_joins: bool = True) -> None:
+        """Apply a change of the roster to the directory, the links and the collectives."""
+        directory = self.agent.directory
+        for peer in update.left:
+            _log.info("%s: %s left", self.agent.name, _label(peer))
+            self._forget(peer)
+            self.lose(peer, WorkerLost(peer.name, "no", "it left the cluster"))
+        for peer, why in update.lost:
+            # One warning per cluster, from the coordinator: workers often share a terminal.
+            level = logging.WARNING if self.coordinator is None else logging.INFO
+            _log.log(level, "%s: lost %s: %s", self.agent.name, _label(peer), why)
+            # It stays in the directory: calling it raises WorkerLost, not UnknownWorker.
+            self.agent.links.declare_lost(peer, why)
+            self._lost_peers.append(peer)
+            self.lose(peer, WorkerLost(peer.name, "unknown", why))
+        for peer in update.joined:
+            if log_joins:
+                _log.info("%s: %s joined", self.agent.name, _label(peer))
+            directory.add(peer)
+        # A cluster that runs for long must not remember every worker it has lost.
+        while len(self._lost_peers) > LOST_PEERS:
+            self._forget(self._lost_peers.popleft())
+        self.notify()
+
+    def _forget(self, peer: PeerInfo) -> None:
+        """Remove a worker from the directory, unless a later start of it has the name by now."""
+        known = self.agent.directory.get(peer.name)
+        if known is not None and known.incarnation == peer.incarnation:
+            self.agent.directory.remove(peer.name)
+
+    def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
+        if isinstance(error, SecurityError):
+            return  # alive, and in contact with others; it shares no secret, or no mode, with us
+        if peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
+            # Not a warning: when a driver closes without grace, each of its workers passes here.
+            _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(peer), error)
+            self.dismissed.set_result((False, None))
+        self.lose(peer, error)
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────
+
+    def _not_coordinator(self, sender: PeerInfo, *_: Any) -> NoReturn:
+        raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
+
+    def _check_coordinator(self, sender: PeerInfo) -> None:
+        # Every peer can send these messages. By incarnation: a later start of the coordinator has
+        # another membership, in which this worker is none.
+        if self.coordinator is None or sender.incarnation != self.coordinator.incarnation:
+            raise NotAllowed(f"{sender.name} is not the coordinator", self.agent.name)
+
+    def _coordinator(self) -> PeerInfo:
+        assert self.coordinator is not None
+        return self.coordinator
+
+
+def _label(peer: PeerInfo) -> str:
+    """Name a worker in a log line."""
+    return f"{peer.name} (rank {peer.rank}, {', '.join(peer.addresses) or 'no address'})"

@@ -29,12 +29,10 @@ def attach(agent: Agent) -> Contexts:
     agent.baggage = ContextBaggage(contexts)
     partners = contexts.partners
     agent.services["gradients"] = partners.guard_gradients(engine.arrived)
-    agent.services["gradients.flat"] = engine.arrived_flat
     agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
     agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
     agent.services["gradients.outcomes"] = partners.guard_outcomes(engine.outcomes_told)
-    for service in ("gradients", "gradients.flat"):
-        agent.post_refused[service] = engine.endings.refused
+    agent.post_refused["gradients"] = engine.endings.refused
     agent.post_refused["gradients.outcomes"] = engine.outcomes_refused
     agent.services["gradients.waits"] = partners.guard(functools.partial(waits, engine))
     agent.services["context.release"] = partners.guard_release(contexts.release_asked)

@@ -35,7 +35,7 @@ from aiograd.dist.boundary import crossed_all
 from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.registry import Contexts
 from aiograd.dist.backward.abort import Endings
-from aiograd.dist.backward.mail import flatten, unflatten
+from aiograd.dist.backward.codec import PackedAnswer, decode, encode
 from aiograd.dist.backward.outcomes import Report
 from aiograd.dist.backward.state import Answer, Message, Pass, Terms
 from aiograd.dist.backward.active import Late, Running
@@ -46,7 +46,6 @@ from aiograd.errors import (
     DeadlineExceeded,
     GradError,
     PassTimedOut,
-    ProtocolError,
     UnknownContext,
     WorkerLost,
 )
@@ -320,17 +319,25 @@ class Engine:
             invitation = (*home.identity, *play.terms) if message.invites else None
             of_pass = (context.id, play.number, *message.credit, play.reached)
             head = (*of_pass, message.expected, invitation)
-            lent: list[PickleBuffer] = []
-            flat = flatten(message.answers, lent)
-            if flat is None or not self.agent.post_plain(
-                link, "gradients.flat", (*head, flat), lent
-            ):
-                held = context if play.terms.create_graph else None
-                self.agent.post(link.peer, "gradients", *head, message.answers, carried=held)
+            self._post(link, head, message.answers, context if play.terms.create_graph else None)
             if running.trace is not None:
                 running.posted(message.name, message.answers, began)
         if running.done is not None:
             self._end_if_over(running, running.done)
+
+    def _post(
+        self, link: Link, head: tuple[Any, ...], answers: list[Answer], carried: Context | None
+    ) -> None:
+        """Post a gradient message: the one place that chooses its encoding."""
+        if not link.restricted:
+            buffers: list[PickleBuffer] = []
+            packed = encode(answers, buffers)
+            if packed is not None:
+                # Recorded gradients are Tensors, which `encode` leaves to the general codec: packed
+                # ones never need the context, in which `create_graph` records their edges.
+                self.agent.post_plain(link, "gradients", (*head, packed), buffers)
+                return
+        self.agent.post(link.peer, "gradients", *head, answers, carried=carried)
 
     def _link(self, running: Running, message: Message) -> Link:
         """The link for a message of a pass; WorkerLost if its recipient is lost."""
@@ -366,10 +373,10 @@ class Engine:
         reached: int,
         expected: list[int] | None,
         invitation: tuple[Any, ...] | None,
-        answers: list[Answer],
+        answers: list[Answer | PackedAnswer],
     ) -> None:
         """A message of a pass came in."""
-        message = (sender, answers, expected, (credit, places), reached)
+        message = (sender, decode(answers), expected, (credit, places), reached)
         running = self.passes.get((context_id, number))
         if running is None:
             context = self.contexts.arriving(context_id, sender, "gradients")
@@ -396,14 +403,6 @@ class Engine:
             self.endings.failed(running, error)
         else:
             self._advance(running)
-
-    def arrived_flat(self, sender: PeerInfo, *load: Any) -> None:
-        """A message of a pass came in by the quick road, which no partner may take."""
-        if self.agent.restricts(sender):
-            raise ProtocolError("gradients that were not looked at", sender.name)
-        context_id, number, credit, places, reached, expected, invitation, flat = load
-        credits = (credit, places, reached)
-        self.arrived(sender, context_id, number, *credits, expected, invitation, unflatten(flat))
 
     def _join(
         self,

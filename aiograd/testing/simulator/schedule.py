@@ -48,7 +48,6 @@ DEATHS: Final = frozenset({"crash", "restart", "replace"})  # ... because its pr
 HARMFUL: Final = DEATHS | {
     *("vanish", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse")
 }
-ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on a quicker road
 VERDICTS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
 HINDERING: Final = frozenset({"pause", "cut", "cut_one_way", "clog"})
@@ -244,7 +243,6 @@ class Player:
 
     def message(self, name: str, kind: str) -> Verdict:
         """A message of this kind is about to leave a node: what becomes of it."""
-        kind = ALIASES.get(kind, kind)
         self.messages[kind] += 1
         if not self._triggered:
             return SEND

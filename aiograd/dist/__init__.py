@@ -11,7 +11,7 @@ from aiograd.dist.registry import Contexts
 from aiograd.dist.backward.engine import Engine
 from aiograd.dist.inspect import waits
 from aiograd.dist.access import CooTraveller
-from aiograd.dist.travellers import ContextBaggage, TensorBox, TensorTraveller
+from aiograd.dist.travellers import ContextBaggage, TensorTraveller
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.registry import RRefs
@@ -24,8 +24,9 @@ def attach(agent: Agent) -> Contexts:
     contexts = Contexts(agent)
     engine = contexts.engine = Engine(contexts)
     agent.parts[Contexts] = contexts
-    agent.travellers.add(Tensor, TensorTraveller())
-    agent.travellers.boxes = (Tensor, TensorBox())
+    tensors = TensorTraveller()
+    agent.travellers.add(Tensor, tensors)
+    agent.travellers.boxes = (Tensor, tensors)
     agent.baggage = ContextBaggage(contexts)
     partners = contexts.partners
     agent.services["gradients"] = partners.guard_gradients(engine.arrived)

@@ -11,69 +11,85 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
-from aiograd.dist.context import Context
-from aiograd.dist.registry import Contexts
+from aiograd.dist.channel import Channel
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.rpc.directory import PeerInfo
 from aiograd.viz import Graph, GraphEdge, GraphNode
 
 SERVICE = "context.graph"
 ASK_WAIT = 5.0  # seconds a worker gets to describe its part
 
 
+class ContextPart(Protocol):
+    """What a picture shows of one worker's part of a context."""
+
+    id: int
+    roots: list[Node]
+    sends: dict[int, SendNode]
+    receives: dict[int, RecvNode]
+    seconds: float
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the workers that hold the other parts."""
+
+    @property
+    def peers(self) -> set[str]:
+        """The names of workers that hold other parts."""
+
+
 class ContextGraph(Graph):
     """The picture of a context; `await` it to see the parts of all workers."""
 
-    context: Context
+    context: ContextPart
 
     def __await__(self) -> Generator[Any, None, Graph]:
         return collect(self.context).__await__()
 
 
-def picture(context: Context) -> ContextGraph:
-    """This worker's part, at once."""
+def picture(context: ContextPart) -> ContextGraph:
+    """Draw this worker's part, at once."""
     made = ContextGraph(*_joined([describe(context)]), title=f"context {context.id}")
+    # A Graph is a frozen dataclass: what it shows does not change after it was made.
     object.__setattr__(made, "context", context)
     return made
 
 
-async def collect(context: Context) -> Graph:
-    """The parts of every worker that the context reached, joined."""
-    contexts, shell = context.home, context.home.shell
-    parts = {contexts.agent.name: describe(context)}
-    waiting = set(parts[contexts.agent.name]["peers"]) - parts.keys()
+async def collect(context: ContextPart) -> Graph:
+    """Ask every worker that the context reached for its part, and join them.
+
+    A worker that does not answer in time gets an empty lane: a picture of the rest is worth more than
+    an error.
+    """
+    channel = context.channel
+    parts = {channel.name: describe(context)}
+    waiting = set(parts[channel.name]["peers"]) - parts.keys()
     while waiting:
         names = sorted(waiting)
         answers = await asyncio.gather(
-            *[shell.ask(name, SERVICE, context.id, timeout=ASK_WAIT) for name in names],
+            *[channel.ask(name, SERVICE, context.id, timeout=ASK_WAIT) for name in names],
             return_exceptions=True,
         )
         for name, answer in zip(names, answers, strict=True):
-            parts[name] = answer if isinstance(answer, dict) else _nothing(name)
+            parts[name] = answer if isinstance(answer, dict) else nothing(name)
         waiting = {peer for part in parts.values() for peer in part["peers"]} - parts.keys()
     times = [f"{name} {part['seconds'] * 1e3:.1f} ms" for name, part in parts.items()]
     spent = " · backward: " + ", ".join(times) if any(p["seconds"] for p in parts.values()) else ""
     return Graph(*_joined(list(parts.values())), title=f"context {context.id}{spent}")
 
 
-def asked(contexts: Contexts, sender: PeerInfo, context_id: int) -> dict[str, Any]:
-    """A peer wants our part of a context."""
-    context = contexts.find(context_id)
-    return _nothing(contexts.agent.name) if context is None else describe(context)
-
-
-def _nothing(name: str) -> dict[str, Any]:
+def nothing(name: str) -> dict[str, Any]:
+    """Return the part of a worker that has none, or did not answer."""
     return {"worker": name, "nodes": [], "edges": [], "crossings": [], "peers": [], "seconds": 0.0}
 
 
-def describe(context: Context) -> dict[str, Any]:
-    """Our part of a context as plain data."""
-    worker = context.home.agent.name
+def describe(context: ContextPart) -> dict[str, Any]:
+    """Return this worker's part of a context as plain data, for any peer to draw."""
+    worker = context.channel.name
     nodes: list[tuple[str, str, str, str]] = []
     edges: list[tuple[str, str]] = []
     crossings: list[tuple[int, str, str]] = []
@@ -93,7 +109,7 @@ def describe(context: Context) -> dict[str, Any]:
             crossings.append((node.edge, worker, node.peer))
         elif isinstance(node, RecvNode):
             crossings.append((node.edge, node.peer, worker))
-    peers = {*context.told, *context.callers.values()} | {c[1] for c in crossings}
+    peers = context.peers | {c[1] for c in crossings}
     return {
         "worker": worker,
         "nodes": nodes,
@@ -137,7 +153,7 @@ def _label(node: Node) -> str:
     return "leaf" if isinstance(node, Accumulate) else node.name
 
 
-def _kind(node: Node, context: Context) -> str:
+def _kind(node: Node, context: ContextPart) -> str:
     if isinstance(node, Accumulate):
         return "leaf"
     if isinstance(node, SendNode):

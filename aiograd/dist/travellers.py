@@ -7,7 +7,8 @@ message is one edge, however many tensors it carries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -20,10 +21,8 @@ from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.backward.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Departure
-
-if TYPE_CHECKING:
-    from aiograd.dist.registry import Contexts
 
 EDGE = "edge"  # the key of this message's nodes (departing) or RecvNode (arriving) in `scratch`
 LOOPS = "loops"  # the key of a bit per tensor that closes a loop
@@ -135,43 +134,88 @@ def _floating(name: Any) -> np.dtype[Any]:
     return dtype
 
 
+class Contexts(Protocol):
+    """The contexts of this worker."""
+
+    def current(self) -> Context | None:
+        """Return the context that a call made here and now carries."""
+
+    def new_edge(self) -> int:
+        """Return the id of a new edge."""
+
+    def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
+        """Return the context of a message, made on first sight; None if it was released."""
+
+
+class Reports(Protocol):
+    """What sends outcomes of passes in front of other messages."""
+
+    def send(self, context: Context, peer: PeerInfo) -> None:
+        """Send a peer what it does not know of a context's passes."""
+
+
+class Access(Protocol):
+    """What checks messages of restricted peers."""
+
+    def may_bring(self, sender: PeerInfo, data: Any) -> None:
+        """Raise if a restricted peer's message must not bring this baggage."""
+
+
 class ContextBaggage:
     """Takes the current context along with calls and replies."""
 
-    def __init__(self, contexts: Contexts) -> None:
-        self._contexts = contexts
+    def __init__(
+        self,
+        contexts: Contexts,
+        reports: Reports,
+        access: Access,
+        restricts: Callable[[PeerInfo], bool],
+    ) -> None:
+        self._contexts, self._reports = contexts, reports
+        self._access, self._restricts = access, restricts
+        # Bound, not wrapped: every call asks for them.
         self.current = contexts.current
         self.enter = CURRENT.set
 
     def depart(self, carried: Context | None, departure: Departure) -> Any:
+        """Return what rides with a message, and make the sending end of its edge.
+
+        Runs after the payload is encoded, so `departure.scratch` knows all tensors of the message.
+        """
         if carried is None or carried.released:
             return None
         nodes = departure.scratch.get(EDGE)
         peer = departure.to
-        if carried.outcomes.version:
-            self._contexts.engine.tell_outcomes(carried, peer)
+        if carried.outcomes.version:  # 0, and no call, until a pass has ended
+            self._reports.send(carried, peer)
         if not nodes:
-            # The answer of a function or a fetch may need grad, even if no argument does.
+            # The answer of a function or a fetch may need grad, even if no argument does. The result
+            # of an op without such an argument never does, and replies end a message exchange.
             if departure.kind in ("op", "reply", "gradients"):
                 return None
-            carried.told[peer.name] = peer
+            carried.recipients[peer.name] = peer
             return carried.id, 0, 0
         edge = self._contexts.new_edge()
         loops = departure.scratch.get(LOOPS, 0)
         carried.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
-        carried.partners[peer.incarnation] = peer.name
+        carried.edge_peers[peer.incarnation] = peer.name
+        # An edge whose message never left would never be answered.
         departure.undo.append(lambda: carried.unsend(edge))
-        carried.told[peer.name] = peer
+        carried.recipients[peer.name] = peer
         return carried.id, edge, len(nodes)
 
     def arrive(self, data: Any, arrival: Arrival) -> Context | None:
-        if self._contexts.agent.restricts(arrival.sender):
-            self._contexts.partners.may_bring(arrival.sender, data)
+        """Find or make the context of a message, and the receiving end of its edge.
+
+        Runs before the payload is decoded, so that its tensors find the end in `arrival.scratch`.
+        """
+        if self._restricts(arrival.sender):
+            self._access.may_bring(arrival.sender, data)
         context_id, edge, outputs = data
         context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)
         if context is not None and edge:
             sender = arrival.sender
             node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
             context.receives[edge] = arrival.scratch[EDGE] = node
-            context.partners[sender.incarnation] = sender.name
+            context.edge_peers[sender.incarnation] = sender.name
         return context

@@ -13,8 +13,9 @@ from aiograd.autograd.sweep import contributions
 from aiograd.autograd.tensor import wrap
 from aiograd.dist.backward import plan
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.backward.state import ALL, Pass, Terms, is_all, together
-from aiograd.dist.backward.plan import halves
+from aiograd.dist.backward.credit import ALL, is_all, together
+from aiograd.dist.backward.state import Pass, Terms
+from aiograd.dist.backward.plan import Topology, halves
 from aiograd.errors import BackwardFailed
 from aiograd.nn import functional
 from aiograd.rpc.directory import PeerInfo
@@ -83,7 +84,7 @@ def middle(originator: str) -> tuple[Pass, ag.Tensor, ag.Tensor]:
     sends = {2: SendNode(2, "after", b"after", (parent_of(y),))}
     receives = {1: x._node.joint}
     home, here = worker(originator), worker("here")
-    part = Pass(7, home, here, Terms(), sends, receives, context_id=1)
+    part = Pass((1, 7), home, here, Terms(), Topology(sends, receives))
     part.feed(worker("after"), [(2, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL, 0)
     return part, x, w
 

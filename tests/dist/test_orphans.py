@@ -1,4 +1,4 @@
-"""Contexts whose originator is gone end everywhere, whoever else still holds on to them."""
+"""ContextRegistry whose originator is gone end everywhere, whoever else still holds on to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiograd as ag
-from aiograd.dist.registry import Contexts
+from aiograd.dist.registry import ContextRegistry
 
 
 async def visit(path: list[str]) -> None:
@@ -67,7 +67,7 @@ async def test_an_open_context_survives_the_loss_of_one_of_its_callers(workers):
 
         home.services["context.known"] = watch
         await asked.wait()
-        assert ctx.id in home.parts[Contexts]._table
+        assert ctx.id in home.parts[ContextRegistry]._table
         assert await ag.rpc_async("worker1", count_contexts) == 1
 
 

@@ -13,17 +13,14 @@ waits for it, the other one stays here. So the second one can be put off until t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
-from aiograd.autograd.graph import Accumulate, Node
-from aiograd.autograd.sweep import Halves, contributions
-from aiograd.dist.backward.loops import Loop, cut
-from aiograd.dist.nodes import RecvNode, SendNode
-from collections.abc import Iterable
 from math import inf, prod
 from typing import Any, Final
+
 from aiograd.autograd.graph import Accumulate, Node, Part
 from aiograd.autograd.op_nodes import OpNode
-from aiograd.autograd.sweep import Half, Halves
+from aiograd.autograd.sweep import Half, Halves, contributions
+from aiograd.dist.backward.loops import Loop, cut
+from aiograd.dist.nodes import RecvNode, SendNode
 
 
 class Topology:
@@ -34,6 +31,7 @@ class Topology:
         "_opened",
         "_work",
         "awaited",
+        "capture",
         "closes_loops",
         "counts",
         "dead",
@@ -55,8 +53,8 @@ class Topology:
         gone: Collection[bytes] = (),
         loops: bool = True,
     ) -> None:
-        self.roots, self.gone = list(roots), list(gone)
-        sends, self.receives = dict(sends), dict(receives)  # threads may be adding to them
+        self.roots, self.gone, self.capture = list(roots), list(gone), capture
+        sends, self.receives = dict(sends), dict(receives)  # copies: threads may add to them
         self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
         self.awaited: dict[int, SendNode] = {}  # by edge
         self.dead: list[SendNode] = []  # whose receivers were gone before the pass

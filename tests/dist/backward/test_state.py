@@ -14,7 +14,8 @@ from aiograd.autograd.ops.elementwise import add, multiply
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.backward.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.backward.state import ALL, NONE, Pass, Terms, is_all, split, together
+from aiograd.dist.backward.credit import ALL, NONE, is_all, split, together
+from aiograd.dist.backward.state import Pass, Terms
 from aiograd.dist.backward.plan import Topology
 from aiograd.errors import GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
@@ -84,14 +85,11 @@ class World:
 
     def join(self, name: str, number: int, roots: list[Node]) -> Pass:
         this = self.passes[name, number] = Pass(
-            number,
+            (1, number),
             worker(self.started_by[number]),
             worker(name),
             Terms(retain_graph=True),
-            self.sends[name],
-            self.receives[name],
-            context_id=1,
-            roots=roots,
+            Topology(self.sends[name], self.receives[name], roots),
         )
         return this
 
@@ -192,9 +190,7 @@ def part_of(
     """The part of w0 in a pass that w1 has begun."""
     topology = Topology(sends, receives, gone=gone)
     terms = Terms(retain_graph=True)
-    return Pass(
-        0, worker("w1"), worker("w0"), terms, sends, receives, context_id=1, topology=topology
-    )
+    return Pass((1, 0), worker("w1"), worker("w0"), terms, topology)
 
 
 def sent(edge: int, peer: str, *tensors: Tensor) -> SendNode:

@@ -25,8 +25,6 @@ NAME = re.compile(r"\w+/?")
 TODO: set[str] = {
     "cluster",
     "cluster/processes",
-    "dist",
-    "dist/backward",
     "rpc",
     "rpc/callee",
     "rpc/caller",

@@ -92,7 +92,8 @@ class ContextAccess:
                 return service(sender, *context_ids)
             for context_id in context_ids:
                 context = self._find(context_id)
-                # An unknown id is ignored, not remembered: a peer could fill the memory with them.
+                # An unknown id is not remembered as released, as it is for trusted peers: the table
+                # is bounded, and a peer could push the ids of others out of it.
                 if context is not None:
                     if sender.incarnation not in context.callers:
                         raise self._refusal(sender, context_id)
@@ -130,6 +131,7 @@ class ContextAccess:
         """Return a context that a peer takes part in: it opened it, brought it, or got it from us."""
         context = self._find(context_id)
         if context is not None:
+            # By incarnation, not by name: a successor takes no part in contexts of before.
             home = self._channel.directory.get(context_id >> 48)
             recipient = context.recipients.get(sender.name)
             for peer in (home, recipient):
@@ -137,6 +139,7 @@ class ContextAccess:
                     return context
             if sender.incarnation in context.callers:
                 return context
+        # The same for an unknown context and for one of others, so it does not tell which exist.
         raise self._refusal(sender, context_id)
 
     def _refusal(self, sender: PeerInfo, context_id: int) -> NotAllowed:
@@ -265,7 +268,6 @@ class CooTraveller:
         sparse = indices.shape[0]
         if values.shape != (indices.shape[1], *shape[sparse:]):
             raise ProtocolError("values of a sparse array do not fit its shape")
-        # An index out of bounds would read or write memory that is not the array's, in numpy's loops.
         limits = np.array(shape[:sparse], np.int64).reshape(-1, 1)
         if indices.size and ((indices < 0).any() or (indices >= limits).any()):
             raise ProtocolError("an index of a sparse array is out of bounds")

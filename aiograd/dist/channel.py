@@ -98,6 +98,7 @@ class Channel:
 
     def on_loop(self, action: Callable[..., None], *args: Any) -> None:
         """Run an action on the worker's loop: now if this is its thread, else soon."""
+        # At once where that is possible: when `release` returns on the loop, passes have ended.
         if threading.get_ident() == self._agent.thread:
             action(*args)
         else:
@@ -107,6 +108,7 @@ class Channel:
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run a function off the loop, under the variables of the caller."""
+        # The agent's own threads, as for called functions: `Options.threads` limits both together.
         job = _Job(function, asyncio.get_running_loop().create_future())
         self._agent.pool.submit(job)
         await job.done
@@ -150,6 +152,7 @@ class Channel:
         An abort must reach its peers most of all when the time of the call that began the pass is
         up, and a timer or a task inherits that deadline from where it was made.
         """
+        # A copy, because a Context cannot be entered twice and this may be nested in it.
         variables: Variables = self._agent.context.copy()
         return variables.run(action)
 

@@ -106,19 +106,26 @@ class Context:
         self._lost_recipients: set[str] = set()  # names of recipients that were lost afterwards
         self.callers: dict[bytes, str] = {}  # peers that sent it to us: incarnation → name
         self.edge_peers: dict[bytes, str] = {}  # peers at the other ends of edges, likewise
-        self.lost: set[bytes] = set()  # peers that were lost while this context was open
-        self.lost_edges: set[bytes] = set()  # peers to which an edge was lost, here or elsewhere
+        # Peers that were lost while this context was open. They stay lost for it, even if they come
+        # back: messages of the context went with their session.
+        self.lost: set[bytes] = set()
+        # Peers to which an edge was lost, here or elsewhere: each loss is passed on once.
+        self.lost_edges: set[bytes] = set()
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
-        self.passes: dict[int, Pass] = {}  # passes joined here whose outcome is not known
+        # Passes joined here whose outcome is not known. They keep their gradients to themselves, so
+        # that nothing of a failed one ever has to be taken out of the totals.
+        self.passes: dict[int, Pass] = {}
         self.outcomes = Outcomes()
         self.aborted: set[int] = set()  # passes known to have failed: their late messages are void
         # Messages of passes without an invitation yet: they overtook the large one that carries it.
         self.early: dict[int, list[Any]] = {}
-        self.failure: BackwardFailed | None = None  # of a pass, until a later one ends well
+        # The error of a failed pass: reading gradients raises it until a later pass ends well.
+        self.failure: BackwardFailed | None = None
         self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
         self.hooks: dict[int, CrossingHook] = {}  # see every array that leaves this worker
-        self.topology: Topology | None = None  # of the last pass, while the tape is retained
+        # Of the last pass, while the tape is retained: repeated passes need not walk the graph again.
+        self.topology: Topology | None = None
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds = 0.0  # spent computing in passes on this worker
 
@@ -338,6 +345,7 @@ class Context:
 
     def unsend(self, edge: int) -> None:
         """Forget the sending end of an edge whose message never left."""
+        # Without the end, no pass awaits an answer. The topology of the last pass may contain it.
         self.sends.pop(edge, None)
         self.topology = None
 

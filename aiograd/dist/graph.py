@@ -1,5 +1,6 @@
-"""The distributed graph as a picture: one lane per worker, edges between them; what crossed an
-edge is written in its Send box, where no line passes.
+"""The distributed graph as a picture: one lane per worker, and edges between them.
+
+The tensors that crossed an edge are written in its Send box, where no line passes.
 
 Each worker describes its own part; `await ctx.graph()` asks every worker the context reached
 and joins the parts. Without `await` the picture shows this worker's part, and of its peers only
@@ -68,6 +69,7 @@ async def collect(context: ContextPart) -> Graph:
     channel = context.channel
     parts = {channel.name: describe(context)}
     waiting = set(parts[channel.name]["peers"]) - parts.keys()
+    # Each part names further workers: nobody knows all that the context reached.
     while waiting:
         names = sorted(waiting)
         answers = await asyncio.gather(
@@ -94,6 +96,7 @@ def describe(context: ContextPart) -> dict[str, Any]:
     edges: list[tuple[str, str]] = []
     crossings: list[tuple[int, str, str]] = []
     seen: set[Node] = set()
+    # From all ends of edges: parts of the graph that no root depends on are shown, too.
     stack: list[Node] = [*context.roots, *context.sends.values(), *context.receives.values()]
     while stack:
         node = stack.pop()
@@ -105,6 +108,7 @@ def describe(context: ContextPart) -> dict[str, Any]:
         for parent, _ in node.next_nodes:
             edges.append((_key(worker, parent), _key(worker, node)))
             stack.append(parent)
+        # Both workers describe an edge. The picture needs one of them, if the other is gone.
         if isinstance(node, SendNode):
             crossings.append((node.edge, worker, node.peer))
         elif isinstance(node, RecvNode):
@@ -123,7 +127,7 @@ def describe(context: ContextPart) -> dict[str, Any]:
 def _joined(parts: list[dict[str, Any]]) -> tuple[list[GraphNode], list[GraphEdge]]:
     nodes: dict[str, GraphNode] = {}
     edges: dict[tuple[str, str], GraphEdge] = {}
-    ends: dict[int, tuple[str, str]] = {}
+    ends: dict[int, tuple[str, str]] = {}  # edge → sender and receiver
     for part in parts:
         for key, label, detail, kind in part["nodes"]:
             nodes[key] = GraphNode(key, label, detail, kind, part["worker"])
@@ -131,6 +135,8 @@ def _joined(parts: list[dict[str, Any]]) -> tuple[list[GraphNode], list[GraphEdg
             edges[source, target] = GraphEdge(source, target)
         for edge, sender, receiver in part["crossings"]:
             ends[edge] = (sender, receiver)
+    # Both ends of an edge have keys made of its id, so that two parts agree on them. An end whose
+    # worker did not answer is drawn from what the other end says.
     for edge, (sender, receiver) in ends.items():
         send, recv = f"send {edge}", f"recv {edge}"
         nodes.setdefault(send, GraphNode(send, "Send", "", "send", sender))

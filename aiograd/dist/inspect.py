@@ -22,7 +22,7 @@ async def explain(passes: PassTable, channel: Channel, context_id: int) -> str:
         asked.add(name)
         try:
             more, peers = await channel.ask(name, "gradients.waits", context_id, timeout=_ASK_WAIT)
-        except Exception as error:
+        except Exception as error:  # of any kind: an explanation must not fail for what it explains
             more, peers = [f"{name} does not answer: {error}"], []
         lines += more
         waiting.update(peers)

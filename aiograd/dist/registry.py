@@ -167,8 +167,6 @@ class ContextRegistry:
         while len(released) > REMEMBERED:  # threads may add to it meanwhile
             oldest, when = released.popitem(last=False)
             if len(released) < MOST and when > now - LATELY:
-                # Popped first and put back: between a look and a `popitem` a thread could release
-                # another one.
                 released[oldest] = when
                 released.move_to_end(oldest, last=False)
                 return
@@ -226,6 +224,7 @@ class ContextRegistry:
             if context.id >> 48 == self.channel.rank:
                 continue  # opened here, so it is left here
             if context.callers.pop(peer.incarnation, None) is not None:
+                # Not at once: the caller may be cut off only from us, and the context still in use.
                 self.channel.later(self.channel.lease, self._doubt, context)
 
     def _spread_loss(
@@ -264,7 +263,7 @@ class ContextRegistry:
 
     def loss_received(self, sender: PeerInfo, name: str, incarnation: bytes, ids: list[int]) -> None:
         """Fail passes and notify others: a neighbour has lost an edge, or was notified of it."""
-        # A restricted peer must not fail passes of others by naming workers.
+        # With which workers a restricted peer works does not concern others.
         if not self.channel.restricts(sender):
             found = [context for id in ids if (context := self.find(id)) is not None]
             self._spread_loss(name, incarnation, found, sender.incarnation)
@@ -285,6 +284,8 @@ class ContextRegistry:
         """Ask the worker that opened a context whether it is still open; release it if not."""
         home = self.channel.directory.get(context.id >> 48)
         known = False
+        # The id names the rank that opened the context, not its incarnation. A successor of that
+        # worker does not know the id, since ids start at random, and answers "no".
         if home is not None and home.incarnation not in self.lost_peers:
             try:
                 known = await self.channel.ask(home, "context.known", context.id, timeout=ASK_WAIT)
@@ -315,6 +316,7 @@ class ContextRegistry:
             if context.id >> 48 != self.channel.rank:
                 context.recipients.clear()  # not ours to end: others may still work in it
             self.release(context.id)
+        # What waits for its 5 ms must leave now: nothing runs on this loop for us afterwards.
         self._company.close()
         self._variables.run(self._send_releases)
         self._telling.close()
@@ -333,8 +335,8 @@ def contexts() -> ContextRegistry:
 def context() -> Context:
     """Open a distributed autograd context on the current worker.
 
-    Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside takes the
-    context along, and `await ctx.backward(loss)` plays all of it backwards.
+    Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside carries the
+    context, and `await ctx.backward(loss)` runs the backward pass through all of them.
     """
     return contexts().new()
 

@@ -45,6 +45,8 @@ def _depart(tensor: Tensor, departure: Departure | None) -> int:
     nodes: list[Node | None] | None = scratch.get(EDGE)
     if nodes is None:
         nodes = scratch[EDGE] = []
+    # One message is one edge, so the place in this list tells its tensors apart. The codec meets an
+    # object only once, so a tensor that is sent twice in one message has one place, too.
     place = len(nodes)
     nodes.append(node)
     if node.__class__ is Part and closes_loop(node, departure.carried.id, departure.to.incarnation):
@@ -60,6 +62,7 @@ def _arrive(array: Any, note: int, arrival: Arrival | None, cls: type[Tensor] = 
         node: RecvNode | None = arrival.scratch.get(EDGE)
         if node is not None:
             place = note - ON_EDGE >> 1
+            # Both ends must agree which tensors close loops: the receiver learns it here.
             if note & 1:
                 node.loops |= 1 << place
             return wrap(array, Part(node, place, array.shape, array.dtype))
@@ -162,7 +165,7 @@ class Access(Protocol):
 
 
 class ContextBaggage:
-    """Takes the current context along with calls and replies."""
+    """Carries the current context with calls and replies."""
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class ContextBaggage:
             self._reports.send(carried, peer)
         if not nodes:
             # The answer of a function or a fetch may need grad, even if no argument does. The result
-            # of an op without such an argument never does, and replies end a message exchange.
+            # of an op without such an argument never does, and nothing answers replies and gradients.
             if departure.kind in ("op", "reply", "gradients"):
                 return None
             carried.recipients[peer.name] = peer

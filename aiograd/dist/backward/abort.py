@@ -220,8 +220,8 @@ class AbortProtocol:
             heard = await self._notify(active, failure, there, wait)
             return heard and len(there) == len(peers)
         # A peer that is lost or silent may have invited others, and cannot notify them now; nobody
-        # else knows them. Restricted peers are left out: members must not learn with whom others
-        # work. They show no number of the pass, since they get no report of its outcome.
+        # else knows them. Restricted peers are left out: with which workers others work is not theirs
+        # to know. They show no number of the pass, since they get no report of its outcome.
         others = [
             peer
             for peer in self._channel.directory
@@ -231,7 +231,7 @@ class AbortProtocol:
             and not self._channel.restricts(peer)
         ]
         if _is_loss(failure):
-            # All at once: two rounds would take longer than the second in which a loss is raised.
+            # A lost worker never acknowledges, so the second round would always be needed: at once.
             return await self._notify(active, failure, there + others, wait)
         heard = await self._notify(active, failure, there, wait)
         if not heard or len(there) < len(peers):

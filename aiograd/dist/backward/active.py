@@ -43,7 +43,9 @@ class ActivePass:
         self.context, self.state, self.key = context, state, state.key
         self.trace: PassTrace | None = None  # if the pass is recorded
         self.done = done  # at the originator: ends with the pass
-        self.losses = losses  # of peers that were known when it began
+        # How many losses of peers were known when it began: the edges of those count as "none" in it,
+        # while a loss that came later fails it.
+        self.losses = losses
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
         self.heavy = state.topology.heavy
@@ -52,6 +54,7 @@ class ActivePass:
     @property
     def over(self) -> bool:
         """At the originator: whether all of it is done, even if `backward` has not resumed yet."""
+        # Such a pass must not fail any more, even if a loss is seen in the tick of its end.
         done = self.done
         return (
             done is not None and done.done() and not done.cancelled() and done.exception() is None
@@ -64,6 +67,7 @@ class ActivePass:
 
     def limit(self, bucket: Bucket) -> None:
         """Let the pass end with `Late` when the bucket of its deadline is reached."""
+        # A bucket of `Deadlines`, since a timer of the loop for each pass would cost more.
         self._bucket = bucket
         bucket[self] = None
 

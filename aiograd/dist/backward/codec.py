@@ -49,11 +49,13 @@ def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[Packe
             if gradient is None:
                 arrays.append(None)
                 continue
+            # The exact class: a subclass of ndarray would arrive as a plain array.
             if gradient.__class__ is not np.ndarray:
                 return None
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 packed = flat_array(gradient, buffers)
+            # A small one is copied as a whole, below, and so arrives writable.
             elif gradient.nbytes >= BORROW_FROM and 0 in gradient.strides:
                 packed = _broadcast(gradient, buffers)
             else:

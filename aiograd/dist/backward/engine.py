@@ -178,6 +178,7 @@ class Engine:
         leaving = context.leaving if context.hooks else None
         key = (context.id, number)
         state = Pass(key, originator, self._channel.me, terms, topology, leaving)
+        # If it ends well, that undoes this failure (see `Context.ended_well`).
         state.retries = context.failure
         context.passes[number] = state
         return state
@@ -287,9 +288,11 @@ class Engine:
                 began = perf_counter()
                 sinks = await self._channel.in_thread(drain)
                 active.computed(perf_counter() - began)
+                # It may have been aborted while the thread computed: its gradients are void then.
                 if not self.passes.is_live(active):
                     return
                 self._send(active, sinks)
+                # Messages first: a peer may wait for an answer to them, and for deferred work none.
                 if active.inbox:
                     active.feed()
                     drain = active.state.drain
@@ -304,6 +307,7 @@ class Engine:
 
     def _send(self, active: ActivePass, sinks: list[tuple[Node, Any]]) -> None:
         context = active.context
+        # All messages of a drain at once: peers compute their parts in parallel.
         for message in active.state.collect(sinks):
             began = perf_counter()
             if context.hooks and message.answers:
@@ -379,6 +383,8 @@ class Engine:
         message = (sender, decode(answers), expected, credit, reached)
         active = self.passes.get((context_id, number))
         if active is None:
+            # Made on first sight: a worker that no message of the context has reached must join, too,
+            # and answer "none" for the edges that were lost or are still under way to it.
             context = self._contexts.arriving(context_id, sender, "gradients")
             if context is None or number in context.aborted:
                 return
@@ -391,7 +397,8 @@ class Engine:
             active = joined
             active.inbox = context.early.pop(number, [])
         elif active.done is not None and not (answers or expected or active.draining):
-            active.state.feed(*message)  # nothing but credit that comes home
+            # Nothing but credit that comes home, in nearly every pass once: nothing to drain.
+            active.state.feed(*message)
             self._end_if_over(active, active.done)
             return
         active.inbox.append(message)
@@ -409,6 +416,7 @@ class Engine:
     ) -> ActivePass | None:
         """Take part in a pass; None if it is known to be decided, and its messages come late."""
         name, rank, incarnation, *terms = invitation
+        # A late message of a decided pass must not start it again: nobody would end it.
         if context.outcomes.outcome(incarnation, number) is not None:
             return None
         invited_by_originator = sender.incarnation == incarnation

@@ -71,7 +71,7 @@ class OutcomeReports:
                 rank = ranks.bit_length() - 1
                 ranks -= 1 << rank
                 peer = self._channel.directory.get(rank)
-                # A lost incarnation has lost its part of the context, and a successor has none.
+                # A peer that was lost while the context was open stays lost for it.
                 if peer is not None and peer.incarnation not in context.lost:
                     self.send(context, peer)
 

@@ -90,7 +90,7 @@ class Pass:
         self.context_id, self.number = key
         self.topology = topology
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
-        self.awaited = dict(topology.awaited)
+        self.awaited = dict(topology.awaited)  # a copy: the next pass may use the topology again
         self.credit = NONE
         self.informed: dict[bytes, str] = {}  # peers that got a message of ours, and their names
         self.heard: dict[bytes, str] = {}  # peers that sent us one
@@ -153,6 +153,7 @@ class Pass:
         self.heard[peer] = sender.name
         self.reached |= reached
         self.credit = together(self.credit, credit)
+        # Whatever is wrong below fails the pass, and a failed pass needs no credit to end.
         for edge, gradients, loops in answers:
             send = self.awaited.get(edge)
             if send is None or send.incarnation != peer:
@@ -199,7 +200,10 @@ class Pass:
             yield slot, node, place
 
     def drain(self) -> list[tuple[Node, Any]]:
-        """Run every node whose inputs are all there, but defer work that no peer waits for."""
+        """Run every node whose inputs are all there, but defer work that no peer waits for.
+
+        Computes only, and never awaits: with `feed` and `collect` on the loop, a pass needs no lock.
+        """
         sinks = self.sweep.drain()
         if self._closing is not None:
             sinks = self._closing.take(sinks)
@@ -228,6 +232,7 @@ class Pass:
                 self._answer(node, gradient)
             elif gradient is not None and isinstance(node, Accumulate) and self.terms.keep:
                 self.gradients[node.variable] = gradient
+        # With the first answers, so that in ordinary programs the listing costs no message of its own.
         if self._first:
             self._first = False
             self._begin()
@@ -252,6 +257,7 @@ class Pass:
         return message
 
     def _answer(self, node: RecvNode, gradients: list[Any] | None) -> None:
+        # An edge belongs to the context it crossed in: its other end is not in this pass.
         if node.context_id != self.context_id:
             if gradients is not None:
                 raise GradError(
@@ -260,6 +266,7 @@ class Pass:
                     "context",
                 )
         elif node.incarnation in self.topology.gone:
+            # An unused result of a dead worker does no harm; a used one must not be dropped silently.
             if gradients is not None:
                 raise WorkerLost(node.peer, "no", "it died before the backward pass")
         else:
@@ -273,6 +280,7 @@ class Pass:
         # Credit kept while the sweep is unfinished is what stops the originator from ending the pass
         # when a gradient here still waits for a "none" that carries no credit.
         if not messages:
+            # Nothing to send, so credit goes home of its own: the last hop of the pass.
             home = self.originator
             if not complete or self.here.incarnation == home.incarnation:
                 return
@@ -281,6 +289,7 @@ class Pass:
         share, rest = split(self.credit, len(messages) + keep)
         for message in messages:
             message.credit = share
+            # Invited by the first message only, and not if the peer has sent us one: it has joined.
             if message.to not in self.informed:
                 self.informed[message.to] = message.name
                 message.invites = message.to not in self.heard

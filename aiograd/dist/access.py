@@ -165,6 +165,10 @@ class ContextAccess:
             raise Overloaded(self._channel.name, f"{EARLY} passes that never began")
 
 
+# The checks below compare exact types instead of using `isinstance`: a bool is an int, too, and must
+# not pass as a number or a rank.
+
+
 def _is_body(answers: Any, expected: Any, credit: Any, reached: Any) -> bool:
     return (
         type(answers) is list
@@ -202,6 +206,7 @@ def _is_answer(value: Any) -> bool:
 
 
 def _is_loop(value: Any) -> bool:
+    # A place becomes a shift of the bits of an edge, so it must be small.
     return (
         type(value) is tuple
         and len(value) == 3
@@ -263,6 +268,7 @@ class CooTraveller:
             raise ProtocolError("a sparse array is made of arrays")
         if type(shape) is not tuple or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
             raise ProtocolError("a sparse array has a shape")
+        # Fewer sparse axes than axes are fine: the values then have the rest of the shape.
         if indices.ndim != 2 or indices.dtype.kind != "i" or indices.shape[0] > len(shape):
             raise ProtocolError("a sparse array has two-dimensional indices")
         sparse = indices.shape[0]

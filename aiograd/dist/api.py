@@ -82,6 +82,7 @@ def _context_of(roots: list[Node]) -> Context | None:
         node = stack.pop()
         if isinstance(node, RecvNode):
             return contexts().get(node.context_id)
+        # A graph may share nodes many times over: each is visited once.
         for parent in node.parents:
             if parent is not None and parent not in seen:
                 seen.add(parent)

@@ -67,6 +67,7 @@ def crossed_all(
     if gradients is None:
         return None
     crossing = Crossing(context_id, peer, "backward")
+    # A recorded gradient is a Tensor: an array in its place would cut the graph of `create_graph`.
     return [
         g if g is None or isinstance(g, Tensor) else crossed(hooks, crossing, g) for g in gradients
     ]

@@ -32,6 +32,8 @@ class Channel:
         self._agent = agent
         self.name, self.rank, self.incarnation = agent.name, agent.rank, agent.incarnation
         self.me = PeerInfo(*self.identity)  # as it travels in messages: without addresses
+        # Members by name and rank. Where the incarnation matters, `link_to` and `reach` are asked: the
+        # directory may know a successor already, or not yet know a worker that has called us.
         self.directory = agent.directory
         self.lease = agent.options.lease  # seconds after which a lost peer's contexts are doubted
         # Bound methods, because these run for every message and need no other words here.
@@ -109,6 +111,7 @@ class Channel:
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run a function off the loop, under the variables of the caller."""
         # The agent's own threads, as for called functions: `Options.threads` limits both together.
+        # Not `asyncio.to_thread`, because the pool is injected: a simulator runs it in its own order.
         job = _Job(function, asyncio.get_running_loop().create_future())
         self._agent.pool.submit(job)
         await job.done
@@ -134,6 +137,7 @@ class Channel:
         future: asyncio.Future[Any] = self._unlimited(
             lambda: self._agent.request(peer, service, *args, timeout=math.inf, retry=True)
         )
+        # Aborts outlive the wait for them, so their futures are often dropped before they are done.
         future.add_done_callback(_retrieve)
         return future
 

@@ -115,7 +115,7 @@ class Context:
         # Passes joined here whose outcome is not known. They keep their gradients to themselves, so
         # that nothing of a failed one ever has to be taken out of the totals.
         self.passes: dict[int, Pass] = {}
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes()  # how passes ended, and which peers know that
         self.aborted: set[int] = set()  # passes known to have failed: their late messages are void
         # Messages of passes without an invitation yet: they overtook the large one that carries it.
         self.early: dict[int, list[Any]] = {}
@@ -162,6 +162,7 @@ class Context:
     async def __aenter__(self) -> Context:
         return self.__enter__()
 
+    # Nothing is awaited: leaving sends the release, and does not wait for its acknowledgement.
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -257,6 +258,7 @@ class Context:
 
     def replace_gradient(self, leaf: Tensor, gradient: Tensor) -> None:
         """Replace the gradient of a leaf, e.g. by a clipped one; KeyError if it has none."""
+        # By the property, which raises while a pass is undecided or has failed.
         if leaf not in self.gradients:
             raise KeyError("the leaf has no gradient in this context")
         self.totals[leaf] = gradient.detach()
@@ -299,7 +301,7 @@ class Context:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
         from aiograd.dist.graph import picture
 
-        self.check()
+        self.check()  # after a release the ends of edges are gone, and the picture would be empty
         return picture(self)
 
     def _repr_html_(self) -> str:

@@ -150,6 +150,7 @@ def _key(worker: str, node: Node) -> str:
         return f"send {node.edge}"
     if isinstance(node, RecvNode):
         return f"recv {node.edge}"
+    # Unlike the ends of edges, other nodes are named by their own worker only, so any id will do.
     return f"{worker} {id(node):x}"
 
 

@@ -45,6 +45,8 @@ class SendNode(Joint):
 class RecvNode(Joint):
     """Where this worker's tape ends: gradients that reach it belong to `peer`."""
 
+    # The context is kept, unlike in a SendNode: a pass of another context may reach this node through
+    # the tape, and must fail then.
     __slots__ = ("context_id", "edge", "incarnation", "loops", "peer")
     name = "Recv"
 

@@ -126,6 +126,7 @@ class Pass:
         """Whether every awaited answer has come and all work here is done."""
         if self.awaited or self._fed or self.late:
             return False
+        # Answered edges may still wait for gradients of our own tape.
         return self._closing is None or not self._closing.open
 
     @property
@@ -217,6 +218,7 @@ class Pass:
 
     def _is_urgent(self, sinks: Iterable[tuple[Node, Any]]) -> bool:
         """Whether a peer could compute with one of these gradients while we do the deferred work."""
+        # Not ourselves, either: calls to oneself are edges, too, but one worker computes one thing.
         at_home = (self.originator.incarnation, self.here.incarnation)
         for node, gradient in sinks:
             if isinstance(node, RecvNode) and gradient is not None:
@@ -296,11 +298,14 @@ class Pass:
         if keep:
             self.credit = rest
         else:
+            # With the remainder of the division, so that all of it leaves.
             messages[-1].credit = rest
             self.credit = NONE
 
     def names(self, incarnation: bytes) -> bool:
         """Tell whether this pass needs that incarnation: by an edge, or by a message."""
+        # By a message: it may hold credit. By an edge: its answer, or the answer to it, will be missed,
+        # even if the pass has not reached it yet.
         if incarnation in self.informed or incarnation in self.heard:
             return True
         if incarnation in self.topology.gone:

@@ -54,6 +54,7 @@ async def test_a_participant_that_gets_no_message_learns_the_outcome_soon(worker
             return await read_outside("worker0", ctx.id) == 2.0
 
         await until(learned)
+        assert await read_outside("worker0", ctx.id) == 2.0
 
 
 async def test_a_report_that_was_lost_with_its_sending_leaves_the_pass_undecided(workers):

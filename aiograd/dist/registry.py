@@ -71,10 +71,10 @@ class ContextRegistry:
         self.lost_peers = LostPeers()
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
-        self._telling = Telling(agent, self.lost_peers, self._variables)
+        self._notifier = Telling(agent, self.lost_peers, self._variables)
         # Releases still to be sent, by the incarnation of their recipient.
         self._releases: dict[bytes, tuple[PeerInfo, list[int]]] = {}
-        self._company = Company(agent.loop, self._variables, self._send_releases)
+        self._coalescer = Company(agent.loop, self._variables, self._send_releases)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, float] = OrderedDict()  # id → loop time of its release
         # A restarted worker must not give out the ids of its former self.
@@ -180,7 +180,7 @@ class ContextRegistry:
             if peer.name != self.channel.name:
                 self._releases.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
         if self._releases:
-            self._company.expect()
+            self._coalescer.expect()
         # A user may hold on to the context, but not to the graph and its arrays through it.
         context.sends.clear()
         context.receives.clear()
@@ -191,7 +191,7 @@ class ContextRegistry:
         for peer, ids in releases.values():
             to = Party(peer.name, peer.rank, peer.incarnation)
             # Lazy: nobody waits for a release, so it rides in front of the next message.
-            self._telling.tell(to, _ignore, "context.release", *ids, lazy=True)
+            self._notifier.tell(to, _ignore, "context.release", *ids, lazy=True)
 
     def release_received(self, sender: PeerInfo, *context_ids: int) -> None:
         """Release contexts that a peer has released."""
@@ -317,9 +317,9 @@ class ContextRegistry:
                 context.recipients.clear()  # not ours to end: others may still work in it
             self.release(context.id)
         # What waits for its 5 ms must leave now: nothing runs on this loop for us afterwards.
-        self._company.close()
+        self._coalescer.close()
         self._variables.run(self._send_releases)
-        self._telling.close()
+        self._notifier.close()
 
 
 def _ignore(answer: Any, error: Any) -> None:

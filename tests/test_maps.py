@@ -23,8 +23,6 @@ NAME = re.compile(r"\w+/?")
 # Packages whose docstring has no map yet. Remove a package when its map is complete: the set can
 # only shrink.
 TODO: set[str] = {
-    "dist",
-    "dist/backward",
     "rref",
     "rref/refcount",
 }

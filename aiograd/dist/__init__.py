@@ -1,17 +1,34 @@
-"""Gradients across workers: where the tape meets the calls."""
+"""Gradients across workers: where the tape meets the calls.
+
+    api         the public verbs: `backward` by context or id, `grad`
+    context     one worker's part of one distributed computation, and its gradients
+    registry    all contexts of a worker: opening, finding, releasing, losing peers
+    nodes       the two ends of an edge: where a tensor left a worker, and where it arrived
+    travellers  how tensors and contexts travel with calls
+    boundary    hooks on arrays that leave a worker: clip, blur, watch, shrink
+    access      what a restricted peer may say about contexts
+    inspect     who waits for whom, in words
+    graph       the distributed graph as a picture
+    channel     everything this package asks of an agent
+    lost_peers  the incarnations a worker has lost
+    backward/   how a pass runs; see its own map
+
+Imports go downwards: `nodes`, `boundary`, `lost_peers`, `channel` and the pure modules of `backward`
+know nothing of contexts; `context` knows those; the engine, `registry`, `access` and `travellers` know
+`context` and each other only by protocols. `attach` is the one place that joins them.
+"""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.registry import Contexts
+from aiograd.dist.access import CooTraveller
 from aiograd.dist.backward.engine import Engine
 from aiograd.dist.inspect import waits
-from aiograd.dist.access import CooTraveller
-from aiograd.dist.travellers import ContextBaggage, TensorBox, TensorTraveller
+from aiograd.dist.registry import ContextRegistry
+from aiograd.dist.travellers import ContextBaggage, TensorTraveller
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.registry import RRefs
@@ -19,39 +36,46 @@ from aiograd.rref.registry import RRefs
 __all__ = ["attach"]
 
 
-def attach(agent: Agent) -> Contexts:
+def attach(agent: Agent) -> ContextRegistry:
     """Plug distributed autograd into an agent, after the references."""
-    contexts = Contexts(agent)
-    engine = contexts.engine = Engine(contexts)
-    agent.parts[Contexts] = contexts
-    agent.travellers.add(Tensor, TensorTraveller())
-    agent.travellers.boxes = (Tensor, TensorBox())
-    agent.baggage = ContextBaggage(contexts)
-    partners = contexts.partners
-    agent.services["gradients"] = partners.guard_gradients(engine.arrived)
-    agent.services["gradients.flat"] = engine.arrived_flat
-    agent.services["gradients.failed"] = partners.guard(engine.endings.failure_reported)
-    agent.services["gradients.abort"] = partners.guard(engine.endings.abort_asked)
-    agent.services["gradients.outcomes"] = partners.guard_outcomes(engine.outcomes_told)
-    for service in ("gradients", "gradients.flat"):
-        agent.post_refused[service] = engine.endings.refused
-    agent.post_refused["gradients.outcomes"] = engine.outcomes_refused
-    agent.services["gradients.waits"] = partners.guard(functools.partial(waits, engine))
-    agent.services["context.release"] = partners.guard_release(contexts.release_asked)
-    agent.services["context.lost"] = contexts.edges_lost
-    agent.services["context.known"] = contexts.known
-    agent.services["context.graph"] = partners.guard(functools.partial(_describe, contexts))
+    registry = ContextRegistry(agent)
+    channel, access = registry.channel, registry.access
+    engine = registry.engine = Engine(channel, registry, registry.lost_peers)
+    agent.parts[ContextRegistry] = registry
+
+    tensors = TensorTraveller()
+    agent.travellers.add(Tensor, tensors)
+    agent.travellers.boxes = (Tensor, tensors)
     agent.plain_travellers.add(Coo, CooTraveller())
+    agent.baggage = ContextBaggage(registry, engine.reports, access, channel.restricts)
+
+    def waits_asked(sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
+        """Answer what this worker's passes of a context wait for."""
+        return waits(engine.passes, channel, context_id)
+
+    def graph_asked(sender: PeerInfo, context_id: int) -> dict[str, Any]:
+        """Answer with this worker's part of a picture."""
+        from aiograd.dist.graph import describe, nothing  # loads `viz`, which few programs need
+
+        context = registry.find(context_id)
+        return nothing(channel.name) if context is None else describe(context)
+
+    agent.services |= {
+        "gradients": access.guard_gradients(engine.arrived),
+        "gradients.failed": access.guard(engine.abort.failure_reported),
+        "gradients.abort": access.guard(engine.abort.abort_received),
+        "gradients.outcomes": access.guard_outcomes(engine.reports.received),
+        "gradients.waits": access.guard(waits_asked),
+        "context.release": access.guard_release(registry.release_received),
+        "context.lost": registry.loss_received,
+        "context.known": registry.known,
+        "context.graph": access.guard(graph_asked),
+    }
+    agent.post_refused["gradients"] = engine.abort.refused
+    agent.post_refused["gradients.outcomes"] = engine.reports.refused
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value
-        agent.parts[RRefs].serving.context_guard = partners.takes_part
-    agent.lost.append(contexts.lost)
-    agent.returned.append(contexts.returned)
-    return contexts
-
-
-def _describe(contexts: Contexts, sender: PeerInfo, context_id: int) -> dict[str, Any]:
-    """A peer draws a picture; what draws it is only loaded then."""
-    from aiograd.dist.graph import asked
-
-    return asked(contexts, sender, context_id)
+        agent.parts[RRefs].serving.context_guard = access.takes_part
+    agent.lost.append(registry.peer_lost)
+    agent.returned.append(registry.peer_returned)
+    return registry

@@ -22,7 +22,7 @@ async def backward(
     create_graph: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Play `roots` backwards in a context; the same as `await ctx.backward(*roots, …)`."""
+    """Run a backward pass from `roots` in a context, as `await ctx.backward(*roots, …)` does."""
     if not isinstance(roots, Tensor | list | tuple):
         raise TypeError(f"the roots of backward are a list of Tensors, not {type(roots).__name__}")
     context = resolve(ctx_or_id)
@@ -51,6 +51,7 @@ async def grad(
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]
     starts = entries(outputs, grad_outputs, create_graph)
+    # Found by the graph, not by CURRENT: the tensors may belong to a context that is not entered here.
     context = _context_of([node for node, _ in starts])
     if context is None:
         return local_grad(
@@ -72,12 +73,16 @@ async def grad(
 
 
 def _context_of(roots: list[Node]) -> Context | None:
-    """The context whose edges these roots reach; None if the graph is all local."""
+    """Return the context whose edges these roots reach; None if the graph is all local.
+
+    The first one found is enough: a pass that reaches an edge of another context fails.
+    """
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()
         if isinstance(node, RecvNode):
             return contexts().get(node.context_id)
+        # A graph may share nodes many times over: each is visited once.
         for parent in node.parents:
             if parent is not None and parent not in seen:
                 seen.add(parent)

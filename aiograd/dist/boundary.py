@@ -1,8 +1,8 @@
-"""What may happen to arrays at the border between two workers: clip, blur, watch, shrink.
+"""Hooks on arrays at the boundary between two workers: clip, blur, watch, shrink.
 
-A hook is asked on the worker that an array leaves, about values on their way forward and about
-gradients on their way back. What it returns is what travels; the graph does not notice, so a
-gradient passes a changed value as if it had not been changed. A smaller dtype is undone on arrival.
+A hook runs on the worker that an array leaves, for values on their way forward and for gradients on
+their way back. Its result is what travels. The graph does not record it, so a gradient passes a
+changed value as if it had not been changed. A smaller dtype is undone on arrival.
 
     ctx.on_crossing(boundary.clipped(1.0))
     ctx.on_crossing(boundary.noisy(0.01, np.random.default_rng(0)))
@@ -21,7 +21,7 @@ from aiograd.errors import GradError
 
 
 class Crossing(NamedTuple):
-    """One array on its way out: of which context, to whom, and in which direction."""
+    """One array on its way out: its context, its recipient and its direction."""
 
     context_id: int
     peer: str
@@ -32,10 +32,11 @@ CrossingHook = Callable[[Crossing, Any], Any]
 
 
 def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -> Any:
-    """The array after all hooks, in order of registration."""
-    for hook in list(hooks.values()):
+    """Return the array after all hooks, in order of registration; GradError if its shape changed."""
+    for hook in list(hooks.values()):  # a copy: hooks may be removed meanwhile
         shown = _read_only(array)
         result = hook(crossing, shown)
+        # The view itself would travel as a read-only array, and need the general codec.
         if result is not None and result is not shown:
             result = result.data if isinstance(result, Tensor) else result
             result = result if is_sparse_array(result) else np.asarray(result)
@@ -45,12 +46,12 @@ def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -
                     f"{result.shape}; it must keep the shape",
                     "shape",
                 )
-            array = result
+            array = result  # of another dtype, maybe: the receiver is told the first one
     return array
 
 
 def _read_only(array: Any) -> Any:
-    """The same array to look at: it stays here, too, where it must not change."""
+    """Return a read-only view: the array stays here as well, where others hold it."""
     if is_sparse_array(array):
         return array.with_values(_read_only(array.values))
     if isinstance(array, np.ndarray):
@@ -62,10 +63,11 @@ def _read_only(array: Any) -> Any:
 def crossed_all(
     hooks: Mapping[int, CrossingHook], context_id: int, peer: str, gradients: Iterable[Any] | None
 ) -> list[Any] | None:
-    """The gradients of one edge after all hooks; recorded ones pass as they are."""
+    """Return the gradients of one edge after all hooks; recorded ones are not shown to them."""
     if gradients is None:
         return None
     crossing = Crossing(context_id, peer, "backward")
+    # A recorded gradient is a Tensor: an array in its place would cut the graph of `create_graph`.
     return [
         g if g is None or isinstance(g, Tensor) else crossed(hooks, crossing, g) for g in gradients
     ]
@@ -75,8 +77,10 @@ def clipped(limit: float, way: str = "backward") -> CrossingHook:
     """Scale arrays going that way so that their norm is at most `limit`."""
 
     def hook(crossing: Crossing, array: Any) -> Any:
+        """Scale one array."""
         if crossing.way != way:
             return None
+        # Entries of one position add up, so their norm is known only when they are one.
         values = array.coalesce().values if is_sparse_array(array) else array
         norm = float(np.linalg.norm(values))
         return array * np.asarray(limit / norm, array.dtype) if norm > limit else None
@@ -88,6 +92,7 @@ def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -
     """Add normal noise to arrays going that way."""
 
     def hook(crossing: Crossing, array: Any) -> Any:
+        """Add noise to one array."""
         if crossing.way != way:
             return None
         return array + generator.normal(0.0, scale, array.shape).astype(array.dtype)
@@ -98,6 +103,7 @@ def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -
 def as_dtype(name: str) -> CrossingHook:
     """Send floating arrays in a smaller dtype; "bfloat16" needs the package ml_dtypes."""
     if name == "bfloat16":
+        # numpy has no such dtype. Imported here, because the package is optional.
         import ml_dtypes
 
         dtype = np.dtype(ml_dtypes.bfloat16)
@@ -105,6 +111,7 @@ def as_dtype(name: str) -> CrossingHook:
         dtype = np.dtype(name)
 
     def hook(crossing: Crossing, array: Any) -> Any:
+        """Convert one array, if it is floating."""
         return array.astype(dtype) if array.dtype.kind == "f" else None
 
     return hook

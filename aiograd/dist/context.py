@@ -1,63 +1,131 @@
 """A context: what one worker knows of one distributed computation.
 
 Each worker that a call made inside the context reaches keeps its own part: the ends of its edges,
-whom it told, the gradients of its own leaves. Where parts come from and how they end is
-`contexts.py`; how passes run is `engine.py`.
+the peers it sent the context to, the gradients of its own leaves. `registry.py` makes parts and ends
+them, `backward/engine.py` runs passes; a context knows both only by the protocols below.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aiograd.autograd.graph import HookHandle
-from aiograd.autograd.graph import Node
-from aiograd.autograd.tensor import Tensor, wrap
 from aiograd._html import ORANGE, card, code, quiet, table
-from aiograd.dist.boundary import CrossingHook, crossed_all
-from aiograd.dist.inspect import explain
-from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.autograd.graph import HookHandle, Node
+from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.backward.outcomes import Outcomes
-from aiograd.dist.backward.state import Pass
 from aiograd.dist.backward.plan import Topology
+from aiograd.dist.backward.state import Pass
+from aiograd.dist.boundary import CrossingHook, crossed_all
+from aiograd.dist.channel import Channel
+from aiograd.dist.lost_peers import LostPeers
+from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import BackwardFailed, NestedContext, PassUndecided, UnknownContext
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
-    from aiograd.dist.registry import Contexts
+    # Not at run time: pictures need `viz`, which most programs never load.
     from aiograd.dist.graph import ContextGraph
 
+# A ContextVar, not a field of the worker: concurrent tasks of one worker have contexts of their own.
 CURRENT: ContextVar[Context | None] = ContextVar("aiograd_context", default=None)
+
+
+class Backward(Protocol):
+    """What runs the passes of a context."""
+
+    async def backward(
+        self,
+        context: Context,
+        roots: Sequence[Tensor],
+        *,
+        retain_graph: bool,
+        create_graph: bool,
+        timeout: float | None,
+    ) -> None:
+        """Run a pass that adds to the gradients of the context."""
+
+    async def derivatives(
+        self,
+        context: Context,
+        entries: Sequence[tuple[Node, Any]],
+        capture: Sequence[Node],
+        *,
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> dict[Node, Any]:
+        """Run a pass that returns the gradients of the `capture` nodes and keeps none."""
+
+    async def explain(self, context_id: int) -> str:
+        """Describe who waits for whom in the passes of a context."""
+
+
+class Home(Protocol):
+    """The worker on which this part of a context lives."""
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the worker's loop and peers."""
+
+    @property
+    def engine(self) -> Backward:
+        """What runs passes here."""
+
+    @property
+    def lost_peers(self) -> LostPeers:
+        """The peers that this worker has lost."""
+
+    @property
+    def steps(self) -> int:
+        """The steps of optimisers on this worker's leaves so far."""
+
+    def count_step(self) -> tuple[int, int]:
+        """Count a step; return its number, and the newest step that all open contexts saw."""
+
+    def enter(self, context: Context) -> None:
+        """Make a context current in this task; NestedContext if another one is open in it."""
+
+    def release(self, context_id: int) -> None:
+        """Forget a context here and on every worker it was sent to."""
 
 
 class Context:
     """One worker's part of a distributed autograd context; `async with ag.context() as ctx:`."""
 
-    def __init__(self, home: Contexts, context_id: int) -> None:
+    def __init__(self, home: Home, context_id: int) -> None:
         self.id = context_id
         self.home = home
-        self.since = home.steps  # what optimisers did on this worker before it has been seen
+        self.since = home.steps  # steps of optimisers on this worker that the context has seen
         self.sends: dict[int, SendNode] = {}
         self.receives: dict[int, RecvNode] = {}
-        self.told: dict[str, PeerInfo] = {}  # whom we sent the context to, so whom to release
-        self._once_told: set[str] = set()  # names of those who were lost afterwards
-        self.callers: dict[bytes, str] = {}  # who sent it to us: incarnation → name
-        self.partners: dict[bytes, str] = {}  # to or from whom edges lead: incarnation → name
-        self.lost: set[bytes] = set()  # peers that were lost while this context was open
-        self.lost_edges: set[bytes] = set()  # peers to which an edge was lost, here or elsewhere
+        # Peers we sent the context to, so those to release it at: the release follows the calls.
+        self.recipients: dict[str, PeerInfo] = {}
+        self._lost_recipients: set[str] = set()  # names of recipients that were lost afterwards
+        self.callers: dict[bytes, str] = {}  # peers that sent it to us: incarnation → name
+        self.edge_peers: dict[bytes, str] = {}  # peers at the other ends of edges, likewise
+        # Peers that were lost while this context was open. They stay lost for it, even if they come
+        # back: messages of the context went with their session.
+        self.lost: set[bytes] = set()
+        # Peers to which an edge was lost, here or elsewhere: each loss is passed on once.
+        self.lost_edges: set[bytes] = set()
         self.totals: dict[Tensor, Tensor] = {}  # gradients of passes that ended well
-        self.passes: dict[int, Pass] = {}  # passes joined here whose outcome is not known
-        self.outcomes = Outcomes()
-        self.aborted: set[int] = set()
-        self.early: dict[int, list[Any]] = {}  # messages of passes we have not been told of yet
-        self.failure: BackwardFailed | None = None  # of a pass, until a later one ends well
+        # Passes joined here whose outcome is not known. They keep their gradients to themselves, so
+        # that nothing of a failed one ever has to be taken out of the totals.
+        self.passes: dict[int, Pass] = {}
+        self.outcomes = Outcomes()  # how passes ended, and which peers know that
+        self.aborted: set[int] = set()  # passes known to have failed: their late messages are void
+        # Messages of passes without an invitation yet: they overtook the large one that carries it.
+        self.early: dict[int, list[Any]] = {}
+        # The error of a failed pass: reading gradients raises it until a later pass ends well.
+        self.failure: BackwardFailed | None = None
         self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
-        self.hooks: dict[int, CrossingHook] = {}  # asked about every array that leaves this worker
-        self.topology: Topology | None = None  # of the last pass, while the tape is retained
+        self.hooks: dict[int, CrossingHook] = {}  # see every array that leaves this worker
+        # Of the last pass, while the tape is retained: repeated passes need not walk the graph again.
+        self.topology: Topology | None = None
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds = 0.0  # spent computing in passes on this worker
 
@@ -67,16 +135,17 @@ class Context:
             if self.released
             else f"{len(self.sends)} sent, {len(self.receives)} received"
         )
-        return f"<Context {self.id} on {self.home.agent.name}: {state}>"
+        return f"<Context {self.id} on {self.home.channel.name}: {state}>"
 
     # ── entering and leaving ────────────────────────────────────────────────────────────────────
 
     def __enter__(self) -> Context:
         try:
-            self.home.enter_new(self)
+            self.home.enter(self)
         except NestedContext:
+            # It was made for this block, which will never be left, so nothing else would release it.
             if CURRENT.get() is not self and not self.used:
-                self.home.release(self.id)  # made for this block, which will not be left
+                self.home.release(self.id)
             raise
         return self
 
@@ -93,6 +162,7 @@ class Context:
     async def __aenter__(self) -> Context:
         return self.__enter__()
 
+    # Nothing is awaited: leaving sends the release, and does not wait for its acknowledgement.
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -104,7 +174,7 @@ class Context:
     @contextlib.contextmanager
     def active(self) -> Iterator[Context]:
         """Make this context current for a while without leaving it, e.g. in one notebook cell."""
-        self.home.enter_new(self)
+        self.home.enter(self)
         try:
             yield self
         finally:
@@ -112,7 +182,7 @@ class Context:
                 CURRENT.set(None)
 
     async def release(self) -> None:
-        """Leave the context for good, on every worker; a second time does nothing."""
+        """Leave the context for good, on every worker; the second time does nothing."""
         if CURRENT.get() is self:
             CURRENT.set(None)
         self.home.release(self.id)
@@ -131,7 +201,6 @@ class Context:
         Ends when every gradient is in its worker's `ctx.gradients`. Any failure anywhere ends the
         pass everywhere and raises `BackwardFailed`.
         """
-        self.home.agent.here()
         await self.home.engine.backward(
             self, roots, retain_graph=retain_graph, create_graph=create_graph, timeout=timeout
         )
@@ -144,10 +213,11 @@ class Context:
         not heard from the originator of a pass how it ended.
         """
         self.check()
-        for number, play in list(self.passes.items()):  # we may be in a thread
-            # A pass that was begun here and still runs is no secret: its numbers are not shown.
+        for number, play in list(self.passes.items()):  # a copy: this may run in a thread
+            # A pass begun here is decided here, so there is nothing to wait for: while it runs, the
+            # totals without it are right.
             if play.terms.keep and number not in self.outcomes.running:
-                gone = play.originator.incarnation in self.home.gone
+                gone = play.originator.incarnation in self.home.lost_peers
                 why = "its originator is lost" if gone else ""
                 raise PassUndecided(self.id, play.originator.name, why)
         if self.failure is not None:
@@ -155,51 +225,53 @@ class Context:
         return dict(self.totals)
 
     def ended_well(self, originator: bytes, number: int) -> None:
-        """A pass is known to have ended well: its gradients join the totals."""
+        """Add the gradients of a pass that is known to have ended well to the totals."""
         ended = self.passes.get(number)
         if ended is not None:
-            # Replaced at once, and before the pass is forgotten: a thread that reads meanwhile
-            # sees all of these gradients or none.
+            # The mapping is replaced, not changed, and before the pass is forgotten: a thread that
+            # reads meanwhile sees all of these gradients or none.
             self.totals = _add_up(self.totals, ended.gradients)
             del self.passes[number]
         if self.failure is not None:
-            # Numbers of different originators cannot be compared. A pass of another one counts
-            # if it began here after the failure was known.
+            # Numbers of different originators cannot be compared. A pass of another originator
+            # ends the failure if it began here after the failure was known.
             if ended is not None and ended.retries is self.failure:
                 self.failure = None
             self.outlived(originator, number)
 
     def outlived(self, originator: bytes, number: int) -> None:
-        """A pass of this number ended well: an earlier failure hides the numbers no longer."""
-        who, failed = self._failed
-        if originator == who and number > failed:
+        """Forget the failure of an earlier pass of an originator: this one ended well."""
+        failed_originator, failed = self._failed
+        if originator == failed_originator and number > failed:
             self.failure = None
 
     def ended_badly(self, originator: bytes, number: int, failure: BackwardFailed) -> bool:
-        """A pass is known to have failed: forget its gradients; False if that was known before."""
+        """Forget the gradients of a failed pass; False if the failure was known before."""
         if number in self.aborted:
             return False
         self.aborted.add(number)
         self.passes.pop(number, None)
-        if number > self.outcomes.best(originator):  # else the news of it comes late
+        # A later pass of the same originator may have ended well before this abort arrived.
+        if number > self.outcomes.best(originator):
             self.failure, self._failed = failure, (originator, number)
         return True
 
     def replace_gradient(self, leaf: Tensor, gradient: Tensor) -> None:
-        """Put another gradient in the place of a leaf's, e.g. a clipped one."""
+        """Replace the gradient of a leaf, e.g. by a clipped one; KeyError if it has none."""
+        # By the property, which raises while a pass is undecided or has failed.
         if leaf not in self.gradients:
             raise KeyError("the leaf has no gradient in this context")
         self.totals[leaf] = gradient.detach()
 
     def take_gradient(self, leaf: Tensor) -> Tensor | None:
-        """Take a leaf's gradient of passes started here out, e.g. of one made only for them."""
+        """Remove and return a leaf's gradient, e.g. of a leaf made for one pass; None if none."""
         return self.totals.pop(leaf, None)
 
     def on_crossing(self, hook: CrossingHook) -> HookHandle:
-        """Show `hook(crossing, array)` every array of the context that leaves this worker.
+        """Call `hook(crossing, array)` for every array of the context that leaves this worker.
 
-        It cannot write to it, and may return another one of the same shape: clipped, noisy, of a
-        smaller dtype (undone on arrival). `crossing.way` is "forward" for values and "backward" for
+        The array is read-only. The hook may return another one of the same shape: clipped, noisy,
+        of a smaller dtype (undone on arrival). `crossing.way` is "forward" for values and "backward" for
         gradients. Ready-made hooks are in `aiograd.dist.boundary`.
         """
         return HookHandle.on_dict(self.hooks, hook)
@@ -209,7 +281,7 @@ class Context:
     @property
     def known_workers(self) -> set[str]:
         """The names of the workers this one sent the context to."""
-        return self._once_told | self.told.keys()
+        return self._lost_recipients | self.recipients.keys()
 
     @property
     def send_nodes(self) -> dict[int, Node]:
@@ -222,19 +294,19 @@ class Context:
         return dict(self.receives)
 
     async def explain(self) -> str:
-        """Tell who waits for whom in the passes of this context that are under way."""
-        return await explain(self.home.engine, self)
+        """Describe who waits for whom in the passes of this context that are under way."""
+        return await self.home.engine.explain(self.id)
 
     def graph(self) -> ContextGraph:
         """Draw the context: this worker's part at once, all workers' with `await ctx.graph()`."""
         from aiograd.dist.graph import picture
 
-        self.check()
+        self.check()  # after a release the ends of edges are gone, and the picture would be empty
         return picture(self)
 
     def _repr_html_(self) -> str:
         rows = {
-            "worker": code(self.home.agent.name),
+            "worker": code(self.home.channel.name),
             "known workers": ", ".join(map(code, sorted(self.known_workers))) or quiet("none yet"),
             "edges": f"{len(self.sends)} sent, {len(self.receives)} received",
             "gradients": "failed" if self.failure is not None else str(len(self.totals)),
@@ -245,54 +317,53 @@ class Context:
     @property
     def used(self) -> bool:
         """Whether anything has happened in this context."""
-        return bool(self.told or self.callers or self.totals or self.passes)
+        return bool(self.recipients or self.callers or self.totals or self.passes)
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the loop and the peers of the worker this part lives on."""
+        return self.home.channel
+
+    @property
+    def peers(self) -> set[str]:
+        """The names of the workers that the context went to from here, or came from."""
+        return {*self.recipients, *self.callers.values()}
 
     # ── for the machinery ───────────────────────────────────────────────────────────────────────
 
     def cut_off(self, peer: PeerInfo) -> None:
-        """A start of a worker is lost: its edges are, too, and its part ends by its lease.
+        """Note that an incarnation is lost: its edges are, too, and its part ends by its lease.
 
-        If the two find each other again, and the context goes there once more, it is told of the
-        end as others are.
+        If the two workers find each other again and the context goes there once more, the peer is
+        a recipient again and gets the release.
         """
-        told = self.told.get(peer.name)
-        if told is not None and told.incarnation == peer.incarnation:
-            del self.told[peer.name]
-            self._once_told.add(peer.name)
+        recipient = self.recipients.get(peer.name)
+        if recipient is not None and recipient.incarnation == peer.incarnation:
+            del self.recipients[peer.name]
+            self._lost_recipients.add(peer.name)
             self.lost.add(peer.incarnation)
-        elif peer.incarnation in self.partners or peer.incarnation in self.callers:
+        elif peer.incarnation in self.edge_peers or peer.incarnation in self.callers:
             self.lost.add(peer.incarnation)
-
-    def neighbours(self) -> list[PeerInfo]:
-        """The members to which the context went from here, or from which it came."""
-        agent = self.home.agent
-        found = {peer.incarnation: peer for peer in self.told.values()}
-        for incarnation, name in self.callers.items():
-            peer = agent.directory.get(name)
-            if peer is not None and peer.incarnation == incarnation:
-                found[incarnation] = peer
-        return [
-            peer
-            for incarnation, peer in found.items()
-            if incarnation != agent.incarnation and incarnation not in self.home.gone
-        ]
 
     def unsend(self, edge: int) -> None:
-        """The message of this edge never left."""
+        """Forget the sending end of an edge whose message never left."""
+        # Without the end, no pass awaits an answer. The topology of the last pass may contain it.
         self.sends.pop(edge, None)
         self.topology = None
 
     def leaving(self, peer: str, gradient: Any) -> Any:
-        """What our boundary hooks make of one gradient for a peer."""
+        """Return what the boundary hooks make of one gradient for a peer."""
         found = crossed_all(self.hooks, self.id, peer, [gradient])
         return gradient if found is None else found[0]
 
     def check(self) -> None:
+        """Raise UnknownContext if the context was released."""
         if self.released:
             raise UnknownContext(self.id, "it was released")
 
 
 def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> dict[Tensor, Tensor]:
+    """Return new totals; Tensors are added recorded, so that `create_graph` works on sums, too."""
     totals = dict(totals)
     for leaf, gradient in gradients.items():
         old = totals.get(leaf)

@@ -1,5 +1,6 @@
-"""The distributed graph as a picture: one lane per worker, edges between them; what crossed an
-edge is written in its Send box, where no line passes.
+"""The distributed graph as a picture: one lane per worker, and edges between them.
+
+The tensors that crossed an edge are written in its Send box, where no line passes.
 
 Each worker describes its own part; `await ctx.graph()` asks every worker the context reached
 and joins the parts. Without `await` the picture shows this worker's part, and of its peers only
@@ -11,73 +12,91 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
-from aiograd.dist.context import Context
-from aiograd.dist.registry import Contexts
+from aiograd.dist.channel import Channel
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.rpc.directory import PeerInfo
 from aiograd.viz import Graph, GraphEdge, GraphNode
 
 SERVICE = "context.graph"
 ASK_WAIT = 5.0  # seconds a worker gets to describe its part
 
 
+class ContextPart(Protocol):
+    """What a picture shows of one worker's part of a context."""
+
+    id: int
+    roots: list[Node]
+    sends: dict[int, SendNode]
+    receives: dict[int, RecvNode]
+    seconds: float
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the workers that hold the other parts."""
+
+    @property
+    def peers(self) -> set[str]:
+        """The names of workers that hold other parts."""
+
+
 class ContextGraph(Graph):
     """The picture of a context; `await` it to see the parts of all workers."""
 
-    context: Context
+    context: ContextPart
 
     def __await__(self) -> Generator[Any, None, Graph]:
         return collect(self.context).__await__()
 
 
-def picture(context: Context) -> ContextGraph:
-    """This worker's part, at once."""
+def picture(context: ContextPart) -> ContextGraph:
+    """Draw this worker's part, at once."""
     made = ContextGraph(*_joined([describe(context)]), title=f"context {context.id}")
+    # A Graph is a frozen dataclass: what it shows does not change after it was made.
     object.__setattr__(made, "context", context)
     return made
 
 
-async def collect(context: Context) -> Graph:
-    """The parts of every worker that the context reached, joined."""
-    contexts, shell = context.home, context.home.shell
-    parts = {contexts.agent.name: describe(context)}
-    waiting = set(parts[contexts.agent.name]["peers"]) - parts.keys()
+async def collect(context: ContextPart) -> Graph:
+    """Ask every worker that the context reached for its part, and join them.
+
+    A worker that does not answer in time gets an empty lane: a picture of the rest is worth more than
+    an error.
+    """
+    channel = context.channel
+    parts = {channel.name: describe(context)}
+    waiting = set(parts[channel.name]["peers"]) - parts.keys()
+    # Each part names further workers: nobody knows all that the context reached.
     while waiting:
         names = sorted(waiting)
         answers = await asyncio.gather(
-            *[shell.ask(name, SERVICE, context.id, timeout=ASK_WAIT) for name in names],
+            *[channel.ask(name, SERVICE, context.id, timeout=ASK_WAIT) for name in names],
             return_exceptions=True,
         )
         for name, answer in zip(names, answers, strict=True):
-            parts[name] = answer if isinstance(answer, dict) else _nothing(name)
+            parts[name] = answer if isinstance(answer, dict) else nothing(name)
         waiting = {peer for part in parts.values() for peer in part["peers"]} - parts.keys()
     times = [f"{name} {part['seconds'] * 1e3:.1f} ms" for name, part in parts.items()]
     spent = " · backward: " + ", ".join(times) if any(p["seconds"] for p in parts.values()) else ""
     return Graph(*_joined(list(parts.values())), title=f"context {context.id}{spent}")
 
 
-def asked(contexts: Contexts, sender: PeerInfo, context_id: int) -> dict[str, Any]:
-    """A peer wants our part of a context."""
-    context = contexts.find(context_id)
-    return _nothing(contexts.agent.name) if context is None else describe(context)
-
-
-def _nothing(name: str) -> dict[str, Any]:
+def nothing(name: str) -> dict[str, Any]:
+    """Return the part of a worker that has none, or did not answer."""
     return {"worker": name, "nodes": [], "edges": [], "crossings": [], "peers": [], "seconds": 0.0}
 
 
-def describe(context: Context) -> dict[str, Any]:
-    """Our part of a context as plain data."""
-    worker = context.home.agent.name
+def describe(context: ContextPart) -> dict[str, Any]:
+    """Return this worker's part of a context as plain data, for any peer to draw."""
+    worker = context.channel.name
     nodes: list[tuple[str, str, str, str]] = []
     edges: list[tuple[str, str]] = []
     crossings: list[tuple[int, str, str]] = []
     seen: set[Node] = set()
+    # From all ends of edges: parts of the graph that no root depends on are shown, too.
     stack: list[Node] = [*context.roots, *context.sends.values(), *context.receives.values()]
     while stack:
         node = stack.pop()
@@ -89,11 +108,12 @@ def describe(context: Context) -> dict[str, Any]:
         for parent, _ in node.next_nodes:
             edges.append((_key(worker, parent), _key(worker, node)))
             stack.append(parent)
+        # Both workers describe an edge. The picture needs one of them, if the other is gone.
         if isinstance(node, SendNode):
             crossings.append((node.edge, worker, node.peer))
         elif isinstance(node, RecvNode):
             crossings.append((node.edge, node.peer, worker))
-    peers = {*context.told, *context.callers.values()} | {c[1] for c in crossings}
+    peers = context.peers | {c[1] for c in crossings}
     return {
         "worker": worker,
         "nodes": nodes,
@@ -107,7 +127,7 @@ def describe(context: Context) -> dict[str, Any]:
 def _joined(parts: list[dict[str, Any]]) -> tuple[list[GraphNode], list[GraphEdge]]:
     nodes: dict[str, GraphNode] = {}
     edges: dict[tuple[str, str], GraphEdge] = {}
-    ends: dict[int, tuple[str, str]] = {}
+    ends: dict[int, tuple[str, str]] = {}  # edge → sender and receiver
     for part in parts:
         for key, label, detail, kind in part["nodes"]:
             nodes[key] = GraphNode(key, label, detail, kind, part["worker"])
@@ -115,6 +135,8 @@ def _joined(parts: list[dict[str, Any]]) -> tuple[list[GraphNode], list[GraphEdg
             edges[source, target] = GraphEdge(source, target)
         for edge, sender, receiver in part["crossings"]:
             ends[edge] = (sender, receiver)
+    # Both ends of an edge have keys made of its id, so that two parts agree on them. An end whose
+    # worker did not answer is drawn from what the other end says.
     for edge, (sender, receiver) in ends.items():
         send, recv = f"send {edge}", f"recv {edge}"
         nodes.setdefault(send, GraphNode(send, "Send", "", "send", sender))
@@ -128,6 +150,7 @@ def _key(worker: str, node: Node) -> str:
         return f"send {node.edge}"
     if isinstance(node, RecvNode):
         return f"recv {node.edge}"
+    # Unlike the ends of edges, other nodes are named by their own worker only, so any id will do.
     return f"{worker} {id(node):x}"
 
 
@@ -137,7 +160,7 @@ def _label(node: Node) -> str:
     return "leaf" if isinstance(node, Accumulate) else node.name
 
 
-def _kind(node: Node, context: Context) -> str:
+def _kind(node: Node, context: ContextPart) -> str:
     if isinstance(node, Accumulate):
         return "leaf"
     if isinstance(node, SendNode):

@@ -1,49 +1,42 @@
-"""Why a backward pass has not ended: what each worker that takes part in it waits for, in words.
+"""Why a backward pass has not ended: what each participant waits for, in words.
 
-Nobody knows all of a pass, so who explains it asks the workers it has to do with, then those that
-they name, and so on. One that does not answer is part of the explanation.
+No worker knows all of a pass. `explain` asks the workers it exchanged messages with, then those that
+they name, and so on. A worker that does not answer is part of the explanation.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from aiograd.dist.backward.active import PassTable
+from aiograd.dist.channel import Channel
 
-from aiograd.rpc.directory import PeerInfo
-
-if TYPE_CHECKING:
-    from aiograd.dist.context import Context
-    from aiograd.dist.backward.engine import Engine
-
-_PATIENCE = 2.0  # seconds for each worker that is asked
+_ASK_WAIT = 2.0  # seconds for each worker that is asked; it may be the one that hangs
 
 
-async def explain(engine: Engine, context: Context) -> str:
-    """What all passes of a context wait for, everywhere."""
-    me = engine.agent.info
-    told, waiting = {me.name}, set()
-    lines, peers = waits(engine, me, context.id)
+async def explain(passes: PassTable, channel: Channel, context_id: int) -> str:
+    """Describe what all passes of a context wait for, on all workers."""
+    asked, waiting = {channel.name}, set()
+    lines, peers = waits(passes, channel, context_id)
     waiting.update(peers)
-    while waiting := waiting - told:
+    while waiting := waiting - asked:
         name = waiting.pop()
-        told.add(name)
+        asked.add(name)
         try:
-            more, peers = await engine.shell.ask(
-                name, "gradients.waits", context.id, timeout=_PATIENCE
-            )
-        except Exception as error:
+            more, peers = await channel.ask(name, "gradients.waits", context_id, timeout=_ASK_WAIT)
+        except Exception as error:  # of any kind: an explanation must not fail for what it explains
             more, peers = [f"{name} does not answer: {error}"], []
         lines += more
         waiting.update(peers)
     return "\n".join(lines) or "no backward pass is under way"
 
 
-def waits(engine: Engine, sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
-    """What our part of a context waits for, and whom to ask besides."""
-    plays = [running.play for (id, _), running in engine.passes.items() if id == context_id]
+def waits(passes: PassTable, channel: Channel, context_id: int) -> tuple[list[str], list[str]]:
+    """Describe what this worker's passes of a context wait for; return also the peers to ask."""
+    states = [active.state for active in passes.of(context_id)]
     lines = [
-        f"pass {play.number & 0xFFFFF}: {play.waits_for()}"
-        for play in plays
-        if not play.complete or play.originator.incarnation == engine.agent.incarnation
+        f"pass {state.number & 0xFFFFF}: {state.waits_for()}"
+        for state in states
+        # A complete part waits for nothing, but an originator waits for the end of all others.
+        if not state.complete or state.originator.incarnation == channel.incarnation
     ]
-    names = {name for play in plays for name in (play.informed | play.heard).values()}
+    names = {name for state in states for name in (state.informed | state.heard).values()}
     return lines, sorted(names)

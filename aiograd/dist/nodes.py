@@ -34,15 +34,19 @@ class SendNode(Joint):
         self.edge, self.peer, self.incarnation = edge, peer, incarnation
         self.parents, self.loops = parents, loops
         self.outputs = len(parents)
+        # It has several outputs, so neither shape nor dtype of its own. Hooks sit on its parts.
         self.shape, self.dtype, self.hooks = (), None, None
 
     def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Pass on the gradients that came back: nothing is computed at the end of an edge."""
         return grad
 
 
 class RecvNode(Joint):
     """Where this worker's tape ends: gradients that reach it belong to `peer`."""
 
+    # The context is kept, unlike in a SendNode: a pass of another context may reach this node through
+    # the tape, and must fail then.
     __slots__ = ("context_id", "edge", "incarnation", "loops", "peer")
     name = "Recv"
 
@@ -57,6 +61,7 @@ class RecvNode(Joint):
     ) -> None:
         self.context_id, self.edge, self.peer = context_id, edge, peer
         self.incarnation, self.loops = incarnation, loops
+        # No parents: the tape goes on at the peer, and gradients that arrive here are answers.
         self.parents = ()
         self.outputs = outputs
         self.shape, self.dtype, self.hooks = (), None, None

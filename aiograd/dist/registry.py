@@ -1,23 +1,25 @@
 """All contexts of a worker, and the functions that open and find them.
 
 A context is opened on one worker and appears on every worker that a call made inside it
-reaches. Leaving it releases it everywhere: each worker forgets its part first and then tells
-those it told, so the word follows the calls and ends by itself. A released context never comes
-back. When a worker that sent it is lost, whoever opened it is asked after a lease whether it is
-still open, because the word may have got lost with that worker.
+reaches. Leaving it releases it everywhere: each worker forgets its part first and then notifies the
+peers it sent the context to, so the release follows the calls and ends by itself. A released context
+never comes back. When a worker that sent it is lost, the worker that opened it is asked after a lease
+whether it is still open, because the release may have got lost with the lost worker.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Protocol
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.context import CURRENT, Context
-from aiograd.dist.access import Partners
-from aiograd.dist.channel import Shell
+from aiograd.dist.access import ContextAccess
+from aiograd.dist.channel import Channel
+from aiograd.dist.context import CURRENT, Backward, Context
+from aiograd.dist.lost_peers import LostPeers
 from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,
@@ -25,71 +27,96 @@ from aiograd.errors import (
     NoContext,
     UnknownContext,
 )
-from aiograd.rpc.agent import Agent
-from aiograd.rpc.agent import current_agent
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.agent import Agent, current_agent
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.company import Company
 from aiograd.rref.refcount.records import Party
 from aiograd.rref.telling import Telling
 
-if TYPE_CHECKING:
-    from aiograd.dist.backward.engine import Engine
+_log = logging.getLogger("aiograd.dist")
 
-ASKING = 5.0  # seconds to answer whether a context is still open
-# Released ids we refuse to bring back: so many, and as many more as were released lately.
+ASK_WAIT: Final = 5.0  # seconds to answer whether a context is still open
+# Ids of released contexts that late messages must not bring back. REMEMBERED of them are kept in any
+# case, and up to MOST while they are younger than LATELY: no message is that late.
 REMEMBERED, MOST = 4096, 65536
-LATELY = 60.0  # seconds; a message is never that late
+LATELY = 60.0  # seconds
 
 
-class Contexts:
+class Engine(Backward, Protocol):
+    """What runs passes, as the registry knows it: it also has to know of releases and losses."""
+
+    def released(self, context: Context) -> None:
+        """End the passes of a context that was left."""
+
+    def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
+        """End the passes that need a lost peer."""
+
+    def edge_lost(self, context: Context, name: str, incarnation: bytes) -> None:
+        """End the passes of a context in which an edge to that incarnation was lost."""
+
+    def running(self) -> int:
+        """Return how many passes are under way."""
+
+    def close(self) -> None:
+        """Stop; the worker is closing."""
+
+
+class ContextRegistry:
     """All contexts of one worker; the agent's part for distributed autograd."""
 
     def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.shell = Shell(agent)
-        self.engine: Engine  # set by `attach`
-        self.partners = Partners(self)
-        self.losses = 0  # of peers, so far
-        self.gone: dict[bytes, int] = {}  # incarnations of lost peers; the how manieth loss it was
+        self.channel = channel = Channel(agent)
+        self.engine: Engine  # set by `attach`: the engine needs the registry, too
+        self.access = ContextAccess(channel, self)
+        self.lost_peers = LostPeers()
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
-        self._telling = Telling(agent, self.gone, self._variables)
-        self._ends: dict[bytes, tuple[PeerInfo, list[int]]] = {}  # still to be told, by receiver
-        self._company = Company(agent.loop, self._variables, self._tell_ends)
+        self._notifier = Telling(agent, self.lost_peers, self._variables)
+        # Releases still to be sent, by the incarnation of their recipient.
+        self._releases: dict[bytes, tuple[PeerInfo, list[int]]] = {}
+        self._coalescer = Company(agent.loop, self._variables, self._send_releases)
         self._table: dict[int, Context] = {}
-        self._released: OrderedDict[int, float] = OrderedDict()  # with the loop time of it
+        self._released: OrderedDict[int, float] = OrderedDict()  # id → loop time of its release
         # A restarted worker must not give out the ids of its former self.
-        self._ids = itertools.count(agent.runtime.random.getrandbits(24) << 20)
-        self._edges = itertools.count((agent.runtime.random.getrandbits(24) << 20) + 1)
+        self._ids = itertools.count(channel.random_start())
+        self._edges = itertools.count(channel.random_start() + 1)  # edge 0 means "no edge"
 
     def new_edge(self) -> int:
-        return self.agent.rank << 48 | next(self._edges)
+        """Return the id of a new edge: unique in the cluster, by the rank in its top bits."""
+        return self.channel.rank << 48 | next(self._edges)
 
     def new(self) -> Context:
-        self.agent.here()
+        """Open a context on this worker."""
+        self.channel.check_affinity()
         number = next(self._ids)
-        if self.agent.directory.has_partners:  # who must not guess it
-            number = int.from_bytes(self.agent.runtime.token_bytes(6), "little")
-        context = Context(self, self.agent.rank << 48 | number)
+        # A restricted peer may speak of any context whose id it knows, so it must not guess one.
+        if self.channel.directory.has_partners:
+            number = self.channel.unguessable()
+        context = Context(self, self.channel.rank << 48 | number)
         self._table[context.id] = context
         return context
 
     def get(self, context_id: int) -> Context:
+        """Return this worker's part of a context; UnknownContext if it has none."""
         context = self._table.get(context_id)
         if context is None:
             raise UnknownContext(context_id)
         return context
 
     def find(self, context_id: int) -> Context | None:
+        """Return this worker's part of a context, if it has one."""
         return self._table.get(context_id)
 
     def all(self) -> list[Context]:
+        """Return all open contexts, oldest first."""
         return list(self._table.values())
 
     def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
-        """The context a message belongs to; made on first sight, never brought back."""
+        """Return the context of a message, made on first sight; None if it was released."""
         context = self._table.get(context_id)
         if context is None:
+            # The context of a reply is made by its call. If it is gone, it was released meanwhile,
+            # maybe so long ago that its id is forgotten.
             if context_id in self._released or kind == "reply":
                 return None
             context = self._table[context_id] = Context(self, context_id)
@@ -98,18 +125,24 @@ class Contexts:
         return context
 
     def count_step(self) -> tuple[int, int]:
-        """An optimiser has stepped: the number of the step, and up to which all contexts saw."""
-        contexts = list(self._table.values())  # in the order they came; we are in any thread
+        """Count a step of an optimiser; return its number, and the newest that all contexts saw.
+
+        May run in any thread.
+        """
+        contexts = list(self._table.values())  # oldest first
         self.steps += 1
         return self.steps, contexts[0].since if contexts else self.steps
 
     def current(self) -> Context | None:
+        """Return the context that a call made here and now carries."""
         context = CURRENT.get()
+        # Several workers may share a loop, and so its tasks' variables: the context must be ours.
         if context is None or context.released or context.home is not self:
             return None
         return context
 
-    def enter_new(self, context: Context) -> None:
+    def enter(self, context: Context) -> None:
+        """Make a context current in this task; NestedContext if another one is open in it."""
         context.check()
         current = CURRENT.get()
         if current is not None and not current.released:
@@ -121,16 +154,16 @@ class Contexts:
     # ── release ─────────────────────────────────────────────────────────────────────────────────
 
     def release(self, context_id: int) -> None:
-        """Forget a context here, then tell everyone we told; from any thread."""
+        """Forget a context here, then release it at every peer we sent it to; from any thread."""
         context = self._table.pop(context_id, None)
         if context is None:
             return
         context.released = True
-        self._released[context_id] = self.agent.loop.time()
-        self.shell.on_loop(self._tell, context)
+        self._released[context_id] = self.channel.time()
+        self.channel.on_loop(self._end, context)
 
     def _forget_old(self) -> None:
-        released, now = self._released, self.agent.loop.time()
+        released, now = self._released, self.channel.time()
         while len(released) > REMEMBERED:  # threads may add to it meanwhile
             oldest, when = released.popitem(last=False)
             if len(released) < MOST and when > now - LATELY:
@@ -138,143 +171,172 @@ class Contexts:
                 released.move_to_end(oldest, last=False)
                 return
 
-    def _tell(self, context: Context) -> None:
+    def _end(self, context: Context) -> None:
+        """End the passes of a released context, and schedule its release at others."""
         if len(self._released) > REMEMBERED:
             self._forget_old()
         self.engine.released(context)
-        for peer in context.told.values():
-            if peer.name != self.agent.name:
-                self._ends.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
-        if self._ends:
-            self._company.expect()
+        for peer in context.recipients.values():
+            if peer.name != self.channel.name:
+                self._releases.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
+        if self._releases:
+            self._coalescer.expect()
+        # A user may hold on to the context, but not to the graph and its arrays through it.
         context.sends.clear()
         context.receives.clear()
         context.topology = None
 
-    def _tell_ends(self) -> None:
-        ends, self._ends = self._ends, {}
-        for peer, ids in ends.values():
+    def _send_releases(self) -> None:
+        releases, self._releases = self._releases, {}
+        for peer, ids in releases.values():
             to = Party(peer.name, peer.rank, peer.incarnation)
-            self._telling.tell(to, _whatever, "context.release", *ids, lazy=True)
+            # Lazy: nobody waits for a release, so it rides in front of the next message.
+            self._notifier.tell(to, _ignore, "context.release", *ids, lazy=True)
 
-    def release_asked(self, sender: PeerInfo, *context_ids: int) -> None:
+    def release_received(self, sender: PeerInfo, *context_ids: int) -> None:
+        """Release contexts that a peer has released."""
         for context_id in context_ids:
-            self._end(sender, context_id)
+            context = self._table.get(context_id)
+            if context is not None:
+                recipient = context.recipients.get(sender.name)
+                if recipient is not None and recipient.incarnation == sender.incarnation:
+                    del context.recipients[sender.name]  # it forgot the context before it sent this
+                self.release(context_id)
+            else:
+                # The calls that would have brought the context may still be under way: large
+                # messages are overtaken.
+                self._released[context_id] = self.channel.time()
+                if len(self._released) > REMEMBERED:
+                    self._forget_old()
 
-    def _end(self, sender: PeerInfo, context_id: int) -> None:
-        context = self._table.get(context_id)
-        if context is not None:
-            told = context.told.get(sender.name)
-            if told is not None and told.incarnation == sender.incarnation:
-                del context.told[sender.name]  # it forgot before it told us
-            self.release(context_id)
-        else:  # the calls that would have made it may still be under way
-            self._released[context_id] = self.agent.loop.time()
-            if len(self._released) > REMEMBERED:
-                self._forget_old()
+    # ── losses ──────────────────────────────────────────────────────────────────────────────────
 
-    def lost(self, peer: PeerInfo, error: Exception) -> None:
-        """A peer is dead: its passes fail, and contexts only it could release end by lease."""
-        concerned = [context for context in self.all() if peer.incarnation in context.partners]
+    def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
+        """Fail the passes of a dead peer; contexts that only it could release end by lease."""
+        concerned = [context for context in self.all() if peer.incarnation in context.edge_peers]
+        # In this order: passes that fail now must find the loss noted, in contexts and in the table.
         for context in self.all():
             context.cut_off(peer)
-        self.losses += 1
-        self.gone.setdefault(peer.incarnation, self.losses)
-        self.engine.endings.lost(peer, error)
-        self._spread_loss(peer.name, peer.incarnation, concerned, self.agent.info)
-        if len(self.gone) > 2 * LOST_PEERS:  # the directory has forgotten it, too
-            del self.gone[next(iter(self.gone))]
-        for context in list(self._table.values()):
-            if context.id >> 48 == self.agent.rank:
-                continue  # ours: whoever opened it will leave it
+        self.lost_peers.add(peer.incarnation)
+        self.engine.peer_lost(peer, error)
+        self._spread_loss(peer.name, peer.incarnation, concerned, self.channel.incarnation)
+        for context in self.all():
+            if context.id >> 48 == self.channel.rank:
+                continue  # opened here, so it is left here
             if context.callers.pop(peer.incarnation, None) is not None:
-                self.shell.later(self.agent.options.lease, self._doubt, context)
+                # Not at once: the caller may be cut off only from us, and the context still in use.
+                self.channel.later(self.channel.lease, self._doubt, context)
 
     def _spread_loss(
-        self, name: str, incarnation: bytes, contexts: list[Context], teller: PeerInfo
+        self, name: str, incarnation: bytes, contexts: list[Context], source: bytes
     ) -> None:
-        """Tell the neighbours in some contexts that an edge was lost, and they theirs.
+        """Notify the neighbours in some contexts that an edge was lost, and they theirs.
 
         A pass that runs may not have reached us, and its originator need not know that the context
-        went to the lost worker at all. Only it can fail the pass before it gets here.
+        went to the lost worker at all. Only the originator can fail the pass before it gets here.
         """
         by_peer: dict[bytes, tuple[PeerInfo, list[int]]] = {}
         for context in contexts:
-            if incarnation not in context.lost_edges:
+            if incarnation not in context.lost_edges:  # so that the news goes round only once
                 context.lost_edges.add(incarnation)
-                self.engine.endings.edge_lost(context, name, incarnation)
-                for peer in context.neighbours():
-                    if peer.incarnation != teller.incarnation and not self.agent.restricts(peer):
+                self.engine.edge_lost(context, name, incarnation)
+                for peer in self._neighbours(context):
+                    if peer.incarnation != source and not self.channel.restricts(peer):
                         by_peer.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
         for peer, ids in by_peer.values():
-            with contextlib.suppress(AiogradError):  # lost, too, which is told of its own
-                self.agent.post(peer, "context.lost", name, incarnation, ids)
+            with contextlib.suppress(AiogradError):  # lost as well: then `peer_lost` follows
+                self.channel.post(peer, "context.lost", name, incarnation, ids)
 
-    def edges_lost(self, sender: PeerInfo, name: str, incarnation: bytes, ids: list[int]) -> None:
-        """A neighbour has lost an edge to some start of a worker, or heard so."""
-        if not self.agent.restricts(sender):  # whom partners work with is their own business
+    def _neighbours(self, context: Context) -> list[PeerInfo]:
+        """Return the members to which a context went from here, or from which it came."""
+        found = {peer.incarnation: peer for peer in context.recipients.values()}
+        for incarnation, name in context.callers.items():
+            peer = self.channel.directory.get(name)
+            # The directory may know a successor of the caller by now, which has no part of it.
+            if peer is not None and peer.incarnation == incarnation:
+                found[incarnation] = peer
+        return [
+            peer
+            for incarnation, peer in found.items()
+            if incarnation != self.channel.incarnation and incarnation not in self.lost_peers
+        ]
+
+    def loss_received(self, sender: PeerInfo, name: str, incarnation: bytes, ids: list[int]) -> None:
+        """Fail passes and notify others: a neighbour has lost an edge, or was notified of it."""
+        # With which workers a restricted peer works does not concern others.
+        if not self.channel.restricts(sender):
             found = [context for id in ids if (context := self.find(id)) is not None]
-            self._spread_loss(name, incarnation, found, sender)
+            self._spread_loss(name, incarnation, found, sender.incarnation)
 
-    def returned(self, peer: PeerInfo) -> None:
-        """A peer that was lost is back in a new session: contexts opened from now on may use it."""
-        self.gone.pop(peer.incarnation, None)
+    def peer_returned(self, peer: PeerInfo) -> None:
+        """Let contexts opened from now on use a lost peer that is back in a new session."""
+        self.lost_peers.discard(peer.incarnation)
 
     def _doubt(self, context: Context) -> None:
-        """Who would have released a context is gone, and the other callers may wait for us."""
-        if not context.released and not self.agent.closed:
-            self.agent.spawn(self._ask_home(context))
+        """Ask whether a context is still open: the peer that would have released it is gone.
+
+        Its other callers are no help: they may wait for our release in turn.
+        """
+        if not context.released and not self.channel.closed:
+            self.channel.spawn(self._ask_home(context))
 
     async def _ask_home(self, context: Context) -> None:
-        """Ask whoever opened a context whether it is still open; release it if not."""
-        home = self.agent.directory.get(context.id >> 48)
+        """Ask the worker that opened a context whether it is still open; release it if not."""
+        home = self.channel.directory.get(context.id >> 48)
         known = False
-        if home is not None and home.incarnation not in self.gone:
+        # The id names the rank that opened the context, not its incarnation. A successor of that
+        # worker does not know the id, since ids start at random, and answers "no".
+        if home is not None and home.incarnation not in self.lost_peers:
             try:
-                known = await self.shell.ask(home, "context.known", context.id, timeout=ASKING)
+                known = await self.channel.ask(home, "context.known", context.id, timeout=ASK_WAIT)
             except DeadlineExceeded:
                 known = True  # silent, not gone: ask again
             except AiogradError:
                 pass
         if known:
-            self.shell.later(self.agent.options.lease, self._doubt, context)
+            self.channel.later(self.channel.lease, self._doubt, context)
         else:
+            _log.info("%s: releasing context %d by lease", self.channel.name, context.id)
             self.release(context.id)
 
     def known(self, sender: PeerInfo, context_id: int) -> bool:
+        """Answer a peer whether a context is open here."""
         return context_id in self._table
 
     # ── the agent's part ────────────────────────────────────────────────────────────────────────
 
     def counters(self) -> dict[str, int]:
+        """Return what `debug_info` shows of contexts and passes."""
         return {"contexts": len(self._table), "backward_passes": self.engine.running()}
 
     async def close(self) -> None:
+        """Release this worker's contexts everywhere, and its parts of others' here."""
         self.engine.close()
-        for context in list(self._table.values()):
-            if context.id >> 48 != self.agent.rank:
-                context.told.clear()  # it is not ours to end: others may still work in it
+        for context in self.all():
+            if context.id >> 48 != self.channel.rank:
+                context.recipients.clear()  # not ours to end: others may still work in it
             self.release(context.id)
-        self._company.close()
-        self._variables.run(self._tell_ends)
-        self._telling.close()
+        # What waits for its 5 ms must leave now: nothing runs on this loop for us afterwards.
+        self._coalescer.close()
+        self._variables.run(self._send_releases)
+        self._notifier.close()
 
 
-def _whatever(answer: Any, error: Any) -> None:
-    """Who is told of an end has nothing to say to it."""
+def _ignore(answer: Any, error: Any) -> None:
+    """Ignore the acknowledgement of a release: nothing here depends on it."""
 
 
-def contexts() -> Contexts:
-    """The contexts of the current worker."""
-    part: Contexts = current_agent().parts[Contexts]
+def contexts() -> ContextRegistry:
+    """Return the contexts of the current worker."""
+    part: ContextRegistry = current_agent().parts[ContextRegistry]
     return part
 
 
 def context() -> Context:
     """Open a distributed autograd context on the current worker.
 
-    Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside takes the
-    context along, and `await ctx.backward(loss)` plays all of it backwards.
+    Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside carries the
+    context, and `await ctx.backward(loss)` runs the backward pass through all of them.
     """
     return contexts().new()
 
@@ -295,7 +357,7 @@ def get_context(id: int) -> Context:
 
 
 def resolve(ctx_or_id: Context | int) -> Context:
-    """This worker's part of the context that is meant."""
+    """Return this worker's part of a context, given by itself, by another part or by its id."""
     if isinstance(ctx_or_id, Context):
         home = contexts()
         if ctx_or_id.home is home:

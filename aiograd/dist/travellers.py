@@ -7,7 +7,8 @@ message is one edge, however many tensors it carries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -20,72 +21,112 @@ from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.backward.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Departure
 
-if TYPE_CHECKING:
-    from aiograd.dist.registry import Contexts
-
-EDGE = "edge"  # the key of this message's tensors (departing) or RecvNode (arriving) in `scratch`
+EDGE = "edge"  # the key of this message's nodes (departing) or RecvNode (arriving) in `scratch`
 LOOPS = "loops"  # the key of a bit per tensor that closes a loop
 
+# The note that travels with an array and says which tensor it is. From ON_EDGE up it also says which
+# tensor of the message's edge: ON_EDGE + 2 * place, plus 1 if the tensor closes a loop.
+NO_GRAD: Final = 0
+LEAF: Final = 1  # requires grad, but no graph crosses: it arrives as an independent leaf
+ON_EDGE: Final = 2
 
-def _board(node: Node | None, departure: Departure) -> int:
-    """Let a tensor that needs grad join the edge of its message: twice its place, and its bit."""
+
+def _depart(tensor: Tensor, departure: Departure | None) -> int:
+    """Return the note of a tensor; one that needs grad in a context joins the message's edge."""
+    if not tensor.requires_grad:
+        return NO_GRAD
+    if departure is None or departure.carried is None:
+        return LEAF
+    node = parent_of(tensor)
     scratch = departure.scratch
     nodes: list[Node | None] | None = scratch.get(EDGE)
     if nodes is None:
         nodes = scratch[EDGE] = []
+    # One message is one edge, so the place in this list tells its tensors apart. The codec meets an
+    # object only once, so a tensor that is sent twice in one message has one place, too.
     place = len(nodes)
     nodes.append(node)
     if node.__class__ is Part and closes_loop(node, departure.carried.id, departure.to.incarnation):
         scratch[LOOPS] = scratch.get(LOOPS, 0) | 1 << place
-        return 2 * place + 1
-    return 2 * place
+        return ON_EDGE + 2 * place + 1
+    return ON_EDGE + 2 * place
 
 
-def _alight(node: RecvNode, ticket: int, array: Any) -> Part:
-    """The place of a received tensor behind the end of its edge."""
-    place = ticket >> 1
-    if ticket & 1:
-        node.loops |= 1 << place
-    return Part(node, place, array.shape, array.dtype)
+def _arrive(array: Any, note: int, arrival: Arrival | None, cls: type[Tensor] = Tensor) -> Tensor:
+    """Return the tensor behind an array that came with a note."""
+    if note >= ON_EDGE and arrival is not None:
+        # None if the context was released meanwhile: then no graph crosses, either.
+        node: RecvNode | None = arrival.scratch.get(EDGE)
+        if node is not None:
+            place = note - ON_EDGE >> 1
+            # Both ends must agree which tensors close loops: the receiver learns it here.
+            if note & 1:
+                node.loops |= 1 << place
+            return wrap(array, Part(node, place, array.shape, array.dtype))
+    if note == NO_GRAD and cls is Tensor:
+        return wrap(array)
+    return rebuild(cls, array, note != NO_GRAD)
 
 
 class TensorTraveller:
-    """Takes care of tensors on the way."""
+    """Takes tensors from worker to worker, in two forms under one set of rules.
+
+    The general form (`depart`, `arrive`) is for any tensor, and for restricted peers: it checks
+    what arrives. The array form (`open`, `close`) is for dense Tensors on the fast path of
+    `wire.fastcodec`: an array and its note, which that codec packs without the general one. Both
+    leave flags, edges and contexts to `_depart` and `_arrive`.
+    """
 
     tag = "tensor"
 
     def depart(self, tensor: Tensor, departure: Departure) -> Any:
-        # A class is code, so a partner gets a plain Tensor.
+        """Take a tensor apart: its array, its note, its class, and its dtype if a hook changed it."""
+        note, array = _depart(tensor, departure), tensor.data
+        # A class is code, so a restricted peer gets a plain Tensor.
         cls = None if tensor.__class__ is Tensor or departure.plain else tensor.__class__
-        if not tensor.requires_grad:
-            return tensor.data, False, -1, cls
-        if departure.carried is None:
-            return tensor.data, True, -1, cls
-        ticket = _board(parent_of(tensor), departure)
-        array = tensor.data
-        if departure.carried.hooks:
+        if note >= ON_EDGE and departure.carried.hooks:
             crossing = Crossing(departure.carried.id, departure.to.name, "forward")
             array = crossed(departure.carried.hooks, crossing, array)
             if array.dtype != tensor.data.dtype:
-                return (array, tensor.data.dtype.str), True, ticket, cls
-        return array, True, ticket, cls
+                return array, note, cls, tensor.data.dtype.str
+        return array, note, cls, None
 
     def arrive(self, data: Any, arrival: Arrival) -> Tensor:
-        array, requires_grad, ticket, cls = data
-        if array.__class__ is tuple:  # a hook at the boundary sent it in another dtype
-            array = array[0].astype(_floating(array[1]))
+        """Put a tensor together; ProtocolError if a peer sent something else."""
+        array, note, cls, dtype = data
+        if dtype is not None:  # a boundary hook sent it in another dtype
+            array = array.astype(_floating(dtype))
+        # A restricted peer can name any class that is exposed to it.
+        if cls is not None and not (isinstance(cls, type) and issubclass(cls, Tensor)):
+            raise ProtocolError("a tensor of a class that is no Tensor", arrival.sender.name)
         if not isinstance(array, np.ndarray | Coo):
             raise ProtocolError(f"a tensor of {type(array).__name__}", arrival.sender.name)
         node: RecvNode | None = arrival.scratch.get(EDGE)
-        if node is not None and ticket >> 1 >= node.outputs:
-            raise ProtocolError("a tensor of another message", arrival.sender.name)
-        if ticket < 0 or node is None:
-            return rebuild(cls or Tensor, array, requires_grad)
-        tensor = rebuild(Tensor, array, False)
-        tensor._node = _alight(node, ticket, array)
-        return tensor
+        if node is not None and note - ON_EDGE >> 1 >= node.outputs:
+            raise ProtocolError(
+                f"tensor {note - ON_EDGE >> 1} of an edge with {node.outputs}", arrival.sender.name
+            )
+        return _arrive(array, note, arrival, cls or Tensor)
+
+    def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
+        """Return a tensor's array and note; None if it needs the general form."""
+        array = tensor.data
+        if array.__class__ is not np.ndarray:
+            return None
+        if not tensor.requires_grad:  # as in `_depart`: nearly every tensor, so without the call
+            return array, NO_GRAD
+        # A hook may change the dtype, which only the general form can say. Asked before the tensor
+        # joins the edge, because the general form lets it join again.
+        if departure is not None and departure.carried is not None and departure.carried.hooks:
+            return None
+        return array, _depart(tensor, departure)
+
+    def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
+        """Return the tensor that `open` took apart. Only trusted peers send this form."""
+        return _arrive(array, note, arrival)
 
 
 def _floating(name: Any) -> np.dtype[Any]:
@@ -96,67 +137,88 @@ def _floating(name: Any) -> np.dtype[Any]:
     return dtype
 
 
-class TensorBox:
-    """Takes small dense tensors along the quick road: an array, and what there is to say of it."""
+class Contexts(Protocol):
+    """The contexts of this worker."""
 
-    def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
-        array, node = tensor.data, tensor._node
-        if array.__class__ is not np.ndarray:
-            return None
-        if node is None and not tensor._leaf:
-            return array, 0
-        if departure is None or departure.carried is None:
-            return array, 1
-        if departure.carried.hooks:
-            return None
-        return array, 2 + _board(tensor.accumulator() if node is None else node, departure)
+    def current(self) -> Context | None:
+        """Return the context that a call made here and now carries."""
 
-    def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
-        node = None if arrival is None or note < 2 else arrival.scratch.get(EDGE)
-        if node is not None:
-            return wrap(array, _alight(node, note - 2, array))
-        tensor = wrap(array)
-        tensor._leaf = note > 0
-        return tensor
+    def new_edge(self) -> int:
+        """Return the id of a new edge."""
+
+    def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
+        """Return the context of a message, made on first sight; None if it was released."""
+
+
+class Reports(Protocol):
+    """What sends outcomes of passes in front of other messages."""
+
+    def send(self, context: Context, peer: PeerInfo) -> None:
+        """Send a peer what it does not know of a context's passes."""
+
+
+class Access(Protocol):
+    """What checks messages of restricted peers."""
+
+    def may_bring(self, sender: PeerInfo, data: Any) -> None:
+        """Raise if a restricted peer's message must not bring this baggage."""
 
 
 class ContextBaggage:
-    """Takes the current context along with calls and replies."""
+    """Carries the current context with calls and replies."""
 
-    def __init__(self, contexts: Contexts) -> None:
-        self._contexts = contexts
+    def __init__(
+        self,
+        contexts: Contexts,
+        reports: Reports,
+        access: Access,
+        restricts: Callable[[PeerInfo], bool],
+    ) -> None:
+        self._contexts, self._reports = contexts, reports
+        self._access, self._restricts = access, restricts
+        # Bound, not wrapped: every call asks for them.
         self.current = contexts.current
         self.enter = CURRENT.set
 
     def depart(self, carried: Context | None, departure: Departure) -> Any:
+        """Return what rides with a message, and make the sending end of its edge.
+
+        Runs after the payload is encoded, so `departure.scratch` knows all tensors of the message.
+        """
         if carried is None or carried.released:
             return None
         nodes = departure.scratch.get(EDGE)
         peer = departure.to
-        if carried.outcomes.version:
-            self._contexts.engine.tell_outcomes(carried, peer)
+        if carried.outcomes.version:  # 0, and no call, until a pass has ended
+            self._reports.send(carried, peer)
         if not nodes:
-            # The answer of a function or a fetch may need grad, even if no argument does.
+            # The answer of a function or a fetch may need grad, even if no argument does. The result
+            # of an op without such an argument never does, and nothing answers replies and gradients.
             if departure.kind in ("op", "reply", "gradients"):
                 return None
-            carried.told[peer.name] = peer
+            carried.recipients[peer.name] = peer
             return carried.id, 0, 0
         edge = self._contexts.new_edge()
         loops = departure.scratch.get(LOOPS, 0)
         carried.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
-        carried.partners[peer.incarnation] = peer.name
+        carried.edge_peers[peer.incarnation] = peer.name
+        # An edge whose message never left would never be answered.
         departure.undo.append(lambda: carried.unsend(edge))
-        carried.told[peer.name] = peer
+        carried.recipients[peer.name] = peer
         return carried.id, edge, len(nodes)
 
     def arrive(self, data: Any, arrival: Arrival) -> Context | None:
-        if self._contexts.agent.restricts(arrival.sender):
-            self._contexts.partners.may_bring(arrival.sender, data)
+        """Find or make the context of a message, and the receiving end of its edge.
+
+        Runs before the payload is decoded, so that its tensors find the end in `arrival.scratch`.
+        """
+        if self._restricts(arrival.sender):
+            self._access.may_bring(arrival.sender, data)
         context_id, edge, outputs = data
         context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)
         if context is not None and edge:
             sender = arrival.sender
             node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
             context.receives[edge] = arrival.scratch[EDGE] = node
-            context.partners[sender.incarnation] = sender.name
+            context.edge_peers[sender.incarnation] = sender.name
         return context

@@ -21,7 +21,7 @@ from typing import Any
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
-from aiograd.dist.registry import Contexts, resolve
+from aiograd.dist.registry import contexts, resolve
 from aiograd.errors import NotAllowed
 from aiograd.optim.clip import gradient_norm
 from aiograd.optim.optimizer import Group, Optimizer
@@ -111,7 +111,7 @@ def _context(context_id: int) -> Context:
     """Return the context that the caller means, if it takes part in it."""
     guest = current_guest()
     if guest is not None:
-        current_agent().parts[Contexts].partners.takes_part(guest, context_id)
+        contexts().access.takes_part(guest, context_id)
     return resolve(context_id)
 
 

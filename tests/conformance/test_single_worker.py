@@ -9,7 +9,9 @@ import pytest
 
 import aiograd as ag
 from aiograd.autograd.op import parent_of
-from aiograd.dist.backward.state import ALL, Pass, Terms
+from aiograd.dist.backward.credit import ALL
+from aiograd.dist.backward.plan import Topology
+from aiograd.dist.backward.state import Pass, Terms
 from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
@@ -24,7 +26,7 @@ def joined(*tensors: ag.Tensor) -> Pass:
     """A pass of worker1 that worker0 joined; an edge carried the tensors from 0 to 1."""
     send = SendNode(1, "worker1", PEER, tuple(parent_of(t) for t in tensors))
     here = PeerInfo("worker0", 0, b"worker0")
-    return Pass(1, WORKER1, here, Terms(), {1: send}, {}, context_id=1)
+    return Pass((1, 1), WORKER1, here, Terms(), Topology({1: send}, {}))
 
 
 def test_cpp_send_fn_invalid_inputs_as_many_gradients_as_tensors_are_needed():

@@ -9,9 +9,6 @@ import aiograd as ag
 from aiograd.testing import Faults
 from tests.support.waiting import until
 
-GRADIENTS = ("gradients", "gradients.flat")
-
-
 def double(x):
     return x * 2.0
 
@@ -22,7 +19,7 @@ async def double_twice(x):
 
 def lose_gradients():
     """Let no gradient leave the worker on which this is called."""
-    ag.current_worker().faults = Faults(fail={}, drop=GRADIENTS)
+    ag.current_worker().faults = Faults(fail={}, drop=["gradients"])
 
 
 async def passes(worker):
@@ -58,7 +55,7 @@ async def test_a_worker_that_does_not_answer_is_part_of_the_explanation(workers)
     x = ag.tensor([1.0], requires_grad=True)
     async with workers(1) as cluster, ag.context() as ctx:
         y = await ag.rpc_async("worker0", double, args=(x,))
-        cluster.driver.faults = Faults(fail=["gradients.waits"], drop=GRADIENTS)
+        cluster.driver.faults = Faults(fail=["gradients.waits"], drop=["gradients"])
         async with under_way(ctx.backward(y.sum())):
             await until(lambda: passes("driver"))
             told = await ctx.explain()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import aiograd as ag
-from tests.dist.test_programs import WORKERS, Program, play, programs
+from tests.dist.backward.test_engine_programs import WORKERS, Program, play, programs
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,

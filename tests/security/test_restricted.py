@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.dist.backward.state import Credit
+from aiograd.dist.backward.credit import Credit
 from aiograd.errors import (
     BackwardFailed,
     NotAllowed,
@@ -354,7 +354,12 @@ async def test_a_context_of_others_cannot_be_touched(workers, caplog):
                 ("gradients.abort", 1, ("ValueError", "", None, None)),
                 ("gradients.waits",),
                 ("context.graph",),
-                ("gradients", 1, 1, 0, [], None, ("worker2", 0, False, False, True)),
+                (
+                    "gradients",
+                    1,
+                    ("worker2", 0, bytes(16), False, False, True),
+                    ([], None, (1, 0), 1),
+                ),
             ):
                 with pytest.raises(NotAllowed):
                     await c.agent.request("worker1", service, ctx.id, *rest)
@@ -374,18 +379,22 @@ STARTED = ("worker0", 0, bytes(16), True, False, True)  # a good invitation
 @pytest.mark.parametrize(
     "rest",
     [
-        # number, credit, places, reached, expected, invitation, answers
-        ("1", 0, 0, 1, None, None, []),
-        (1, 1 << 200, 5, 1, None, None, []),
-        (1, 0, 1 << 60, 1, None, None, []),
-        (1, 0, 0, -1, None, None, []),
-        (1, 0, 0, 1, ["x"], None, []),
-        (1, 0, 0, 1, None, ("worker0", 0), []),
-        (1, 0, 0, 1, None, (*STARTED[:2], b"short", *STARTED[3:]), []),
-        (1, 0, 0, 1, None, (*STARTED[:3], 1, *STARTED[4:]), []),
-        (1, 0, 0, 1, None, None, [(1, ["text"])]),
-        (1, 0, 0, 1, None, None, [(1, None, 2)]),
-        (1, 0, 0, 1, None, None, None),
+        # number, invitation, (answers, expected, credit, reached)
+        ("1", None, ([], None, (0, 0), 1)),
+        (1, None, ([], None, (1 << 200, 5), 1)),
+        (1, None, ([], None, (0, 1 << 60), 1)),
+        (1, None, ([], None, (0,), 1)),
+        (1, None, ([], None, (0, 0), -1)),
+        (1, None, ([], ["x"], (0, 0), 1)),
+        (1, ("worker0", 0), ([], None, (0, 0), 1)),
+        (1, (*STARTED[:2], b"short", *STARTED[3:]), ([], None, (0, 0), 1)),
+        (1, (*STARTED[:3], 1, *STARTED[4:]), ([], None, (0, 0), 1)),
+        (1, None, ([(1, ["text"])], None, (0, 0), 1)),
+        (1, None, ([(1, None, 2)], None, (0, 0), 1)),
+        (1, None, ([(1, [((1,), "f8", bytes(8))], None)], None, (0, 0), 1)),  # a packed array
+        (1, None, (None, None, (0, 0), 1)),
+        (1, None, ([], None, (0, 0))),
+        (1, None, None),
     ],
 )
 async def test_malformed_gradients_are_refused(workers, rest):

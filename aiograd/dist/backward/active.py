@@ -1,23 +1,28 @@
-"""A pass under way on this worker: its state machine, and what the shell needs to know of it."""
+"""The passes under way on this worker: each with its state machine, its messages and its deadline."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
+from aiograd.dist.backward.state import Pass, PassKey
 from aiograd.dist.context import Context
-from aiograd.dist.backward.state import Pass
-from aiograd.rpc.runtime.deadlines import Bucket
 from aiograd.rpc.observe.tracing import PassTrace
+from aiograd.rpc.runtime.deadlines import Bucket
 
 
 class Late(Exception):
     """A pass did not end in its time."""
 
 
-class Running:
-    """A pass and what the shell needs to know of it."""
+class ActivePass:
+    """A pass under way: its state machine, and what carries it out.
+
+    Changes on the loop only. While `draining`, a thread computes in `state`: nobody else may touch
+    that then, and messages wait in the `inbox`.
+    """
 
     __slots__ = (
         "_bucket",
@@ -26,64 +31,102 @@ class Running:
         "draining",
         "heavy",
         "inbox",
+        "key",
         "losses",
-        "play",
+        "state",
         "trace",
     )
 
-    def __init__(self, context: Context, play: Pass, done: asyncio.Future[None] | None) -> None:
-        self.context, self.play = context, play
-        self.trace: PassTrace | None = None  # if somebody records it
+    def __init__(
+        self, context: Context, state: Pass, done: asyncio.Future[None] | None, losses: int
+    ) -> None:
+        self.context, self.state, self.key = context, state, state.key
+        self.trace: PassTrace | None = None  # if the pass is recorded
         self.done = done  # at the originator: ends with the pass
-        self.losses = context.home.losses  # of peers that were known when it began
+        # How many losses of peers were known when it began: the edges of those count as "none" in it,
+        # while a loss that came later fails it.
+        self.losses = losses
         self.draining = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
-        self.heavy = play.topology.heavy
+        self.heavy = state.topology.heavy
         self._bucket: Bucket | None = None  # where its deadline waits
 
     @property
     def over(self) -> bool:
         """At the originator: whether all of it is done, even if `backward` has not resumed yet."""
+        # Such a pass must not fail any more, even if a loss is seen in the tick of its end.
         done = self.done
         return (
             done is not None and done.done() and not done.cancelled() and done.exception() is None
         )
 
+    @property
+    def waits(self) -> bool:
+        """Whether the pass has something to do, or to wait for, on this worker."""
+        return not self.state.complete or self.draining or self.done is not None
+
     def limit(self, bucket: Bucket) -> None:
-        """Let it end with `Late` at a deadline."""
+        """Let the pass end with `Late` when the bucket of its deadline is reached."""
+        # A bucket of `Deadlines`, since a timer of the loop for each pass would cost more.
         self._bucket = bucket
         bucket[self] = None
 
     def unlimit(self) -> None:
+        """Forget the deadline: the pass has ended."""
         if self._bucket is not None:
             self._bucket.pop(self, None)
 
     def expire(self) -> None:
-        """Its deadline has come (called by `Deadlines`)."""
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(Late())
+        """End the pass with `Late`; called by `Deadlines`."""
+        self.fail(Late())
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the task that awaits the pass, if one still does."""
+        done = self.done
+        if done is not None and not done.done():
+            done.set_exception(error)
+            # Retrieved at once: a cancelled task no longer awaits it, and asyncio would log that.
+            done.exception()
 
     def feed(self) -> None:
-        """Give the pass the messages that came."""
+        """Give the state machine the messages that came."""
         for message in self.inbox:
             began = perf_counter()
-            self.play.feed(*message)
+            self.state.feed(*message)
             if self.trace is not None:
                 sender, answers, *_ = message
-                self._crossed("send", f"Send({self.play.here.name} -> {sender.name})", answers, began)
+                key = f"Send({self.state.here.name} -> {sender.name})"
+                self._crossed("send", key, answers, began)
         self.inbox.clear()
 
     def computed(self, seconds: float) -> None:
-        """Some of the pass's arithmetic is done."""
+        """Note the duration of a drain, for pictures and recordings."""
         self.context.seconds += seconds
         if self.trace is not None:
-            self.trace.note("sweep", f"Sweep({self.play.here.name})", seconds, None)
+            self.trace.note("sweep", f"Sweep({self.state.here.name})", seconds, None)
 
     def posted(self, peer: str, answers: list[Any], began: float) -> None:
-        """Gradients are on their way to a peer, and somebody records that."""
-        self._crossed("recv", f"Recv({peer} -> {self.play.here.name})", answers, began)
+        """Record that gradients were sent to a peer."""
+        self._crossed("recv", f"Recv({peer} -> {self.state.here.name})", answers, began)
 
     def _crossed(self, kind: str, key: str, answers: list[Any], began: float) -> None:
         edges = sum(gradients is not None for _, gradients, _ in answers)
         if edges and self.trace is not None:
             self.trace.note(kind, key, perf_counter() - began, {"edges": edges})
+
+
+class PassTable(dict[PassKey, ActivePass]):
+    """The passes under way on one worker; shared by the engine, the aborts and the reports.
+
+    A dict, because it is asked for every gradient message.
+    """
+
+    def is_live(self, active: ActivePass) -> bool:
+        """Tell whether a pass is still under way: an await or a thread may have outlived it."""
+        return self.get(active.key) is active
+
+    def of(self, context_id: int) -> Iterator[ActivePass]:
+        """Yield the passes of one context; some may be removed meanwhile."""
+        for active in list(self.values()):
+            if active.context.id == context_id:
+                yield active

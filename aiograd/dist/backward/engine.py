@@ -3,90 +3,90 @@
 All decisions are those of `Pass`; this module gives it events and sends what it returns.
 Messages are one-way, one per peer and drain, to all peers at once:
 
-    gradients           answers, expected edges, a share of credit, whom the pass has reached
-    gradients.failed    a participant tells the originator that it cannot go on
+    gradients           answers, expected edges, a share of credit, the ranks the pass has reached
+    gradients.failed    a participant reports to the originator that it cannot go on  (`abort.py`)
     gradients.abort     the originator ends the pass; each worker drops its part and passes it on
-    gradients.outcomes  how passes ended (`outcomes.py`): in front of the next message of the context
+    gradients.outcomes  how passes ended (`reports.py`): in front of the next message of the context
                         to a peer; if there is none for a while, of its own
 
 Peers are addressed by incarnation: a message for a worker that is gone fails here, and never
 reaches its successor.
 
-State changes on the loop only. A drain with heavy arrays or with code of the user's runs in a
-thread; what arrives meanwhile waits for it.
+State changes on the loop only, between awaits, so it needs no lock. A drain with heavy arrays or with
+code of the user's runs in a thread; messages that arrive meanwhile wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
-from typing import Any
+from typing import Any, Protocol
 
 from aiograd.autograd.backward import entries as roots_of
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.boundary import crossed_all
-from aiograd.dist.context import CURRENT, Context
-from aiograd.dist.registry import Contexts
-from aiograd.dist.backward.abort import Endings
-from aiograd.dist.backward.mail import flatten, unflatten
-from aiograd.dist.backward.outcomes import Report
-from aiograd.dist.backward.state import Answer, Message, Pass, Terms
-from aiograd.dist.backward.active import Late, Running
+from aiograd.dist.backward.abort import AbortProtocol
+from aiograd.dist.backward.active import ActivePass, Late, PassTable
+from aiograd.dist.backward.codec import PackedAnswer, decode, encode
+from aiograd.dist.backward.credit import Credit
 from aiograd.dist.backward.plan import Topology
-from aiograd.errors import (
-    AiogradError,
-    BackwardFailed,
-    DeadlineExceeded,
-    GradError,
-    PassTimedOut,
-    ProtocolError,
-    UnknownContext,
-    WorkerLost,
-)
-from aiograd.rpc.agent import Agent
-from aiograd.rpc.scope import inherited_deadline
+from aiograd.dist.backward.reports import OutcomeReports
+from aiograd.dist.backward.state import Answer, Message, Pass, Terms
+from aiograd.dist.boundary import crossed_all
+from aiograd.dist.channel import Channel
+from aiograd.dist.context import Context
+from aiograd.dist.inspect import explain
+from aiograd.dist.lost_peers import LostPeers
+from aiograd.errors import DeadlineExceeded, GradError, PassTimedOut, UnknownContext, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import check_timeout
-from aiograd.rpc.observe.tracing import trace_pass
+
+# A gradient message: answers, expected edges, credit, ranks reached. `Pass.feed` takes these.
+Body = tuple[list[Answer | PackedAnswer], list[int] | None, Credit, int]
+# In the first message to a peer: name, rank and incarnation of the originator, then the Terms.
+Invitation = tuple[str, int, bytes, bool, bool, bool]
 
 
-# Seconds after which participants that nothing was sent to hear how a pass ended. Long enough that
-# most contexts are left by then, and that many passes share a message.
-LAZY = 0.005
+class ContextLookup(Protocol):
+    """The contexts of this worker."""
+
+    def get(self, context_id: int) -> Context:
+        """Return this worker's part of a context; UnknownContext if it has none."""
+
+    def find(self, context_id: int) -> Context | None:
+        """Return this worker's part of a context, if it has one."""
+
+    def arriving(self, context_id: int, sender: PeerInfo, kind: str) -> Context | None:
+        """Return the context of a message, made on first sight; None if it was released."""
+
+    def all(self) -> list[Context]:
+        """Return all open contexts."""
 
 
 class Engine:
     """All passes that run on one worker."""
 
-    def __init__(self, contexts: Contexts) -> None:
-        self.contexts = contexts
-        self.agent: Agent = contexts.agent
-        self.shell = contexts.shell
-        self.endings = Endings(self)
-        self.me = PeerInfo(self.agent.name, self.agent.rank, self.agent.incarnation)
-        self.passes: dict[tuple[int, int], Running] = {}
-        # Contexts with outcomes to tell, and whom (a bit for each rank), at the next timer.
-        self._untold: dict[Context, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._counter = itertools.count(self.agent.runtime.random.getrandbits(24) << 20)
+    def __init__(self, channel: Channel, contexts: ContextLookup, lost_peers: LostPeers) -> None:
+        self._channel, self._contexts, self._lost_peers = channel, contexts, lost_peers
+        self.passes = PassTable()
+        self.abort = AbortProtocol(channel, self.passes, contexts, lost_peers)
+        self.reports = OutcomeReports(channel, self.passes, contexts)
+        # A restarted worker must not reuse the numbers of its former self.
+        self._counter = itertools.count(channel.random_start())
 
     def running(self) -> int:
-        """How many passes have something to do or to wait for here."""
-        return sum(
-            not r.play.complete or r.draining or r.done is not None for r in self.passes.values()
-        )
+        """Return how many passes have something to do or to wait for here."""
+        return sum(active.waits for active in self.passes.values())
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """Report no outcomes any more; the worker is closing."""
+        self.reports.close()
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 
@@ -99,13 +99,18 @@ class Engine:
         create_graph: bool = False,
         timeout: float | None = None,
     ) -> None:
+        """Run a pass from scalar roots; its gradients join the totals of the context.
+
+        Raises BackwardFailed when the pass has ended on every participant that can be reached.
+        """
+        self._channel.check_affinity()
         context.check()
         seconds = self._budget(timeout)
         entries = roots_of(roots, create_graph=create_graph, allow_leaf=False)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
-        running = self._start(context, terms, entries, ())
-        await self._finish(running, seconds)
+        active = self._start(context, terms, entries, ())
+        await self._finish(active, seconds)
 
     def from_value(
         self, value: Any, context_id: int | None, retain_graph: bool
@@ -118,7 +123,7 @@ class Engine:
         if context_id is None:
             value.backward(retain_graph=retain_graph)
             return None
-        return self.backward(self.contexts.get(context_id), [value], retain_graph=retain_graph)
+        return self.backward(self._contexts.get(context_id), [value], retain_graph=retain_graph)
 
     async def derivatives(
         self,
@@ -128,15 +133,18 @@ class Engine:
         *,
         retain_graph: bool,
         create_graph: bool,
-        timeout: float | None = None,
     ) -> dict[Node, Any]:
-        """Run a pass that leaves no gradients behind but those of the `capture` nodes."""
+        """Run a pass that keeps no gradients but returns those of the `capture` nodes."""
         context.check()
-        seconds = self._budget(timeout)
+        seconds = self._budget(None)
         terms = Terms(retain_graph, create_graph, False)
-        running = self._start(context, terms, entries, capture)
-        await self._finish(running, seconds)
-        return running.play.sweep.captured
+        active = self._start(context, terms, entries, capture)
+        await self._finish(active, seconds)
+        return active.state.sweep.captured
+
+    async def explain(self, context_id: int) -> str:
+        """Describe who waits for whom in the passes of a context."""
+        return await explain(self.passes, self._channel, context_id)
 
     def _start(
         self,
@@ -144,16 +152,18 @@ class Engine:
         terms: Terms,
         entries: Sequence[tuple[Node, Any]],
         capture: Sequence[Node],
-    ) -> Running:
-        number = self.agent.rank << 48 | next(self._counter)
-        done = self.agent.loop.create_future()
-        play = self._pass(context, number, self.me, terms, entries, capture)
-        running = self.passes[context.id, number] = Running(context, play, done)
+    ) -> ActivePass:
+        me = self._channel.me
+        number = me.rank << 48 | next(self._counter)
+        state = self._pass(context, number, me, terms, entries, capture)
+        done = self._channel.future()
+        active = ActivePass(context, state, done, self._lost_peers.count)
+        self.passes[active.key] = active
         context.outcomes.begun(number)
-        running.trace = trace_pass(self.agent)
-        play.start(entries)
-        self._advance(running)
-        return running
+        active.trace = self._channel.trace_pass()
+        state.start(entries)
+        self._advance(active)
+        return active
 
     def _pass(
         self,
@@ -164,21 +174,14 @@ class Engine:
         entries: Sequence[tuple[Node, Any]] = (),
         capture: Sequence[Node] = (),
     ) -> Pass:
-        play = Pass(
-            number,
-            originator,
-            self.me,
-            terms,
-            context.sends,
-            context.receives,
-            context_id=context.id,
-            capture=capture,
-            topology=self._topology(context, entries, terms, capture),
-            leaving=context.leaving if context.hooks else None,
-        )
-        play.retries = context.failure
-        context.passes[number] = play
-        return play
+        topology = self._topology(context, entries, terms, capture)
+        leaving = context.leaving if context.hooks else None
+        key = (context.id, number)
+        state = Pass(key, originator, self._channel.me, terms, topology, leaving)
+        # If it ends well, that undoes this failure (see `Context.ended_well`).
+        state.retries = context.failure
+        context.passes[number] = state
+        return state
 
     def _topology(
         self,
@@ -187,17 +190,18 @@ class Engine:
         terms: Terms,
         capture: Sequence[Node],
     ) -> Topology:
-        """What a pass will visit here: what the last one did, if nothing has changed since."""
+        """Return what a pass will visit here: as the last one did, if nothing has changed since."""
         roots = [node for node, _ in entries] if entries else []
         sends, receives = context.sends, context.receives
         # A peer that was lost while the context was open stays lost for it, even if the two find
         # each other again: messages of the context got lost with their session. The directory is
         # no help here: it may not know the successor of a worker yet that we have edges to.
-        gone = [peer for peer in context.partners if peer in context.lost]
+        gone = [peer for peer in context.edge_peers if peer in context.lost]
         known = context.topology
         if known is not None and not capture and not context.hooks:
             if known.fits(roots, gone, len(sends), len(receives)):
                 return known
+        # Boundary hooks must see every gradient that leaves, so none may be left to a loop.
         loops = not context.hooks
         found = Topology(sends, receives, roots, capture=capture, gone=gone, loops=loops)
         # Not held on to if the graph will be freed; nor if it depends on this pass alone.
@@ -205,303 +209,236 @@ class Engine:
         context.topology = found if again else None
         return found
 
-    async def _finish(self, running: Running, seconds: float) -> None:
+    async def _finish(self, active: ActivePass, seconds: float) -> None:
         """Wait for the end of a pass we started; end it everywhere if it does not end well."""
-        play, agent = running.play, self.agent
-        assert running.done is not None
+        state, done = active.state, active.done
+        assert done is not None
         try:
-            if not running.done.done() and seconds != math.inf:
-                running.limit(agent.deadlines.bucket(agent.loop.time() + seconds))
-            await running.done
+            if not done.done() and seconds != math.inf:
+                active.limit(self._channel.deadline_in(seconds))
+            await done
         except Late:
-            owing = sorted({send.peer for send in play.awaited.values()}) or [agent.name]
-            why = f"it did not end within {seconds:g} s; {play.waits_for()}"
+            owing = sorted({send.peer for send in state.awaited.values()}) or [self._channel.name]
+            why = f"it did not end within {seconds:g} s; {state.waits_for()}"
             late = PassTimedOut(owing[0], "", why, seconds)
-            await self.endings.end(running, late)
+            await self.abort.end(active, late)
             raise late from DeadlineExceeded(owing[0], "backward", seconds)
         except asyncio.CancelledError:
-            self.endings.cancelled(running)
+            # Without waiting for acknowledgements: a cancellation must pass through at once.
+            self.abort.cancelled(active)
             raise
         else:
-            self._succeeded(running)
+            self._succeeded(active)
         finally:
-            running.unlimit()
-            self.passes.pop((running.context.id, play.number), None)
-            if running.trace is not None:
-                running.trace.end(None if play.over else sys.exception())
+            active.unlimit()
+            self.passes.pop(active.key, None)
+            if active.trace is not None:
+                active.trace.end(None if state.over else sys.exception())
 
-    def _succeeded(self, running: Running) -> None:
+    def _succeeded(self, active: ActivePass) -> None:
         """Decide that a pass ended well. From here on nobody may show it as failed."""
-        context, play = running.context, running.play
-        context.outcomes.decided(play.number, well=True)
-        context.ended_well(self.me.incarnation, play.number)
+        context, state, me = active.context, active.state, self._channel.me
+        context.outcomes.decided(state.number, well=True)
+        context.ended_well(me.incarnation, state.number)
         # A pass that keeps no gradients has no number that anybody could want to read.
-        others = play.reached & ~(1 << self.me.rank) if play.terms.keep else 0
-        if not others or context.released:
-            return
-        self._untold[context] = self._untold.get(context, 0) | others
-        if CURRENT.get() is not context or context.id >> 48 != self.me.rank:
-            # Whoever awaits the pass may go on outside the context, or on another worker. Calls
-            # made there do not take the outcome along, so it must be on its way before them.
-            self._tell_untold()
-        elif self._timer is None:
-            self._timer = self.agent.loop.call_later(LAZY, self._tell_untold)
+        others = state.reached & ~(1 << me.rank) if state.terms.keep else 0
+        if others and not context.released:
+            self.reports.announce(context, others)
 
     def _budget(self, timeout: float | None) -> float:
-        left = inherited_deadline() - self.agent.runtime.time()
+        """Return the seconds a pass may take: never more than the call in which it runs has left."""
+        left = self._channel.time_left()
         if timeout is not None:
             return min(check_timeout(timeout), left)
-        return left if left != math.inf else self.agent.options.timeout
+        return left if left != math.inf else self._channel.default_timeout
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────
 
-    def _advance(self, running: Running) -> None:
-        """Drain and send, here or, when that could take long, in a thread."""
-        if running.heavy:
-            running.draining = True
-            self.agent.spawn(self._advance_in_thread(running))
+    def _advance(self, active: ActivePass) -> None:
+        """Drain and send: here or, when that could take long, in a thread."""
+        if active.heavy:
+            active.draining = True
+            self._channel.spawn(self._advance_in_thread(active))
             return
-        self._step(running, running.play.drain)
+        self._step(active, active.state.drain)
 
-    def _step(self, running: Running, drain: Callable[[], list[tuple[Node, Any]]]) -> None:
+    def _step(self, active: ActivePass, drain: Callable[[], list[tuple[Node, Any]]]) -> None:
         began = perf_counter()
         try:
             sinks = drain()
-            running.computed(perf_counter() - began)
-            self._send(running, sinks)
+            active.computed(perf_counter() - began)
+            self._send(active, sinks)
         except Exception as error:
-            self.endings.failed(running, error)
+            self.abort.failed(active, error)
         else:
-            if running.play.late:
-                # In the next tick: what we have sent leaves at the end of this one.
-                self.agent.loop.call_soon(self._advance_late, running)
+            if active.state.late:
+                # In the next tick: the messages just posted leave at the end of this one.
+                self._channel.next_tick(self._advance_late, active)
 
-    def _advance_late(self, running: Running) -> None:
-        if running.play.late and self.is_live(running):
-            self.shell.give_way()
-            self._step(running, running.play.drain_late)
+    def _advance_late(self, active: ActivePass) -> None:
+        if active.state.late and self.passes.is_live(active):
+            # The peer that waits for our message may share this core with us.
+            self._channel.yield_core()
+            self._step(active, active.state.drain_late)
 
-    async def _advance_in_thread(self, running: Running) -> None:
-        drain = running.play.drain
+    async def _advance_in_thread(self, active: ActivePass) -> None:
+        drain = active.state.drain
         try:
             while True:
                 began = perf_counter()
-                sinks = await self.shell.in_thread(drain)
-                running.computed(perf_counter() - began)
-                if not self.is_live(running):
+                sinks = await self._channel.in_thread(drain)
+                active.computed(perf_counter() - began)
+                # It may have been aborted while the thread computed: its gradients are void then.
+                if not self.passes.is_live(active):
                     return
-                self._send(running, sinks)
-                if running.inbox:
-                    running.feed()
-                    drain = running.play.drain
-                elif running.play.late:
-                    drain = running.play.drain_late
+                self._send(active, sinks)
+                # Messages first: a peer may wait for an answer to them, and for deferred work none.
+                if active.inbox:
+                    active.feed()
+                    drain = active.state.drain
+                elif active.state.late:
+                    drain = active.state.drain_late
                 else:
                     return
         except Exception as error:
-            self.endings.failed(running, error)
+            self.abort.failed(active, error)
         finally:
-            running.draining = False
+            active.draining = False
 
-    def is_live(self, running: Running) -> bool:
-        return self.passes.get((running.context.id, running.play.number)) is running
-
-    def _send(self, running: Running, sinks: list[tuple[Node, Any]]) -> None:
-        play, context = running.play, running.context
-        for message in play.collect(sinks):
+    def _send(self, active: ActivePass, sinks: list[tuple[Node, Any]]) -> None:
+        context = active.context
+        # All messages of a drain at once: peers compute their parts in parallel.
+        for message in active.state.collect(sinks):
             began = perf_counter()
             if context.hooks and message.answers:
                 message.answers = [
                     (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
                     for edge, gradients, loops in message.answers
                 ]
-            link = self._link(running, message)
-            home = play.originator
-            invitation = (*home.identity, *play.terms) if message.invites else None
-            of_pass = (context.id, play.number, *message.credit, play.reached)
-            head = (*of_pass, message.expected, invitation)
-            lent: list[PickleBuffer] = []
-            flat = flatten(message.answers, lent)
-            if flat is None or not self.agent.post_plain(
-                link, "gradients.flat", (*head, flat), lent
-            ):
-                held = context if play.terms.create_graph else None
-                self.agent.post(link.peer, "gradients", *head, message.answers, carried=held)
-            if running.trace is not None:
-                running.posted(message.name, message.answers, began)
-        if running.done is not None:
-            self._end_if_over(running, running.done)
+            self._post(active, message)
+            if active.trace is not None:
+                active.posted(message.name, message.answers, began)
+        if active.done is not None:
+            self._end_if_over(active, active.done)
 
-    def _link(self, running: Running, message: Message) -> Link:
-        """The link for a message of a pass; WorkerLost if its recipient is lost."""
-        if message.to in running.context.lost:  # a new session would know nothing of the pass
+    def _post(self, active: ActivePass, message: Message) -> None:
+        """Post a gradient message: the one place that chooses its encoding."""
+        context, state, channel = active.context, active.state, self._channel
+        link = self._link(active, message)
+        invitation = (*state.originator.identity, *state.terms) if message.invites else None
+        rest = (message.expected, message.credit, state.reached)
+        if not link.restricted:
+            buffers: list[PickleBuffer] = []
+            packed = encode(message.answers, buffers)
+            if packed is not None:
+                # Recorded gradients are Tensors, which `encode` leaves to the general codec: packed
+                # ones never need the context, in which `create_graph` records their edges.
+                args = (context.id, state.number, invitation, (packed, *rest))
+                channel.post_plain(link, "gradients", args, buffers)
+                return
+        carried = context if state.terms.create_graph else None
+        body = (message.answers, *rest)
+        channel.post(
+            link.peer, "gradients", context.id, state.number, invitation, body, carried=carried
+        )
+
+    def _link(self, active: ActivePass, message: Message) -> Link:
+        """Return the link for a message of a pass; WorkerLost if its recipient is lost."""
+        # A new session with the recipient would know nothing of the pass.
+        if message.to in active.context.lost:
             raise WorkerLost(message.name, "no", "it was lost while the context was open")
         try:
-            return self.agent.links.exactly(message.name, message.to)
+            return self._channel.link_to(message.name, message.to)
         except WorkerLost:
-            if message.answers or message.expected or message.to in self.contexts.gone:
+            if message.answers or message.expected or message.to in self._lost_peers:
                 raise
-            # Credit for an originator of which the coordinator has not told us yet. Credit may
-            # take any way home, so it goes back to somebody who has found us.
-            for incarnation, name in running.play.heard.items():
-                if incarnation not in self.contexts.gone:
-                    return self.agent.links.exactly(name, incarnation)
+            # Credit for an originator that the coordinator has not announced to us yet. Credit may
+            # take any way home, so it goes back to a peer that has found us.
+            for incarnation, name in active.state.heard.items():
+                if incarnation not in self._lost_peers:
+                    return self._channel.link_to(name, incarnation)
             raise
 
-    def _end_if_over(self, running: Running, done: asyncio.Future[None]) -> None:
-        play = running.play
-        if play.over and not done.done():
-            if play.sweep.complete:
+    def _end_if_over(self, active: ActivePass, done: asyncio.Future[None]) -> None:
+        state = active.state
+        if state.over and not done.done():
+            if state.sweep.complete:
                 done.set_result(None)
             else:
-                raise AssertionError(f"all credit is home, but {play.waits_for()}")
+                # The protocol is wrong, then. Waiting would hang for ever, so say what is missing.
+                raise AssertionError(f"all credit is home, but {state.waits_for()}")
+
+    # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
     def arrived(
         self,
         sender: PeerInfo,
         context_id: int,
         number: int,
-        credit: int,
-        places: int,
-        reached: int,
-        expected: list[int] | None,
-        invitation: tuple[Any, ...] | None,
-        answers: list[Answer],
+        invitation: Invitation | None,
+        body: Body,
     ) -> None:
-        """A message of a pass came in."""
-        message = (sender, answers, expected, (credit, places), reached)
-        running = self.passes.get((context_id, number))
-        if running is None:
-            context = self.contexts.arriving(context_id, sender, "gradients")
+        """Take in a message of a pass, and go on with the pass."""
+        answers, expected, credit, reached = body
+        message = (sender, decode(answers), expected, credit, reached)
+        active = self.passes.get((context_id, number))
+        if active is None:
+            # Made on first sight: a worker that no message of the context has reached must join, too,
+            # and answer "none" for the edges that were lost or are still under way to it.
+            context = self._contexts.arriving(context_id, sender, "gradients")
             if context is None or number in context.aborted:
                 return
-            if invitation is None:  # it overtook the large message that tells of the pass
+            if invitation is None:  # it overtook the large message that carries the invitation
                 context.early.setdefault(number, []).append(message)
                 return
-            joined = self._join(context, sender, number, *invitation)
+            joined = self._join(context, sender, number, invitation)
             if joined is None:
                 return
-            running = joined
-            running.inbox = context.early.pop(number, [])
-        elif running.done is not None and not (answers or expected or running.draining):
-            running.play.feed(*message)  # nothing but credit that comes home
-            self._end_if_over(running, running.done)
+            active = joined
+            active.inbox = context.early.pop(number, [])
+        elif active.done is not None and not (answers or expected or active.draining):
+            # Nothing but credit that comes home, in nearly every pass once: nothing to drain.
+            active.state.feed(*message)
+            self._end_if_over(active, active.done)
             return
-        running.inbox.append(message)
-        if running.draining:
-            return
+        active.inbox.append(message)
+        if active.draining:
+            return  # the thread computes in the same state; it looks at the inbox when it is done
         try:
-            running.feed()
+            active.feed()
         except Exception as error:
-            self.endings.failed(running, error)
+            self.abort.failed(active, error)
         else:
-            self._advance(running)
-
-    def arrived_flat(self, sender: PeerInfo, *load: Any) -> None:
-        """A message of a pass came in by the quick road, which no partner may take."""
-        if self.agent.restricts(sender):
-            raise ProtocolError("gradients that were not looked at", sender.name)
-        context_id, number, credit, places, reached, expected, invitation, flat = load
-        credits = (credit, places, reached)
-        self.arrived(sender, context_id, number, *credits, expected, invitation, unflatten(flat))
+            self._advance(active)
 
     def _join(
-        self,
-        context: Context,
-        sender: PeerInfo,
-        number: int,
-        name: str,
-        rank: int,
-        incarnation: bytes,
-        *terms: bool,
-    ) -> Running | None:
+        self, context: Context, sender: PeerInfo, number: int, invitation: Invitation
+    ) -> ActivePass | None:
         """Take part in a pass; None if it is known to be decided, and its messages come late."""
+        name, rank, incarnation, *terms = invitation
+        # A late message of a decided pass must not start it again: nobody would end it.
         if context.outcomes.outcome(incarnation, number) is not None:
             return None
         invited_by_originator = sender.incarnation == incarnation
         originator = sender if invited_by_originator else PeerInfo(name, rank, incarnation)
-        play = self._pass(context, number, originator, Terms(*terms))
-        running = self.passes[context.id, number] = Running(context, play, None)
-        running.trace = trace_pass(self.agent)
-        return running
+        state = self._pass(context, number, originator, Terms(*terms))
+        active = ActivePass(context, state, None, self._lost_peers.count)
+        self.passes[active.key] = active
+        active.trace = self._channel.trace_pass()
+        return active
 
-    # ── outcomes ────────────────────────────────────────────────────────────────────────────────
+    # ── what the registry reports ───────────────────────────────────────────────────────────────
 
-    def tell_outcomes(self, context: Context, peer: PeerInfo) -> None:
-        """Before a message of the context goes to a peer: how passes ended, if it is news to it.
+    def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
+        """End the passes that need an incarnation which is gone."""
+        self.abort.peer_lost(peer, error)
 
-        May be called from any thread, as calls may be made from any."""
-        if not context.outcomes.knows_all(peer.incarnation):
-            with contextlib.suppress(AiogradError):  # the message itself will fail, and say why
-                reports = self._reports(context, peer)
-                self.agent.post(peer, "gradients.outcomes", context.id, reports)
-
-    def _reports(self, context: Context, peer: PeerInfo) -> list[tuple[Any, ...]]:
-        me = (self.agent.name, self.agent.incarnation)
-        return [tuple(report) for report in context.outcomes.tell(peer.incarnation, me)]
-
-    def _tell_untold(self) -> None:
-        """Tell participants to whom nothing was sent since their pass ended."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        untold, self._untold = self._untold, {}
-        for context, ranks in untold.items():
-            while ranks and not context.released:
-                rank = ranks.bit_length() - 1
-                ranks -= 1 << rank
-                peer = self.agent.directory.get(rank)
-                if peer is not None and peer.incarnation not in context.lost:
-                    self.tell_outcomes(context, peer)
-
-    def outcomes_refused(self, peer: PeerInfo, error: Exception) -> None:
-        """A peer could not take a report: the next message of the context brings it again."""
-        for context in self.contexts.all():
-            context.outcomes.forget_told(peer.incarnation)
-
-    def outcomes_told(
-        self, sender: PeerInfo, context_id: int, reports: list[tuple[Any, ...]]
-    ) -> None:
-        """A peer says how passes ended."""
-        context = self.contexts.find(context_id)
-        if context is not None:
-            self._learn(context, sender, reports)
-
-    def _learn(
-        self, context: Context, sender: PeerInfo, reports: list[tuple[Any, ...]]
-    ) -> None:
-        for entry in reports:
-            report = Report(*entry)
-            # A partner speaks for itself only: it must not decide over passes of others.
-            foreign = report.incarnation != sender.incarnation
-            if report.incarnation == self.agent.incarnation:
-                continue
-            if foreign and self.agent.restricts(sender):
-                continue
-            if context.outcomes.learn(report, sender.incarnation):
-                self._settle(context, report)
-
-    def _settle(self, context: Context, report: Report) -> None:
-        """Let passes count, or forget them, by what their originator says."""
-        for number, play in list(context.passes.items()):
-            if play.originator.incarnation != report.incarnation:
-                continue
-            well = report.outcome(number)
-            if well is not None:
-                self.passes.pop((context.id, number), None)
-            if well:
-                context.ended_well(report.incarnation, number)
-            elif well is False:
-                failure = BackwardFailed(report.name, "", "its originator ended the pass")
-                context.ended_badly(report.incarnation, number, failure)
-        context.outlived(report.incarnation, report.best)
+    def edge_lost(self, context: Context, name: str, incarnation: bytes) -> None:
+        """Fail the passes of a context that began before a worker in it lost that incarnation."""
+        self.abort.edge_lost(context, name, incarnation)
 
     def released(self, context: Context) -> None:
-        """A context was left: its passes end here; who awaits one is told."""
-        for (context_id, number), running in list(self.passes.items()):
-            if context_id == context.id:
-                del self.passes[context_id, number]
-                if running.done is not None and not running.done.done():
-                    error = UnknownContext(context_id, "it was released while a backward pass ran")
-                    running.done.set_exception(error)
-                    running.done.exception()
+        """End the passes of a context that was left; a task that awaits one gets UnknownContext."""
+        for active in self.passes.of(context.id):
+            del self.passes[active.key]
+            active.fail(UnknownContext(context.id, "it was released while a backward pass ran"))

@@ -7,7 +7,7 @@ answers r at once, and says what is missing: "and what you have for tensor i of 
 its own tape. A chain of n calls to one worker, each given the result of the last, is thus played
 back in one round trip instead of n.
 
-D, in the middle, decides in each pass, because only D knows whether somebody looks at y' (a hook,
+D, in the middle, decides in each pass, because only D knows whether something observes y' (a hook,
 `grad` by it, a boundary hook). A tensor that closes a loop opens none: else both ends could leave
 its gradient to the other.
 """
@@ -26,7 +26,10 @@ Sink = tuple[Node, Any]
 
 
 def closes_loop(node: Node | None, context_id: int, incarnation: bytes) -> bool:
-    """Whether what a node made came from that very worker in this context, and goes back now."""
+    """Tell whether the output of a node came from that very incarnation in this context.
+
+    Called for every tensor on its way out, so the cheapest test comes first.
+    """
     if node.__class__ is not Part:
         return False
     part: Any = node
@@ -35,15 +38,21 @@ def closes_loop(node: Node | None, context_id: int, incarnation: bytes) -> bool:
         joint.__class__ is RecvNode
         and joint.incarnation == incarnation
         and joint.context_id == context_id
+        # A tensor that closed a loop when it came opens none, or both ends would leave its gradient
+        # to the other.
         and not joint.loops >> part.index & 1
     )
 
 
 def cut(send: SendNode, capture: Container[Node], opened: dict[RecvNode, list[Loop]]) -> SendNode:
-    """The sending end for one pass, without what its peer may find on its own tape."""
+    """Return the sending end for one pass, without what its peer finds on its own tape.
+
+    A copy: the next pass may have a hook, and must see the whole end again.
+    """
     parents: list[Any] = list(send.parents)
     for place, part in enumerate(parents):
         if send.loops >> place & 1:
+            # Observed here: its gradient has to come round, so that the observer sees it.
             if not _is_seen(part, capture) and not _is_seen(part.joint, capture):
                 opened.setdefault(part.joint, []).append((part.index, send.edge, place))
                 parents[place] = None
@@ -51,6 +60,7 @@ def cut(send: SendNode, capture: Container[Node], opened: dict[RecvNode, list[Lo
 
 
 def _is_seen(node: Any, capture: Container[Node]) -> bool:
+    """Tell whether a hook or `grad` wants the gradient of a node."""
     return node.hooks is not None or node in capture
 
 
@@ -72,10 +82,11 @@ class Closing:
         gradients: list[Any] | None,
         missing: Iterable[tuple[int, RecvNode, int]],
     ) -> None:
-        """An edge was answered: with these gradients, and what we have at those places."""
+        """Take the answer to an edge: these gradients, and what we have at those places."""
         slots = [None] * send.outputs if gradients is None else list(gradients)
         count = 0
         for slot, node, place in missing:
+            # Still in the sweep: its gradient is not computed yet, so the answer waits for it.
             if node in self._sweep:
                 self._wanted.setdefault(node.edge, []).append((place, send, slot))
                 count += 1
@@ -87,8 +98,9 @@ class Closing:
             self._feed(send, slots)
 
     def take(self, sinks: list[Sink]) -> list[Sink]:
-        """Close loops with what a drain brought to light, and drain on; what is left to send."""
+        """Close loops with the results of a drain, and drain on; return what is left to send."""
         left: list[Sink] = []
+        # Each closed loop may make more nodes ready, whose results close the next loop of a chain.
         while True:
             self._fed = False
             for node, gradients in sinks:
@@ -111,6 +123,7 @@ class Closing:
                 self._feed(send, account[1])
         if gradients is None:
             return None
+        # Gradients that were used here must not travel as well, or they would count twice.
         left = list(gradients)
         for place, _, _ in wanted:
             left[place] = None
@@ -118,16 +131,19 @@ class Closing:
         for place, each in enumerate(left):
             if each is not None:
                 empty = False
+                # Its answer may still be under way and ask for it. It also travels, as the peer may
+                # not treat it as a loop in this pass.
                 if node.loops >> place & 1:
                     self._found[node.edge] = left
         return None if empty else left
 
     def forget(self) -> None:
-        """Nothing is wanted any more."""
+        """Free gradients kept for answers to come: there are none any more."""
         self._found.clear()
 
     def _add(self, slots: list[Any], slot: int, gradient: Any, send: SendNode) -> None:
         if gradient is not None:
+            # It does not cross a boundary now, but without the loop it would have.
             if self._leaving is not None:
                 gradient = self._leaving(send.peer, gradient)
             old = slots[slot]
@@ -135,6 +151,7 @@ class Closing:
 
     def _feed(self, send: SendNode, slots: list[Any]) -> None:
         self._fed = True
+        # Only "none": then the whole edge is, and nothing behind it needs to be computed.
         for each in slots:
             if each is not None:
                 self._sweep.feed(send, slots)

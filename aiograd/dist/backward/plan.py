@@ -1,29 +1,27 @@
-"""What a pass will visit on one worker: found once, and good for every pass over the same tape.
+"""What a pass will visit on one worker, how long that could take, and what of it can be deferred.
 
-How long a sweep could take: whether it may run on the loop, and what of it can wait.
+`Topology` is found once, and good for every pass over the same tape.
 
 A thread costs a fifth of a millisecond to reach, so a few milliseconds of arithmetic are better done
-right here; calls and heartbeats then wait that long. Estimated is the work, not the size of the
+on the loop; calls and heartbeats then wait that long. Estimated is the work, not the size of the
 results: a product of matrices computes a thousand times as much per element as a sum does.
 
-A product with a parameter gives two gradients that take equally long: one goes on to a peer, who
-waits for it, the other one stays here. So the second one can be put off until the first has left.
+A product with a parameter gives two gradients that take equally long: one goes on to a peer, which
+waits for it, the other one stays here. So the second one can be deferred until the first has left,
+and in a chain two workers compute at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
-from aiograd.autograd.graph import Accumulate, Node
-from aiograd.autograd.sweep import Halves, contributions
-from aiograd.dist.backward.loops import Loop, cut
-from aiograd.dist.nodes import RecvNode, SendNode
-from collections.abc import Iterable
 from math import inf, prod
 from typing import Any, Final
+
 from aiograd.autograd.graph import Accumulate, Node, Part
 from aiograd.autograd.op_nodes import OpNode
-from aiograd.autograd.sweep import Half, Halves
+from aiograd.autograd.sweep import Half, Halves, contributions
+from aiograd.dist.backward.loops import Loop, cut
+from aiograd.dist.nodes import RecvNode, SendNode
 
 
 class Topology:
@@ -34,6 +32,7 @@ class Topology:
         "_opened",
         "_work",
         "awaited",
+        "capture",
         "closes_loops",
         "counts",
         "dead",
@@ -55,11 +54,12 @@ class Topology:
         gone: Collection[bytes] = (),
         loops: bool = True,
     ) -> None:
-        self.roots, self.gone = list(roots), list(gone)
-        sends, self.receives = dict(sends), dict(receives)  # threads may be adding to them
+        self.roots, self.gone, self.capture = list(roots), list(gone), capture
+        sends, self.receives = dict(sends), dict(receives)  # copies: threads may add to them
         self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
         self.awaited: dict[int, SendNode] = {}  # by edge
-        self.dead: list[SendNode] = []  # whose receivers were gone before the pass
+        # Whose receivers were gone before the pass: nobody will answer, so they are not awaited.
+        self.dead: list[SendNode] = []
         for edge, send in sends.items():
             if gone and send.incarnation in gone:
                 self.dead.append(send)
@@ -67,24 +67,27 @@ class Topology:
                 self.awaited[edge] = cut(send, capture, self.loops)
             else:
                 self.awaited[edge] = send
+        # Dead ones count, too: the nodes behind them must get a "none" before they can run.
         self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
         self._work = weigh(self.counts)
         self.heavy = self._work > LONG
-        self._halves: Halves | None = None
-        self.unreached: list[RecvNode] = []
+        self._halves: Halves | None = None  # looked for only where a peer could wait
+        self.unreached: list[RecvNode] = []  # no root depends on them: answered "none" at once
         self.closes_loops = False  # whether a peer may find something on our tape
         for node in self.receives.values():
             if node not in self.counts:
                 self.unreached.append(node)
             if node.loops:
                 self.closes_loops = True
+        # Parts whose gradients are left to a peer: a hook on one of them would miss its gradient.
         self._opened: list[Any] = []
         for opened in self.loops.values():
             for _, edge, place in opened:
                 self._opened.append(sends[edge].parents[place])
 
     def halves(self, originator: bytes) -> Halves | None:
-        """What can wait while peers go on with the rest; nothing if all is for the originator."""
+        """Return what can be deferred while peers compute; None if all is for the originator."""
+        # The originator waits for the end of the pass, so to it nothing may be sent early.
         if self._work > LATE and self._halves is None:
             for node in self.receives.values():
                 if node.incarnation != originator:
@@ -95,7 +98,11 @@ class Topology:
     def fits(
         self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int
     ) -> bool:
-        """Whether a pass from these roots visits the same; edges are only ever added."""
+        """Tell whether a pass from these roots visits the same.
+
+        Numbers of edges are enough to compare, since edges are only ever added; `Context.unsend`
+        drops the topology.
+        """
         if (
             receives != len(self.receives)
             or sends != len(self.awaited) + len(self.dead)
@@ -103,6 +110,8 @@ class Topology:
             or self.gone != gone
         ):
             return False
+        # A hook that was added since is code of the user's: the drain must leave the loop, and loops
+        # must not pass it by. A pass with hooks is weighed anew each time.
         for node in self.counts:
             if node.hooks is not None:
                 return False
@@ -114,11 +123,14 @@ class Topology:
         return True
 
 
-LONG: Final = 5e6  # nanoseconds; even at half the expected speed nobody waits for more than ten ms
-LATE: Final = 4e5  # of a product: half of it is worth a message, since who puts off must tell the end
-HELD: Final = 64 << 20  # bytes of gradients that are held longer than they had to be, at most
+# Nanoseconds. Even at half the expected speed nobody waits for more than ten milliseconds.
+LONG: Final = 5e6
+# Nanoseconds of a product. Half of it must be worth a message: a worker that defers work keeps its
+# credit, and sends it home in one message more.
+LATE: Final = 4e5
+HELD: Final = 64 << 20  # bytes of gradients that deferred work may hold longer than needed, at most
 _NODE: Final = 3000.0  # nanoseconds to run any node at all
-_ELEMENT: Final = 2.0  # for one element of a gradient, in a handful of ufuncs
+_ELEMENT: Final = 2.0  # nanoseconds for one element of a gradient, in a handful of ufuncs
 _PRODUCT: Final = 0.015  # per byte: for one term of both gradients of a product of matrices
 _DECOMPOSITION: Final = 10 * _PRODUCT  # the same of a solution, decomposition or general product
 
@@ -130,9 +142,10 @@ _DECOMPOSITIONS: Final = frozenset(
 
 
 def weigh(nodes: Iterable[Node]) -> float:
-    """The nanoseconds that running these nodes could take; without end if users' code is in it."""
+    """Estimate the nanoseconds that running these nodes could take; infinite for users' code."""
     total = 0.0
     for node in nodes:
+        # A hook is code of the user's. It may block, or call `rpc_sync`, which a loop must not.
         if node.hooks is not None:
             return inf
         kind = node.__class__
@@ -142,12 +155,13 @@ def weigh(nodes: Iterable[Node]) -> float:
             if node.variable._hooks:  # type: ignore[attr-defined]
                 return inf
             continue
+        # A Function of the user's has no name in our table: it may do anything, for any time.
         name = getattr(getattr(node, "op", None), "op_name", None)
         if name is None:
             return inf
         total += _NODE + _work(name, node)
         if total > LONG:
-            break
+            break  # a thread is needed anyway, and a large tape should not be weighed to its end
     return total
 
 
@@ -164,6 +178,8 @@ def _work(name: str, node: Node) -> float:
 
 def _product(node: Node) -> float:
     left, right, *_ = node.parents
+    # The shape of the product lacks the axis that was summed; either operand has it. One of them is
+    # None if it needs no gradient.
     if left is not None:
         terms = left.shape[-1] if left.shape else 1
     else:
@@ -177,13 +193,14 @@ def _bytes(node: Node) -> int:
 
 
 def halves(nodes: Iterable[Node]) -> Halves | None:
-    """The products of which a part can wait: rules that give nothing but gradients of leaves."""
+    """Return the products of which a part can be deferred: rules that only reach leaves."""
     found: dict[Node, tuple[Half, Half]] = {}
     held = 0
     for node in nodes:
         if node.__class__ is OpNode and node.op.name in _DIVISIBLE:
             first, later = _divided(node)
             if any(first[1]) and any(later[1]) and _product(node) > LATE:
+                # A deferred rule keeps the gradient of its product alive.
                 held += _bytes(node) * prod(node.shape)
                 if held > HELD:
                     break
@@ -192,7 +209,7 @@ def halves(nodes: Iterable[Node]) -> Halves | None:
 
 
 def _divided(node: Any) -> tuple[Half, Half]:
-    """What goes on from a node, and what ends at leaves."""
+    """Divide the rules of a node into those that go on and those that end at leaves."""
     first: Half = ([], [])
     later: Half = ([], [])
     for rule, parent in zip(node.plan.rules or (), node.parents, strict=False):

@@ -3,11 +3,11 @@
     feed(...)     a message of the pass came in (or, at the originator, the roots)
     drain()       run what became ready; this step computes, and may run in a thread
     collect(...)  what to send now, one message per peer; whether this worker is through
-    drain_late()  if `late`: compute what `drain` has put off, and collect again
+    drain_late()  if `late`: compute what `drain` has deferred, and collect again
 
 Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply
-nobody used; `loops` tells how some are answered before their gradients have gone round. Three
-rules make that exact:
+nobody used; `loops` says how some are answered before their gradients have gone round. Three rules
+make that exact:
 
 - On joining, a worker sweeps its tape from the roots (originator only) and from every SendNode
   of the context that exists then. RecvNodes that no entry reaches are answered "none" at once.
@@ -19,76 +19,46 @@ rules make that exact:
   A gradient for such an edge fails the pass: roots cannot depend on an edge that was made later,
   so it is a gradient that somebody waits for in vain.
 
-Peers are told apart by their incarnation. A worker that was restarted under its name knows none of
+Peers are distinguished by their incarnation. A worker that was restarted under its name knows none of
 the edges of its predecessor, so it must neither get nor give an answer in its place.
 
 The originator knows the end by returned credit: it starts with 1, every message carries a part,
 a worker keeps a part while its sweep is unfinished and otherwise sends all it has onwards or
 home. When all credit is home, every gradient is where it belongs: n + 1 hops for a chain of n,
-not 2n. Every message also says whom the pass has reached so far, as a set of ranks. Credit is never
-lost in a pass that ends well, so the originator then knows all participants, and can tell them.
+not 2n. Every message also lists the participants that the pass has reached so far, as a set of ranks.
+Credit is never lost in a pass that ends well, so the originator then knows all participants, and can
+report the outcome to them.
 
-Whoever has a gradient for a peer lets it go first: work for gradients that stay here is put off
-until that has left, so that both compute at once. The originator is no such peer: it waits for the
-end of the pass, and that is us.
+A gradient for a peer leaves first: work for gradients that stay here is deferred until then, so
+that both workers compute at once. The originator is no such peer: it waits for the end of the pass,
+and so for the deferred work, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aiograd.autograd.graph import Accumulate, Node
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist.backward.credit import ALL, NONE, Credit, is_all, split, together
 from aiograd.dist.backward.loops import Closing, Loop
-from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.dist.backward.plan import Topology
+from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import BackwardFailed, GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 
+PassKey = tuple[int, int]  # the id of its context, and its number
 # An edge, the gradients of its tensors or none at all, and what its sender finds on its own tape.
 Answer = tuple[int, list[Any] | None, list[Loop] | None]
 
-
-# A share of the originator's 1, as number / 2**places; it can always be split further.
-Credit = tuple[int, int]
-NONE: Credit = (0, 0)
-ALL: Credit = (1, 0)
-
-
-def together(one: Credit, other: Credit) -> Credit:
-    """Two shares as one."""
-    if not one[0]:
-        return other
-    places = max(one[1], other[1])
-    number = (one[0] << places - one[1]) + (other[0] << places - other[1])
-    zeros = min((number & -number).bit_length() - 1, places)
-    return number >> zeros, places - zeros
-
-
-def split(credit: Credit, parts: int) -> tuple[Credit, Credit]:
-    """One of `parts` equal shares, and what is left when `parts - 1` of them are gone."""
-    if parts == 1:
-        return NONE, credit
-    number, places = credit
-    bits = parts.bit_length()
-    share = (number << bits) // parts
-    return (share, places + bits), ((number << bits) - share * (parts - 1), places + bits)
-
-
-def is_all(credit: Credit) -> bool:
-    """Whether every share is in this one."""
-    number, places = credit
-    return number == 1 << places
-
-
 @dataclass(slots=True)
 class Message:
-    """What one worker tells another in a pass."""
+    """What one worker sends another in a pass."""
 
-    to: bytes  # an incarnation
+    to: bytes  # the incarnation of the recipient
     name: str  # and its name
     answers: list[Answer] = field(default_factory=list)
     expected: list[int] | None = None  # in the first message to a peer: edges we await answers for
@@ -109,60 +79,59 @@ class Pass:
 
     def __init__(
         self,
-        number: int,
+        key: PassKey,
         originator: PeerInfo,
         here: PeerInfo,
         terms: Terms,
-        sends: Mapping[int, SendNode],
-        receives: Mapping[int, RecvNode],
-        *,
-        context_id: int,
-        roots: Iterable[Node] = (),
-        capture: Collection[Node] = (),
-        topology: Topology | None = None,
+        topology: Topology,
         leaving: Callable[[str, Any], Any] | None = None,
     ) -> None:
-        self.number, self.originator, self.here, self.terms = number, originator, here, terms
-        self.context_id = context_id
-        if topology is None:
-            topology = Topology(sends, receives, roots, capture=capture)
+        self.key, self.originator, self.here, self.terms = key, originator, here, terms
+        self.context_id, self.number = key
         self.topology = topology
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
-        self.awaited = dict(topology.awaited)
+        self.awaited = dict(topology.awaited)  # a copy: the next pass may use the topology again
         self.credit = NONE
         self.informed: dict[bytes, str] = {}  # peers that got a message of ours, and their names
         self.heard: dict[bytes, str] = {}  # peers that sent us one
-        self.reached = 1 << here.rank  # participants that we know of: a bit for each rank
+        # Participants that we know of, a bit for each rank: a set that costs a few bytes to send.
+        self.reached = 1 << here.rank
         self.sweep = Sweep(
             (),
             retain_graph=terms.retain_graph,
             create_graph=terms.create_graph,
-            capture=capture,
+            capture=topology.capture,
             counts=topology.counts,
             halves=None if terms.create_graph else topology.halves(originator.incarnation),
         )
-        self.retries: BackwardFailed | None = None  # a failure that was known here when it began
-        self._leaving = leaving
+        # A failure that was known here when the pass began: the pass undoes it by ending well.
+        self.retries: BackwardFailed | None = None
+        self._leaving = leaving  # what boundary hooks make of a gradient for a peer
         self._closing: Closing | None = None  # most passes have no loops
         if topology.closes_loops:
             self._closing = Closing(self.sweep, leaving)
         self._out: dict[bytes, Message] = {}
         self._first = True
-        self._fed = False  # there is something to drain and to collect, maybe in a thread just now
-        self.late = False  # work was put off
+        # There is something to drain and to collect, maybe in a thread just now. Only `collect` ends
+        # that: a pass that counted as complete while a thread computes would show partial gradients.
+        self._fed = False
+        self.late = False  # work was deferred
+        # Nobody will answer for a receiver that is gone. "None" is right unless a root depends on
+        # what it received, and then a gradient for its RecvNode fails the pass (see `_answer`).
         for send in topology.dead:
-            self.sweep.feed(send, None)  # its receiver is gone; who needs it will say so
+            self.sweep.feed(send, None)
 
     @property
     def complete(self) -> bool:
-        """True when nobody owes this worker an answer any more, and all its work is done."""
+        """Whether every awaited answer has come and all work here is done."""
         if self.awaited or self._fed or self.late:
             return False
+        # Answered edges may still wait for gradients of our own tape.
         return self._closing is None or not self._closing.open
 
     @property
     def over(self) -> bool:
-        """At the originator: true when the pass has ended everywhere."""
+        """At the originator: whether the pass has ended everywhere."""
         return is_all(self.credit) and self.complete
 
     def start(self, roots: Iterable[tuple[Node, Any]]) -> None:
@@ -185,9 +154,12 @@ class Pass:
         self.heard[peer] = sender.name
         self.reached |= reached
         self.credit = together(self.credit, credit)
+        # Whatever is wrong below fails the pass, and a failed pass needs no credit to end.
         for edge, gradients, loops in answers:
             send = self.awaited.get(edge)
             if send is None or send.incarnation != peer:
+                # "None" for an edge made after the join is harmless. A gradient is not: some worker
+                # waits for it, under an edge id that this incarnation does not await.
                 if any(gradient is not None for gradient in gradients or ()):
                     raise GradError(self._unknown(sender.name, edge), "edge")
             else:
@@ -205,6 +177,7 @@ class Pass:
                     self._closing.answered(send, gradients, self._places(send, loops))
                 else:
                     self.sweep.feed(send, gradients)
+        # Edges of the peer that we did not know when we joined: lost, refused or still under way.
         for edge in expected or ():
             known = self.topology.receives.get(edge)
             if known is None or known.incarnation != peer:
@@ -217,17 +190,21 @@ class Pass:
         )
 
     def _places(self, send: SendNode, loops: list[Loop]) -> Iterator[tuple[int, RecvNode, int]]:
-        """Where on our tape the rest of an answer is; nowhere if that edge came after we joined."""
+        """Yield where on our tape the rest of an answer is; not for edges that came after we joined."""
         for slot, edge, place in loops:
             node = self.topology.receives.get(edge)
             if node is None:
                 continue
-            if node.incarnation != send.incarnation or slot >= send.outputs or not node.loops >> place & 1:
+            is_loop = node.loops >> place & 1
+            if node.incarnation != send.incarnation or slot >= send.outputs or not is_loop:
                 raise GradError(f"{send.peer} answered edge {send.edge} with no loop", "loop")
             yield slot, node, place
 
     def drain(self) -> list[tuple[Node, Any]]:
-        """Run every node whose inputs are all there, but put off what nobody waits for."""
+        """Run every node whose inputs are all there, but defer work that no peer waits for.
+
+        Computes only, and never awaits: with `feed` and `collect` on the loop, a pass needs no lock.
+        """
         sinks = self.sweep.drain()
         if self._closing is not None:
             sinks = self._closing.take(sinks)
@@ -236,11 +213,12 @@ class Pass:
         return sinks
 
     def drain_late(self) -> list[tuple[Node, Any]]:
-        """Run what was put off."""
+        """Run the deferred work."""
         return self.sweep.drain_late()
 
     def _is_urgent(self, sinks: Iterable[tuple[Node, Any]]) -> bool:
-        """Whether a peer could compute with something here."""
+        """Whether a peer could compute with one of these gradients while we do the deferred work."""
+        # Not ourselves, either: calls to oneself are edges, too, but one worker computes one thing.
         at_home = (self.originator.incarnation, self.here.incarnation)
         for node, gradient in sinks:
             if isinstance(node, RecvNode) and gradient is not None:
@@ -249,13 +227,14 @@ class Pass:
         return False
 
     def collect(self, sinks: Iterable[tuple[Node, Any]]) -> list[Message]:
-        """Keep what reached leaves, and say what goes to whom, each with its share of credit."""
+        """Keep what reached leaves; return the messages to send, each with its share of credit."""
         self._fed, self.late = False, bool(self.sweep.late)
         for node, gradient in sinks:
             if isinstance(node, RecvNode):
                 self._answer(node, gradient)
             elif gradient is not None and isinstance(node, Accumulate) and self.terms.keep:
                 self.gradients[node.variable] = gradient
+        # With the first answers, so that in ordinary programs the listing costs no message of its own.
         if self._first:
             self._first = False
             self._begin()
@@ -264,7 +243,7 @@ class Pass:
         return messages
 
     def _begin(self) -> None:
-        """What the first messages say besides: which edges need no gradient, and which we await."""
+        """Add to the first messages which edges need no gradient, and which we await."""
         for node in self.topology.unreached:
             self._answer(node, None)
         for edge, send in self.awaited.items():
@@ -280,6 +259,7 @@ class Pass:
         return message
 
     def _answer(self, node: RecvNode, gradients: list[Any] | None) -> None:
+        # An edge belongs to the context it crossed in: its other end is not in this pass.
         if node.context_id != self.context_id:
             if gradients is not None:
                 raise GradError(
@@ -288,6 +268,7 @@ class Pass:
                     "context",
                 )
         elif node.incarnation in self.topology.gone:
+            # An unused result of a dead worker does no harm; a used one must not be dropped silently.
             if gradients is not None:
                 raise WorkerLost(node.peer, "no", "it died before the backward pass")
         else:
@@ -298,7 +279,10 @@ class Pass:
         complete = self.complete
         if complete and self._closing is not None:
             self._closing.forget()
+        # Credit kept while the sweep is unfinished is what stops the originator from ending the pass
+        # when a gradient here still waits for a "none" that carries no credit.
         if not messages:
+            # Nothing to send, so credit goes home of its own: the last hop of the pass.
             home = self.originator
             if not complete or self.here.incarnation == home.incarnation:
                 return
@@ -307,31 +291,36 @@ class Pass:
         share, rest = split(self.credit, len(messages) + keep)
         for message in messages:
             message.credit = share
+            # Invited by the first message only, and not if the peer has sent us one: it has joined.
             if message.to not in self.informed:
                 self.informed[message.to] = message.name
                 message.invites = message.to not in self.heard
         if keep:
             self.credit = rest
         else:
+            # With the remainder of the division, so that all of it leaves.
             messages[-1].credit = rest
             self.credit = NONE
 
     def names(self, incarnation: bytes) -> bool:
-        """Whether this pass needs that start of a worker: by an edge, or by a message."""
+        """Tell whether this pass needs that incarnation: by an edge, or by a message."""
+        # By a message: it may hold credit. By an edge: its answer, or the answer to it, will be missed,
+        # even if the pass has not reached it yet.
         if incarnation in self.informed or incarnation in self.heard:
             return True
         if incarnation in self.topology.gone:
-            return False  # it was lost before we joined, and its edges count as "none"
+            return False  # lost before we joined: its edges count as "none"
         sends, receives = self.topology.awaited.values(), self.topology.receives.values()
         return any(send.incarnation == incarnation for send in sends) or any(
             node.incarnation == incarnation for node in receives
         )
 
     def waits_for(self) -> str:
-        """Who owes this worker an answer, for people."""
+        """Describe which answers this worker waits for, for people."""
         owed: dict[str, int] = {}
         for send in self.awaited.values():
             owed[send.peer] = owed.get(send.peer, 0) + 1
         if not owed:
             return f"{self.here.name} waits for nobody"
-        return f"{self.here.name} waits for " + ", ".join(f"{n} edges of {p}" for p, n in owed.items())
+        edges = ", ".join(f"{count} edges of {peer}" for peer, count in owed.items())
+        return f"{self.here.name} waits for {edges}"

@@ -7,5 +7,7 @@
     functions     how functions travel and are found again
     exposure      what peers may call that are not trusted: `@expose`
 
+Each module uses those behind it:
+
     dispatch ─▶ execution ─▶ responses ─▶ invocation ─▶ functions ─▶ exposure
 """

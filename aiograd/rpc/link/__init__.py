@@ -12,6 +12,8 @@
     inbound_budget    memory for messages that came in
     shared_memory     arrays between processes of one host, without a socket
 
+Each module uses those behind it:
+
     links ─▶ link ─▶ receive, connection ─▶ send, inbox
     listener, dialer ─▶ greeting
 """

@@ -38,7 +38,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.registry import Contexts
+from aiograd.dist.registry import ContextRegistry
 from aiograd.errors import AiogradError, BackwardFailed, PassUndecided, UnknownContext, WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.testing.simulator.ledger import Ledger
@@ -163,7 +163,7 @@ class Outcome(Enum):
 
 def read(node: Node, context_id: int) -> dict[Tensor, Any] | AiogradError:
     """Return what a worker answers now when its gradients of a context are read there."""
-    context = node.agent.parts[Contexts].find(context_id)
+    context = node.agent.parts[ContextRegistry].find(context_id)
     if context is None:
         return UnknownContext(context_id)
     try:

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from aiograd.autograd.tensor import Tensor
-from aiograd.dist.backward.abort import Endings
-from aiograd.dist.backward.active import Running
-from aiograd.dist.backward.engine import Engine
+from aiograd.dist.backward.abort import AbortProtocol
+from aiograd.dist.backward.active import ActivePass
+from aiograd.dist.backward.credit import NONE
 from aiograd.dist.backward.outcomes import Outcomes
-from aiograd.dist.backward.state import NONE, Pass
+from aiograd.dist.backward.reports import OutcomeReports
+from aiograd.dist.backward.state import Pass
 from aiograd.dist.context import Context
-from aiograd.dist.registry import Contexts
+from aiograd.dist.registry import ContextRegistry
 from aiograd.errors import BackwardFailed, WorkerLost
 from aiograd.rpc.caller import calls
 from aiograd.rpc.caller.calls import Caller
@@ -152,7 +153,7 @@ def _forget_credit(original: Any) -> Any:
 # I7: a message that was under way when its context was released makes the context anew, and no
 # other message will ever release that one: the counter of contexts is not 0 at rest.
 def _resurrect(original: Any) -> Any:
-    def arriving(self: Contexts, context_id: int, sender: Any, kind: str) -> Any:
+    def arriving(self: ContextRegistry, context_id: int, sender: Any, kind: str) -> Any:
         """Forget that the context was released, and take any message for a call."""
         self._released.pop(context_id, None)
         return original(self, context_id, sender, "call")
@@ -187,9 +188,9 @@ def _answered_by_name(original: Any) -> Any:
 def _dropped_posts(original: Any) -> Any:
     """A message that cannot be sent is no failure."""
 
-    def failed(self: Endings, running: Running, error: Exception) -> None:
+    def failed(self: AbortProtocol, active: ActivePass, error: Exception) -> None:
         if not (isinstance(error, WorkerLost) and error.executed == "no"):
-            original(self, running, error)
+            original(self, active, error)
 
     return failed
 
@@ -216,12 +217,12 @@ def _shown_early(original: Any) -> Any:
 def _failed_in_doubt(original: Any) -> Any:
     """A participant that loses a peer takes the pass for failed, even if its part was done."""
 
-    def failed(self: Endings, running: Running, error: Exception) -> None:
-        original(self, running, error)
-        play = running.play
-        if running.done is None:
+    def failed(self: AbortProtocol, active: ActivePass, error: Exception) -> None:
+        original(self, active, error)
+        state = active.state
+        if active.done is None:
             failure = BackwardFailed(getattr(error, "worker", ""), "", str(error))
-            running.context.ended_badly(play.originator.incarnation, play.number, failure)
+            active.context.ended_badly(state.originator.incarnation, state.number, failure)
 
     return failed
 
@@ -246,9 +247,9 @@ def _keeps_failures(original: Any) -> Any:
 
 # I7: the opener of a context forgets which workers know it, so they keep it.
 def _forget_release(original: Any) -> Any:
-    def tell(self: Contexts, context: Context) -> None:
+    def tell(self: ContextRegistry, context: Context) -> None:
         """Forget which workers know the context, then tell those."""
-        context.told.clear()
+        context.recipients.clear()
         original(self, context)
 
     return tell
@@ -312,10 +313,14 @@ BUGS: Final[dict[str, Bug]] = {
     "miss_unreached": Bug("unused edges are not answered", Pass, "collect", _miss_unreached),
     "answer_twice": Bug("gradients of edges count twice", Pass, "feed", _answer_twice),
     "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),
-    "resurrect": Bug("a late message brings a context back", Contexts, "arriving", _resurrect),
-    "forget_context": Bug("others are not told of the end", Contexts, "_tell", _forget_release),
+    "resurrect": Bug(
+        "a late message brings a context back", ContextRegistry, "arriving", _resurrect
+    ),
+    "forget_context": Bug(
+        "others are not told of the end", ContextRegistry, "_end", _forget_release
+    ),
     "silent_abort": Bug(
-        "survivors hear nothing of a failure", Endings, "_tell_abort", lambda _: _soon
+        "survivors hear nothing of a failure", AbortProtocol, "_notify_all", lambda _: _soon
     ),
     "show_partial": Bug("a failed pass shows numbers", Context, "ended_badly", _keeps_failures),
     "successors": Bug(
@@ -327,7 +332,7 @@ BUGS: Final[dict[str, Bug]] = {
             (Pass, "names", _named_by_messages),
             (Pass, "feed", _answered_by_name),
             (Context, "cut_off", _nothing),
-            (Endings, "edge_lost", _nothing),
+            (AbortProtocol, "edge_lost", _nothing),
         ),
     ),
     "late_loss": Bug(
@@ -335,33 +340,33 @@ BUGS: Final[dict[str, Bug]] = {
         Pass,
         "names",
         _named_by_messages,
-        ((Endings, "edge_lost", _nothing),),
+        ((AbortProtocol, "edge_lost", _nothing),),
     ),
     "kept_to_itself": Bug(
         "a worker that the pass has not reached tells nobody that it lost an edge",
-        Contexts,
+        ContextRegistry,
         "_spread_loss",
         _nothing,
     ),
     "dropped_posts": Bug(
         "a gradient for a lost worker vanishes",
-        Endings,
+        AbortProtocol,
         "failed",
         _dropped_posts,
         ((Pass, "names", _named_by_messages),),
     ),
     "shown_early": Bug("numbers are shown before the outcome", Context, "gradients", _shown_early),
     "failed_in_doubt": Bug(
-        "a loss after a good pass makes it a failed one", Endings, "failed", _failed_in_doubt
+        "a loss after a good pass makes it a failed one", AbortProtocol, "failed", _failed_in_doubt
     ),
     "all_well": Bug(
         "participants hear of no failure, but that all passes ended well",
         Outcomes,
         "decided",
         _all_well,
-        ((Endings, "_tell_abort", lambda _: _soon),),
+        ((AbortProtocol, "_notify_all", lambda _: _soon),),
     ),
-    "untold": Bug("calls do not bring outcomes along", Engine, "tell_outcomes", _nothing),
+    "untold": Bug("calls do not bring outcomes along", OutcomeReports, "send", _nothing),
 }
 
 

@@ -54,7 +54,6 @@ DEATHS: Final = frozenset({"crash", "restart", "replace"})
 HARMFUL: Final = DEATHS | {
     *("vanish", "cut", "cut_one_way", "reset", "reset_after", "close", "refuse")
 }
-ALIASES: Final = {"gradients.flat": "gradients"}  # the same message on its fast path
 MESSAGE_ACTIONS: Final = {"drop": DROP, "fail": FAIL, "duplicate": DUPLICATE}
 # Faults after which a session resumes, if its two ends have a chance; and those that take it away.
 RESUMED: Final = frozenset({"reset", "reset_after", "close"})
@@ -271,7 +270,6 @@ class Player:
 
     def message(self, name: str, kind: str) -> FaultAction:
         """Decide about a message that is about to leave a node; it may trigger faults."""
-        kind = ALIASES.get(kind, kind)
         self.messages[kind] += 1
         # The usual case, and every message of a run passes here.
         if not self._triggered:

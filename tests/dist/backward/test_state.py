@@ -14,7 +14,8 @@ from aiograd.autograd.ops.elementwise import add, multiply
 from aiograd.autograd.tensor import Tensor, wrap
 from aiograd.dist.backward.loops import closes_loop
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.backward.state import ALL, NONE, Pass, Terms, is_all, split, together
+from aiograd.dist.backward.credit import ALL, NONE, is_all, together
+from aiograd.dist.backward.state import Pass, Terms
 from aiograd.dist.backward.plan import Topology
 from aiograd.errors import GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
@@ -84,14 +85,11 @@ class World:
 
     def join(self, name: str, number: int, roots: list[Node]) -> Pass:
         this = self.passes[name, number] = Pass(
-            number,
+            (1, number),
             worker(self.started_by[number]),
             worker(name),
             Terms(retain_graph=True),
-            self.sends[name],
-            self.receives[name],
-            context_id=1,
-            roots=roots,
+            Topology(self.sends[name], self.receives[name], roots),
         )
         return this
 
@@ -160,29 +158,6 @@ def test_random_programs_end_with_exact_gradients_and_all_credit_home(block: int
             assert part.complete, f"seed {seed}: {part.waits_for()} in pass {number} on {name}"
 
 
-def test_credit_is_never_lost_however_often_it_is_split() -> None:
-    dice = random.Random(7)
-    purses = [ALL]
-    for _ in range(2000):
-        purse = purses.pop(dice.randrange(len(purses)))
-        parts = dice.randint(1, 5)
-        share, rest = split(purse, parts)
-        purses += [share] * (parts - 1) + [rest]
-        if len(purses) > 40:
-            total = NONE
-            for purse in purses:
-                total = together(total, purse)
-            assert is_all(total)
-            purses = [total]
-
-
-def test_half_and_half_make_a_whole() -> None:
-    share, rest = split(ALL, 2)
-    assert not is_all(share)
-    assert is_all(together(share, rest))
-    assert is_all((2, 1))
-
-
 # ── by hand ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,9 +167,7 @@ def part_of(
     """The part of w0 in a pass that w1 has begun."""
     topology = Topology(sends, receives, gone=gone)
     terms = Terms(retain_graph=True)
-    return Pass(
-        0, worker("w1"), worker("w0"), terms, sends, receives, context_id=1, topology=topology
-    )
+    return Pass((1, 0), worker("w1"), worker("w0"), terms, topology)
 
 
 def sent(edge: int, peer: str, *tensors: Tensor) -> SendNode:
@@ -217,7 +190,7 @@ def test_an_answer_for_another_number_of_tensors_is_refused() -> None:
     [("w2", 0, 0), ("w1", 1, 0), ("w1", 0, 1)],
     ids=["received from another worker", "beyond the answer", "not of a loop"],
 )
-def test_an_answer_that_names_something_else_than_a_loop_is_refused(
+def test_an_answer_that_names_a_tensor_that_is_no_loop_is_refused(
     peer: str, slot: int, place: int
 ) -> None:
     receives = {
@@ -238,7 +211,7 @@ def test_an_answer_that_names_a_loop_is_taken() -> None:
     assert this.complete
 
 
-def test_only_those_are_invited_who_have_not_been_heard_of() -> None:
+def test_a_peer_that_has_sent_a_message_is_not_invited() -> None:
     sends = {7: sent(7, "w1", leaf()), 8: sent(8, "w2", leaf())}
     this = part_of(sends, {})
     this.feed(worker("w1"), [], None, ALL, 0)
@@ -246,7 +219,7 @@ def test_only_those_are_invited_who_have_not_been_heard_of() -> None:
     assert invited == {b"w1": False, b"w2": True}
 
 
-def test_what_was_sent_to_the_dead_does_not_keep_gradients_from_others() -> None:
+def test_edges_to_a_dead_worker_do_not_hold_up_gradients_for_others() -> None:
     x = leaf()
     y = multiply(x, 3.0)
     this = part_of({7: sent(7, "w1", y), 8: sent(8, "w2", y)}, {}, gone=(b"w2",))
@@ -276,7 +249,7 @@ def test_a_gradient_for_the_dead_fails_the_pass_and_none_does_not() -> None:
         this.collect([(node, [np.ones(())])])
 
 
-def test_a_pass_says_who_owes_how_many_answers() -> None:
+def test_a_pass_describes_which_peers_owe_how_many_answers() -> None:
     this = part_of({edge: sent(edge, f"w{edge % 2 + 1}", leaf()) for edge in (2, 3, 4)}, {})
     assert this.waits_for() == "w0 waits for 2 edges of w1, 1 edges of w2"
     this.feed(worker("w1"), [(2, None, None), (4, None, None)], None, ALL, 0)
@@ -284,7 +257,7 @@ def test_a_pass_says_who_owes_how_many_answers() -> None:
     assert this.waits_for() == "w0 waits for nobody"
 
 
-def test_those_who_got_a_message_are_known_and_invited_once() -> None:
+def test_a_peer_is_invited_by_the_first_message_only() -> None:
     this = part_of({7: sent(7, "w2", leaf())}, {})
     this.feed(worker("w1"), [], None, ALL, 0)
     (first,) = this.collect(this.drain())
@@ -302,7 +275,7 @@ def test_a_gradient_for_an_edge_that_is_not_awaited_fails_the_pass_and_none_does
         this.feed(worker("w1"), [(99, [np.ones(())], None)], None, NONE, 0)
 
 
-def test_an_answer_of_another_start_of_a_worker_is_no_answer() -> None:
+def test_an_answer_of_another_incarnation_is_no_answer() -> None:
     """A worker that was restarted under its name knows nothing of its predecessor's edges."""
     this = part_of({7: sent(7, "w1", leaf())}, {8: received(8, "w1")})
     successor = worker("w1", b"another start")
@@ -314,7 +287,7 @@ def test_an_answer_of_another_start_of_a_worker_is_no_answer() -> None:
         this.feed(successor, [(7, [np.ones(())], None)], None, NONE, 0)
 
 
-def test_a_pass_names_the_starts_of_workers_that_it_has_edges_or_messages_with() -> None:
+def test_a_pass_names_the_incarnations_it_has_edges_or_messages_with() -> None:
     this = part_of({7: sent(7, "w1", leaf())}, {8: received(8, "w2")}, gone=(b"w4",))
     assert this.names(b"w1")
     assert this.names(b"w2")

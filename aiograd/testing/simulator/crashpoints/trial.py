@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.api import grad
-from aiograd.dist.registry import Contexts, context, current_context, get_gradients
+from aiograd.dist.registry import ContextRegistry, context, current_context, get_gradients
 from aiograd.errors import AiogradError, PassUndecided, UnknownContext
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import remote
@@ -133,7 +133,7 @@ class Trial:
     async def _pass(self, ctx: Any, kind: str, make: Any) -> bool:
         self.outcome, self.kind = Outcome.RUNNING, kind
         self.before = {number for found in self.reached.values() for number in found}
-        gone = here().agent.parts[Contexts].gone
+        gone = here().agent.parts[ContextRegistry].lost_peers
         # A worker that is cut off itself has lost all others, and not itself.
         self.knew = self.lost in gone or (self.victim == here().name and bool(gone))
         limit = self.world.options.timeout
@@ -253,7 +253,7 @@ class Trial:
         """Read the gradients of a worker now, and judge them."""
         if self.context_id is None or not node.alive or not node.parts:
             return
-        found = node.agent.parts[Contexts].find(self.context_id)
+        found = node.agent.parts[ContextRegistry].find(self.context_id)
         if found is not None and found.passes:
             joined = self.reached.setdefault((node.name, node.start_number), set())
             joined.update(found.passes)

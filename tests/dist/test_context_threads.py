@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import aiograd as ag
+from tests.support.waiting import until_not
 
 
 def double(x):
@@ -24,14 +25,17 @@ def train(peer):
         return ctx.id >> 48, ctx.gradients[x].tolist(), g.tolist(), sorted(ctx.known_workers)
 
 
+async def count_contexts(worker):
+    return (await worker.call(ag.debug_info))["contexts"]
+
+
 async def test_a_plain_function_can_open_a_context_and_run_backward(workers):
     async with workers(2) as cluster:
         rank, gradient, g, known = await ag.rpc_async("worker0", train, args=("worker1",))
         assert (rank, gradient, g) == (0, [4.0, 4.0], [8.0, 16.0])
         assert known == ["worker1"]
         for worker in cluster:
-            while (await worker.call(ag.debug_info))["contexts"]:
-                await asyncio.sleep(0)
+            await until_not(lambda worker=worker: count_contexts(worker))
 
 
 async def test_a_thread_of_the_driver_can_use_the_cluster(workers):

@@ -1,4 +1,4 @@
-"""Values that come along with their creation, inside a context: gradients cross all the same."""
+"""Values piggybacked on the reply to their creation, inside a context: gradients still cross."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def double_later(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [double, double_later, ag.square])
-async def test_the_gradient_of_a_value_that_came_along(workers: Any, function: Any) -> None:
+async def test_gradients_cross_to_a_value_that_was_piggybacked(workers: Any, function: Any) -> None:
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     expected = 4 * x.data**3 if function is ag.square else 8 * x.data
     async with workers(2):
@@ -40,7 +40,7 @@ async def test_the_gradient_of_a_value_that_came_along(workers: Any, function: A
         assert asked == [0, 0]
 
 
-async def test_a_fetch_in_another_context_is_asked_for(workers: Any) -> None:
+async def test_a_fetch_in_another_context_sends_a_request(workers: Any) -> None:
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     async with workers(2):
         await ag.rpc_async("worker1", double, args=(x,))

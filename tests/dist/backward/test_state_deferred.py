@@ -1,4 +1,4 @@
-"""Gradients that stay here are computed after those that a peer waits for, and nobody can tell."""
+"""Deferred work: gradients that stay here are computed after those that a peer waits for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from aiograd.autograd.sweep import contributions
 from aiograd.autograd.tensor import wrap
 from aiograd.dist.backward import plan
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.dist.backward.state import ALL, Pass, Terms, is_all, together
-from aiograd.dist.backward.plan import halves
+from aiograd.dist.backward.credit import ALL, is_all, together
+from aiograd.dist.backward.state import Pass, Terms
+from aiograd.dist.backward.plan import Topology, halves
 from aiograd.errors import BackwardFailed
 from aiograd.nn import functional
 from aiograd.rpc.directory import PeerInfo
@@ -46,21 +47,21 @@ def divided(result: ag.Tensor) -> list[list[bool]]:
     return [[parent is not None for parent in later[1]] for _, later in found.values()]
 
 
-def test_the_gradient_of_a_parameter_can_wait_on_either_side():
+def test_the_gradient_of_a_parameter_can_be_deferred_on_either_side():
     assert divided(received() @ matrix(0)) == [[False, True]]
     assert divided(matrix(0) @ received()) == [[True, False]]
     bias = ag.zeros(SIZE, dtype=np.float32, requires_grad=True)
     assert divided(functional.linear(received(), matrix(0), bias)) == [[False, True, True]]
 
 
-def test_small_products_and_those_that_have_one_gradient_are_left_whole():
+def test_small_products_and_those_with_one_gradient_are_not_deferred():
     assert divided(received(16) @ ag.ones(16, 16, dtype=np.float32, requires_grad=True)) == []
     assert divided(received() @ matrix(0, requires_grad=False)) == []
     assert divided(matrix(0) @ matrix(1)) == []
     assert divided(received() * matrix(0)) == []
 
 
-def test_gradients_are_held_within_limits(monkeypatch):
+def test_deferred_work_holds_gradients_within_a_limit(monkeypatch):
     x = received()
     for seed in range(4):
         x = x @ matrix(seed)
@@ -83,12 +84,12 @@ def middle(originator: str) -> tuple[Pass, ag.Tensor, ag.Tensor]:
     sends = {2: SendNode(2, "after", b"after", (parent_of(y),))}
     receives = {1: x._node.joint}
     home, here = worker(originator), worker("here")
-    part = Pass(7, home, here, Terms(), sends, receives, context_id=1)
+    part = Pass((1, 7), home, here, Terms(), Topology(sends, receives))
     part.feed(worker("after"), [(2, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL, 0)
     return part, x, w
 
 
-def test_what_a_peer_waits_for_comes_first_and_our_credit_with_the_rest():
+def test_a_gradient_for_a_peer_is_sent_first_and_credit_after_the_deferred_work():
     part, x, w = middle("somebody else")
     first = part.collect(part.drain())
     assert [message.name for message in first] == ["before"]
@@ -104,7 +105,7 @@ def test_what_a_peer_waits_for_comes_first_and_our_credit_with_the_rest():
     assert is_all(together(first[0].credit, rest[0].credit))
 
 
-def test_nothing_is_complete_before_it_is_collected():
+def test_a_pass_is_not_complete_before_its_results_are_collected():
     """While a thread computes, the loop may ask."""
     part, _, w = middle("somebody else")
     assert not part.complete
@@ -118,7 +119,7 @@ def test_nothing_is_complete_before_it_is_collected():
     assert w in part.gradients
 
 
-def test_for_the_originator_everything_comes_at_once():
+def test_nothing_is_deferred_when_gradients_go_to_the_originator_only():
     part, _, w = middle("before")
     (message,) = part.collect(part.drain())
     assert not part.late
@@ -150,13 +151,13 @@ async def errors_here(context_id: int) -> str:
 
 
 @pytest.mark.parametrize("heavy", [False, True])
-async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
+async def test_gradients_of_a_chain_with_deferred_work_are_exact(workers, monkeypatch, heavy):
     if heavy:
         monkeypatch.setattr("aiograd.dist.backward.plan.LONG", 0.0)
-    putting_off, drain_late = [], Pass.drain_late
+    deferring, drain_late = [], Pass.drain_late
 
     def noted(part):
-        putting_off.append(part.here.name)
+        deferring.append(part.here.name)
         return drain_late(part)
 
     monkeypatch.setattr(Pass, "drain_late", noted)
@@ -172,13 +173,13 @@ async def test_gradients_of_a_chain_are_exact(workers, monkeypatch, heavy):
         for i, (given, back) in enumerate(zip(inputs, outputs, strict=True)):
             found = await ag.rpc_async(f"worker{i}", weight_gradient, args=(ctx.id,))
             assert near(found, given.T @ back)
-    assert sorted(putting_off) == ["worker1", "worker2"], (
+    assert sorted(deferring) == ["worker1", "worker2"], (
         "worker0 has a gradient for the originator only"
     )
 
 
 @pytest.mark.parametrize("heavy", [False, True])
-async def test_a_failure_in_what_was_put_off_fails_the_pass_everywhere(workers, monkeypatch, heavy):
+async def test_a_failure_in_deferred_work_fails_the_pass_everywhere(workers, monkeypatch, heavy):
     if heavy:
         monkeypatch.setattr("aiograd.dist.backward.plan.LONG", 0.0)
     run, weight = OpNode.run, WEIGHTS["worker1"].accumulator()

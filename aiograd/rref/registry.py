@@ -56,16 +56,12 @@ from aiograd.rref.refcount.records import (
     stamp_of,
     unpack_id,
 )
-from aiograd.rref.series import Series, begins_series
 from aiograd.rref.services import BackwardHook, Control, Serving, owner_lost
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.directory import PeerInfo
     from aiograd.rpc.extension import Arrival, Departure
-    from aiograd.rref.refcount.records import Places
     from aiograd.rref.rref import RRef
-    from aiograd.rref.services import Control
 
 
 _log = logging.getLogger("aiograd")
@@ -82,7 +78,6 @@ class RRefs:
         self.closed = False
         self._wrap = wrap
         self._places = Places()
-        self._series: Series | None = None  # the latest
         agent.result_store = Keeping(agent, self.control, self._places)
 
     @property
@@ -108,11 +103,6 @@ class RRefs:
         subject: RRef | None = None,
     ) -> RRef:
         """Call `func` on `to` and leave the result there; keep `subject` until then."""
-        if (series := self._series) is not None and timeout is None and not (kwargs or subject):
-            another = series.another(to, func, args, frame)
-            if another is not None:
-                return self._wrap(self, another._made, another)
-            self._series = None
         agent, protocol = self.agent, self.protocol
         link = agent.links.routes.get(to) if type(to) is str else None
         if link is None:
@@ -138,9 +128,6 @@ class RRefs:
         except BaseException:
             protocol.forget(made)
             raise
-        if frame is not None and begins_series(future):
-            shipment = agent.shipper.of(func, link.peer)
-            self._series = Series(self, link, func, frame, owner, place, shipment)
         return self._wrap(self, made, future)
 
     def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
@@ -376,7 +363,7 @@ class RRefs:
         _log.warning(text)
 
     async def close(self) -> None:
-        self.closed, self._series = True, None
+        self.closed = True
         self.control.close()
 
     def counters(self) -> dict[str, int]:

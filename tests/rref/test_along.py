@@ -146,87 +146,21 @@ def plus(a: Any = 0, b: Any = 0) -> Any:
     return a + b
 
 
-def ones(count: int = 1) -> np.ndarray:
-    return np.ones(count)
-
-
 plus.op_name = "plus"  # type: ignore[attr-defined]
-ones.op_name = "ones"  # type: ignore[attr-defined]
-
-
-async def fetch_some(w: Any, count: int = 2) -> Any:
-    """Create and fetch a few values of an op, after which copies of others come unasked."""
-    for agent in w.agents:
-        agent.ops = {"plus": plus, "ones": ones}
-    await met(w, plus)
-    await met(w, ones)
-    rrefs = [remote("worker1", plus, args=(i, 1)) for i in range(count)]
-    await asyncio.gather(*[r.to_here() for r in rrefs])
-    caller = w.agents[0].link("worker1").caller
-    assert caller.copies.eager
-    return caller
-
-
-async def test_who_fetches_at_once_what_it_creates_gets_the_next_ones_unasked(workers: Any) -> None:
-    """So that the owner can begin with the first while the last are made."""
-    async with workers(2) as w:
-        caller = await fetch_some(w)
-        asked = count_fetches(w.agents[1])
-        rrefs = [remote("worker1", plus, args=(i, 1)) for i in range(500)]
-        assert len(caller._outbox.small) < 1000, "nothing has left"
-        assert await asyncio.gather(*[r.to_here() for r in rrefs]) == list(range(1, 501))
-        assert asked == []
-        assert caller.copies.eager
-        del rrefs
-        await w.at_rest()
-
-
-async def test_copies_that_nobody_wants_are_the_last_ones(workers: Any) -> None:
-    async with workers(2) as w:
-        caller = await fetch_some(w)
-        rref = remote("worker1", plus, args=(1, 2))
-        await w.until(rref.confirmed_by_owner)
-        assert not caller.copies.eager
-        asked = count_fetches(w.agents[1])
-        assert await rref == 3
-        assert len(asked) == 1
-        del rref
-        await w.at_rest()
-
-
-async def test_a_copy_that_came_unasked_is_not_taken_for_a_later_fetch(workers: Any) -> None:
-    async with workers(2) as w:
-        await fetch_some(w)
-        rref = remote("worker1", plus, args=(np.zeros(3), 1))
-        await w.until(rref.confirmed_by_owner)
-        await rpc_async("worker1", set_to_seven, args=(rref,))
-        assert (await rref == 7).all()
-        del rref
-        await w.at_rest()
 
 
 async def test_a_fetch_after_another_call_sees_what_that_did(workers: Any) -> None:
-    """In the same tick even, although the copy is under way."""
+    """In the same tick even: the call in between has changed the value by then."""
     async with workers(2) as w:
-        await fetch_some(w)
+        for agent in w.agents:
+            agent.ops = {"plus": plus}
+        await met(w, plus)
         rref = remote("worker1", plus, args=(np.zeros(3), 1))
         change = rpc_async("worker1", set_to_seven, args=(rref,))
         value = rref.to_here()
         await change
         assert (await value == 7).all()
         del rref
-        await w.at_rest()
-
-
-async def test_large_values_do_not_come_unasked(workers: Any) -> None:
-    async with workers(2) as w:
-        caller = await fetch_some(w)
-        asked = count_fetches(w.agents[1])
-        assert (await remote("worker1", ones, args=(100_000,))).sum() == 100_000
-        assert len(asked) == 1  # it was made when nobody had asked for it
-        assert not caller.copies.eager
-        assert (await remote("worker1", ones, args=(100_000,))).sum() == 100_000
-        assert len(asked) == 1
         await w.at_rest()
 
 

@@ -44,7 +44,7 @@ def attach(agent: Agent) -> Contexts:
     agent.plain_travellers.add(Coo, CooTraveller())
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value
-        agent.parts[RRefs].serving.context_guard = partners.takes_part
+        agent.parts[RRefs].value_services.context_guard = partners.takes_part
     agent.lost.append(contexts.lost)
     agent.returned.append(contexts.returned)
     return contexts

@@ -28,8 +28,7 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.scope import current_agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
-from aiograd.rref.company import Company
-from aiograd.rref.refcount.records import Party
+from aiograd.rpc.coalesce import Coalescer
 from aiograd.rref.telling import Telling
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Contexts:
         self._variables = agent.context.copy()
         self._telling = Telling(agent, self.gone, self._variables)
         self._ends: dict[bytes, tuple[PeerInfo, list[int]]] = {}  # still to be told, by receiver
-        self._company = Company(agent.loop, self._variables, self._tell_ends)
+        self._coalescer = Coalescer(agent.loop, self._variables, self._tell_ends)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, float] = OrderedDict()  # with the loop time of it
         # A restarted worker must not give out the ids of its former self.
@@ -146,7 +145,7 @@ class Contexts:
             if peer.name != self.agent.name:
                 self._ends.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
         if self._ends:
-            self._company.expect()
+            self._coalescer.schedule()
         context.sends.clear()
         context.receives.clear()
         context.topology = None
@@ -154,8 +153,7 @@ class Contexts:
     def _tell_ends(self) -> None:
         ends, self._ends = self._ends, {}
         for peer, ids in ends.values():
-            to = Party(peer.name, peer.rank, peer.incarnation)
-            self._telling.tell(to, _whatever, "context.release", *ids, lazy=True)
+            self._telling.tell(peer, _whatever, "context.release", *ids, lazy=True)
 
     def release_asked(self, sender: PeerInfo, *context_ids: int) -> None:
         for context_id in context_ids:
@@ -255,7 +253,7 @@ class Contexts:
             if context.id >> 48 != self.agent.rank:
                 context.told.clear()  # it is not ours to end: others may still work in it
             self.release(context.id)
-        self._company.close()
+        self._coalescer.close()
         self._variables.run(self._tell_ends)
         self._telling.close()
 

@@ -20,8 +20,8 @@ from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
 from aiograd.rpc.scope import GUEST, current_agent
-from aiograd.rref.futures import Answer, block_on
-from aiograd.rref.refcount.records import Held, Owned, pack_fork
+from aiograd.rref.futures import OwnerFuture, block_on
+from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.extension import Arrival, Departure
@@ -48,28 +48,30 @@ class SubjectTraveller:
 
     def depart(self, subject: Subject, departure: Departure) -> Any:
         ref = self._refs.usable(subject.rref)
-        if isinstance(ref, Held):
+        if isinstance(ref, UserRecord):
             return pack_fork(ref.id, ref.fork, ref.known)
         return self._refs.depart(subject.rref, departure)  # to oneself
 
-    def arrive(self, data: Any, arrival: Arrival) -> Owned:
+    def arrive(self, data: Any, arrival: Arrival) -> OwnerRecord:
         refs = self._refs
         if isinstance(data, bytes):
-            owned = refs.serving.found(arrival.sender, data)
+            owned = refs.value_services.found(arrival.sender, data)
         else:
             found = refs.receive(data, arrival.sender)
-            if not isinstance(found, Owned):
+            if not isinstance(found, OwnerRecord):
                 raise ProtocolError("a method is called where its object is", arrival.sender.name)
             owned = found
         if not owned.ready:
-            arrival.waits.append(refs.serving.later(owned))
+            arrival.waits.append(refs.value_services.later(owned))
         return owned
 
 
 @expose
-def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method(
+    subject: OwnerRecord, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run at the owner: call a method of the value. A coroutine is awaited by the worker."""
-    if type(subject) is not Owned:
+    if type(subject) is not OwnerRecord:
         raise ProtocolError("a method is called without its object", current_agent().name)
     value = subject.result()
     result = _method(value, name)(*args, **kwargs)
@@ -113,10 +115,12 @@ class _Proxy:
     ) -> Future[Any]:
         rref, refs = self._rref, self._rref._refs
         refs.usable(rref)
-        answer = Answer(loop=refs.agent.loop)
+        answer = OwnerFuture(loop=refs.agent.loop)
         answer._rref = rref
         refs.agent.call(
-            refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name,
+            refs.messenger.reach(rref._ref.owner)
+            if isinstance(rref._ref, UserRecord)
+            else refs.agent.name,
             call_method,
             (Subject(rref), name, args, kwargs),
             timeout=self._timeout,
@@ -124,7 +128,7 @@ class _Proxy:
             future=answer,
         )
         answer._function = name
-        if isinstance(rref._ref, Held):
+        if isinstance(rref._ref, UserRecord):
             answer.follow(rref._ref)
         return answer
 
@@ -157,7 +161,11 @@ class RemoteProxy(_Proxy):
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> RRef:
         rref, refs = self._rref, self._rref._refs
         refs.usable(rref)
-        to = refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name
+        to = (
+            refs.messenger.reach(rref._ref.owner)
+            if isinstance(rref._ref, UserRecord)
+            else refs.agent.name
+        )
         self._check(name)
         return refs.remote(
             to,
@@ -172,7 +180,7 @@ class RemoteProxy(_Proxy):
         """Refuse an unknown attribute at once, where finding out does not stop a loop."""
         rref = self._rref
         ref = rref._ref
-        if isinstance(ref, Owned):
+        if isinstance(ref, OwnerRecord):
             if ref.ready and ref.error is None and not hasattr(ref.value, name):
                 getattr(ref.value, name)
             return

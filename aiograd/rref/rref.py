@@ -1,7 +1,8 @@
 """`RRef`: a value that stays where it is, and may be used from anywhere.
 
-What users see. It stands for one record of this worker's part of the protocol: an `Owned` value,
-or a `Held` fork of a value elsewhere. Everything that needs the network is done by `RRefs`.
+What users see. It wraps one record of this worker's part of the protocol: the `OwnerRecord` of a
+value here, or the `UserRecord` of a fork of a value elsewhere. `RRefs` does everything that needs
+the network.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future, prepare
 from aiograd.rpc.scope import users_frame
-from aiograd.rref.futures import Creation, block_on, wake
+from aiograd.rref.futures import CreateFuture, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
-from aiograd.rref.refcount.records import Held, Owned, Use, join, show
+from aiograd.rref.refcount.records import OwnerRecord, Use, UserRecord, format_id, with_callback
 from aiograd.rref.registry import RRefs, current_rrefs
 
 
@@ -33,7 +34,7 @@ class RRef:
 
     __slots__ = ("__weakref__", "_call", "_creation", "_ref", "_refs", "_released", "_type")
 
-    _ref: Owned | Held
+    _ref: OwnerRecord | UserRecord
     _refs: RRefs
 
     def __init__(self, value: Any) -> None:
@@ -41,36 +42,36 @@ class RRef:
         frame = users_frame()
         self._ref = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
         self._released = False
-        self._call: Creation | None = None  # under way, until the value is first asked for
+        self._call: CreateFuture | None = None  # under way, until the value is first asked for
         self._creation: Future[None] | None = None  # asked for by `future`
         self._type: Future[type] | None = None  # asked for by `_get_type`
 
     def __del__(self) -> None:
         # Runs anywhere and at any time, also while the interpreter ends and globals are gone.
         ref = getattr(self, "_ref", None)
-        if ref is not None and ref.must_be_dropped and not self._released:
-            self._refs.control.let_go(ref)
+        if ref is not None and ref.needs_release and not self._released:
+            self._refs.messenger.schedule_drop(ref)
 
     # ── who has it ──────────────────────────────────────────────────────────────────────────
 
     def owner(self) -> WorkerInfo:
         """Return the worker that has the value."""
         ref = self._ref
-        party = ref.owner if isinstance(ref, Held) else self._refs.protocol.me
+        party = ref.owner if isinstance(ref, UserRecord) else self._refs.protocol.me
         return WorkerInfo(party.name, party.rank)
 
     def owner_name(self) -> str:
         ref = self._ref
-        return ref.owner.name if isinstance(ref, Held) else self._refs.agent.name
+        return ref.owner.name if isinstance(ref, UserRecord) else self._refs.agent.name
 
     def is_owner(self) -> bool:
         """Return whether the value is on this worker."""
-        return isinstance(self._ref, Owned)
+        return isinstance(self._ref, OwnerRecord)
 
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner knows of this reference; inside a called function it does."""
         ref = self._ref
-        return isinstance(ref, Owned) or ref.use is Use.CONFIRMED
+        return isinstance(ref, OwnerRecord) or ref.use is Use.CONFIRMED
 
     # ── its value ───────────────────────────────────────────────────────────────────────────
 
@@ -79,11 +80,11 @@ class RRef:
 
         Waits for its creation; the error of the creating function is raised here too.
         """
-        if type(self._ref) is Owned:
+        if type(self._ref) is OwnerRecord:
             return self._refs.wait(self, timeout, "RRef.to_here")
         if (creation := self._call) is not None:
             self._call = None
-            if timeout is None and self._refs.fetch_along(self, creation):
+            if timeout is None and self._refs.piggyback_fetch(self, creation):
                 return creation
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
 
@@ -95,8 +96,8 @@ class RRef:
 
         While it is being created, this waits in a thread, and is an RRefError on an event loop.
         """
-        ref = self._refs.usable(self) if isinstance(self._ref, Owned) else self._ref
-        if isinstance(ref, Held):
+        ref = self._refs.usable(self) if isinstance(self._ref, OwnerRecord) else self._ref
+        if isinstance(ref, UserRecord):
             me, owner = self._refs.protocol.me, ref.owner
             raise NotOwner(
                 f"{self} has no local value on {me.name} (rank {me.rank}): it is on its owner "
@@ -131,7 +132,7 @@ class RRef:
         """A future of something asynchronous about this reference, from any thread."""
         agent = self._refs.agent
         future = prepare(Future(loop=agent.loop), f"RRef {what}")
-        self._refs.control.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
+        self._refs.messenger.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
         return future
 
     # ── calling its methods ─────────────────────────────────────────────────────────────────
@@ -162,7 +163,7 @@ class RRef:
         return known.result()
 
     def _ask_type(self, timeout: float | None) -> Future[type]:
-        if isinstance(self._ref, Held):
+        if isinstance(self._ref, UserRecord):
             return self._refs.ask(self, "rref.type", timeout=timeout)
 
         async def find() -> type:
@@ -173,7 +174,12 @@ class RRef:
                 raise
 
         owned = self._ref
-        if owned.ready and owned.error is None and owned.doubt is None and not self._released:
+        if (
+            owned.ready
+            and owned.error is None
+            and owned.creator_error is None
+            and not self._released
+        ):
             future: Future[type] = prepare(Future(loop=self._refs.agent.loop))
             future.set_result(type(owned.value))
             return future
@@ -189,9 +195,9 @@ class RRef:
         context_id = getattr(ctx_or_id, "id", ctx_or_id)
         if context_id is not None and type(context_id) is not int:
             raise TypeError(f"a context or its id is needed, not {type(ctx_or_id).__name__}")
-        if isinstance(self._ref, Owned):
+        if isinstance(self._ref, OwnerRecord):
             value = await self._refs.wait(self, None, "RRef.backward")
-            await self._refs.serving.backward(value, context_id, retain_graph)
+            await self._refs.value_services.backward(value, context_id, retain_graph)
             return
         if context_id is None:
             raise RRefError(
@@ -205,18 +211,18 @@ class RRef:
     async def release(self) -> None:
         """Give the reference back; returns when the owner has let go. Later use: RRefReleased."""
         first, self._released = not self._released, True
-        ref, control = self._ref, self._refs.control
-        if isinstance(ref, Owned):
-            if first and ref.must_be_dropped:
-                control.let_go(ref)
+        ref, messenger = self._ref, self._refs.messenger
+        if isinstance(ref, OwnerRecord):
+            if first and ref.needs_release:
+                messenger.schedule_drop(ref)
             return
         if ref.use is Use.RELEASED:
             return
         let_go = self._refs.agent.loop.create_future()
-        ref.on_released = join(ref.on_released, wake(let_go))
+        ref.on_released = with_callback(ref.on_released, wake(let_go))
         if first:
-            self._refs.protocol.using.drop(ref)
-            control.flush()
+            self._refs.protocol.user_table.drop(ref)
+            messenger.flush()
         await let_go
 
     async def __aenter__(self) -> RRef:
@@ -230,15 +236,15 @@ class RRef:
 
     def __str__(self) -> str:
         ref = self._ref
-        if isinstance(ref, Owned):
-            return f"OwnerRRef({show(ref.id)})"
-        return f"UserRRef(RRefId = {show(ref.id)}, ForkId = {show(ref.fork)})"
+        if isinstance(ref, OwnerRecord):
+            return f"OwnerRRef({format_id(ref.id)})"
+        return f"UserRRef(RRefId = {format_id(ref.id)}, ForkId = {format_id(ref.fork)})"
 
     def _state(self) -> str:
         ref = self._ref
         if self._released:
             return "released"
-        if isinstance(ref, Owned):
+        if isinstance(ref, OwnerRecord):
             if not ref.ready:
                 return "being created"
             return "failed" if ref.error is not None else type(ref.value).__name__
@@ -287,7 +293,7 @@ async def _run(work: Callable[[], Any], future: Future[Any], name: str) -> None:
         del future, work
 
 
-def wrap(refs: RRefs, ref: Owned | Held, creation: Creation | None = None) -> RRef:
+def wrap(refs: RRefs, ref: OwnerRecord | UserRecord, creation: CreateFuture | None = None) -> RRef:
     """Make what user code sees of a record."""
     rref = RRef.__new__(RRef)
     rref._refs, rref._ref, rref._call = refs, ref, creation

@@ -18,7 +18,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import AiogradError, OwnerLost, WorkerClosed, WorkerLost
-from aiograd.rref.refcount.records import Party
+from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -30,7 +30,7 @@ _PATIENCE = 0.2  # seconds; an answer takes far less, and lost messages are rare
 
 
 # The link of its session (None: there was none), to whom, who waits for the end, and what it says.
-_Message = tuple["Link | None", Party, Ended, str, tuple[Any, ...]]
+_Message = tuple["Link | None", PeerInfo, Ended, str, tuple[Any, ...]]
 
 
 class Telling:
@@ -43,14 +43,16 @@ class Telling:
         self._open: dict[asyncio.Future[Any], _Message] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    def reach(self, party: Party) -> str:
+    def reach(self, party: PeerInfo) -> str:
         """How to address a worker, if this very start of it is still a member; else OwnerLost."""
         peer = self._agent.directory.get(party.name)
         if peer is None or peer.incarnation != party.incarnation:
             raise OwnerLost(party.name, "no", "another worker has its name now" if peer else "")
         return party.name
 
-    def tell(self, to: Party, ended: Ended, service: str, *args: Any, lazy: bool = False) -> None:
+    def tell(
+        self, to: PeerInfo, ended: Ended, service: str, *args: Any, lazy: bool = False
+    ) -> None:
         """Send until answered; `ended` gets the answer, or the error if `to` is gone.
 
         `lazy`: nobody waits for that."""
@@ -91,7 +93,7 @@ class Telling:
             self._look = self._agent.loop.call_later(_PATIENCE, self._look_around, again)
 
     def _repeat(
-        self, link: Link | None, to: Party, ended: Ended, service: str, args: tuple[Any, ...]
+        self, link: Link | None, to: PeerInfo, ended: Ended, service: str, args: tuple[Any, ...]
     ) -> None:
         try:
             name = self.reach(to)

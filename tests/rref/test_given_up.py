@@ -8,26 +8,27 @@ import pytest
 
 from aiograd.errors import Overloaded
 from aiograd.rpc.api import rpc_async
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rref import remote
-from aiograd.rref.refcount.owner import Owning
-from aiograd.rref.refcount.records import BY_CREATOR, Party
+from aiograd.rref.refcount.owner import OwnerTable
+from aiograd.rref.refcount.records import BY_CREATOR
 
-OWNER, CREATOR, FRIEND = (Party(name, n, bytes([n]) * 16) for n, name in enumerate("abc"))
+OWNER, CREATOR, FRIEND = (PeerInfo(name, n, bytes([n]) * 16) for n, name in enumerate("abc"))
 REF, FORK, CHILD = (1, 1, 0), (1, 1, 1), (1, 1, 2)
 
 
 def test_the_last_fork_takes_an_unmade_value_with_it():
-    owning = Owning(OWNER)
+    owner_table = OwnerTable(OWNER)
     woken = []
-    owning.request(FRIEND.incarnation, 0, 0, [(REF, CHILD, BY_CREATOR)])
-    owned = owning.look_up(FRIEND, REF, CHILD, BY_CREATOR)
+    owner_table.request(FRIEND.incarnation, 0, 0, [(REF, CHILD, BY_CREATOR)])
+    owned = owner_table.look_up(FRIEND, REF, CHILD, BY_CREATOR)
     owned.waiters[FRIEND] = lambda: woken.append(owned.error)
-    owning.release([(REF, FORK, True)])  # the creator timed out before its call had left
-    assert REF in owning.owners
-    owning.release([(REF, CHILD, False)])
+    owner_table.release([(REF, FORK, True)])  # the creator timed out before its call had left
+    assert REF in owner_table.records
+    owner_table.release([(REF, CHILD, False)])
     assert "given up" in str(woken[0])
-    assert not owning.owners
+    assert not owner_table.records
 
 
 async def never() -> None:

@@ -67,13 +67,15 @@ async def test_old_references_stay_lost_and_new_ones_work(workers: Any) -> None:
             await rpc_async("worker1", use, args=("lent",))
         assert await rpc_async("worker1", fetch, args=(new,)) == 7
         assert await rpc_async("worker1", fetch, args=(lent,)) == "lent"
-        await w.until(lambda: len(w[1].protocol.owning.owners) == 1)  # the lease of the old one
+        await w.until(
+            lambda: len(w[1].protocol.owner_table.records) == 1
+        )  # the lease of the old one
         assert await new == 7
         await old.release()
         del old, new, lent
         KEPT.clear()
         await w.at_rest()
-        assert all(not part.protocol._severed for part in w.parts)
+        assert all(not part.protocol._leases for part in w.parts)
 
 
 async def test_nothing_about_old_references_is_said_in_the_new_session(workers: Any) -> None:
@@ -123,7 +125,7 @@ async def test_a_third_worker_keeps_what_it_was_given_in_time(workers: Any) -> N
         await rpc_async("worker1", keep, args=("value", value))
         lose(w, 0, 2)
         assert await rpc_async("worker2", add, args=(1, 2)) == 3
-        await w.until(lambda: not w[2].protocol._severed)  # the lease is over
+        await w.until(lambda: not w[2].protocol._leases)  # the lease is over
         with pytest.raises(OwnerLost):
             await value
         assert await rpc_async("worker1", use, args=("value",)) == 3
@@ -140,12 +142,12 @@ async def test_who_waits_for_a_creation_of_a_lost_session_is_told_when_the_next_
         never = w[0].protocol.create(w[2].protocol.me)  # is never sent
         fork = pack_fork(never.id, never.fork, BY_CREATOR)
         waiting = w.agents[1].request("worker2", "rref.fetch", fork)
-        await w.until(lambda: bool(w[2].protocol.owning.owners))
+        await w.until(lambda: bool(w[2].protocol.owner_table.records))
         lose(w, 0, 2)
         assert await rpc_async("worker2", add, args=(1, 2)) == 3
         with pytest.raises(RRefError, match="never came"):
             await waiting
-        w[0].protocol.forget(never)
+        w[0].protocol.discard_creation(never)
 
 
 @pytest.mark.parametrize("number", [-1, "1", None])
@@ -153,4 +155,4 @@ async def test_an_id_that_is_none_begins_no_session(workers: Any, number: Any) -
     async with workers(2, options=QUICK) as w:
         with pytest.raises(Exception, match=r"rref\.session"):
             await w.agents[0].request("worker1", "rref.session", number)
-        assert not w[1].protocol.owning._expired
+        assert not w[1].protocol.owner_table._expired

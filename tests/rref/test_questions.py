@@ -18,17 +18,17 @@ async def test_questions_do_not_inherit_the_deadline_of_a_call(monkeypatch):
     options = ag.Options(lease=0.02)
     async with ag.Worker("alone", rank=0, world_size=1, options=options) as worker:
         loop = asyncio.get_running_loop()
-        control = worker.agent.parts[RRefs].control
+        messenger = worker.agent.parts[RRefs].messenger
         asked = loop.create_future()
 
-        def audit(hurry: bool) -> list[asyncio.Future[None]]:
+        def audit(at_shutdown: bool) -> list[asyncio.Future[None]]:
             if not asked.done():
                 asked.set_result(DEADLINE.get())
             return []
 
-        monkeypatch.setattr(control, "audit", audit)
+        monkeypatch.setattr(messenger, "audit", audit)
         DEADLINE.set(loop.time() + 0.001)
-        control.watch()
+        messenger.schedule_audit()
         assert await asked == math.inf
 
 

@@ -78,7 +78,7 @@ async def test_an_agent_without_references_says_so() -> None:
         refs = attach(agent)
         assert agent.parts[RRefs] is refs is current_rrefs()
         assert await remote("alone", value) == "a value"
-        await refs.control.rest()
+        await refs.messenger.rest()
         assert refs.counters() == {"owner_rrefs": 0, "user_rrefs": 0}
     finally:
         await agent.close()

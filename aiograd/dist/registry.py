@@ -29,7 +29,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.scope import current_agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.coalesce import Coalescer
-from aiograd.rref.telling import Telling
+from aiograd.rpc.notify import Notifier
 
 if TYPE_CHECKING:
     from aiograd.dist.backward.engine import Engine
@@ -52,7 +52,7 @@ class Contexts:
         self.gone: dict[bytes, int] = {}  # incarnations of lost peers; the how manieth loss it was
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
-        self._telling = Telling(agent, self.gone, self._variables)
+        self._notifier = Notifier(agent, self.gone, self._variables)
         self._ends: dict[bytes, tuple[PeerInfo, list[int]]] = {}  # still to be told, by receiver
         self._coalescer = Coalescer(agent.loop, self._variables, self._tell_ends)
         self._table: dict[int, Context] = {}
@@ -153,7 +153,7 @@ class Contexts:
     def _tell_ends(self) -> None:
         ends, self._ends = self._ends, {}
         for peer, ids in ends.values():
-            self._telling.tell(peer, _whatever, "context.release", *ids, lazy=True)
+            self._notifier.notify(peer, _whatever, "context.release", *ids, lazy=True)
 
     def release_asked(self, sender: PeerInfo, *context_ids: int) -> None:
         for context_id in context_ids:
@@ -255,7 +255,7 @@ class Contexts:
             self.release(context.id)
         self._coalescer.close()
         self._variables.run(self._tell_ends)
-        self._telling.close()
+        self._notifier.close()
 
 
 def _whatever(answer: Any, error: Any) -> None:

@@ -47,6 +47,7 @@ from aiograd.errors import (
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.coalesce import Coalescer
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.notify import Notifier, give_outcome
 from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import (
@@ -65,7 +66,6 @@ from aiograd.rref.refcount.records import (
     unpack_ids,
 )
 from aiograd.rref.refcount.user import Batch
-from aiograd.rref.telling import Telling, hand_over
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -91,8 +91,7 @@ class Messenger:
         # be dropped or sent: a message of ours must not inherit that call's deadline.
         self._context = agent.context.copy()
         self._coalescer = Coalescer(agent.loop, self._context, self.flush)  # of `_dropped`
-        self.telling = Telling(agent, self.protocol.unreachable, self._context)
-        self.reach = self.telling.reach
+        self._notifier = Notifier(agent, self.protocol.unreachable, self._context)
         self._lease_timers: set[asyncio.TimerHandle] = set()
         self._audit_timer: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # of `rest`; done when nothing is left
@@ -108,6 +107,13 @@ class Messenger:
         """Return the protocol's record of a peer."""
         me = self.protocol.me
         return me if peer.incarnation == me.incarnation else peer
+
+    def reach(self, peer: PeerInfo) -> str:
+        """Return how to address a worker; OwnerLost unless this very incarnation is a member."""
+        member = self.agent.directory.get(peer.name)
+        if member is None or member.incarnation != peer.incarnation:
+            raise OwnerLost(peer.name, "no", "another worker has its name now" if member else "")
+        return peer.name
 
     def on_loop(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work(*args)` on the loop, which owns the protocol's state, from any thread.
@@ -185,7 +191,9 @@ class Messenger:
             if batch.forks:
                 self._send_forks(batch)
             if batch.accepts and not unreachable:
-                self.telling.tell(batch.to, _ignore, "rref.accept", pack_ids(batch.accepts))
+                self._notifier.notify(
+                    batch.to, _ignore, "rref.accept", pack_ids(batch.accepts), lazy=False
+                )
         self.check_rest()
 
     def _send_releases(self, batch: Batch) -> None:
@@ -198,7 +206,7 @@ class Messenger:
         # Low priority unless `RRef.release` waits for the answer.
         lazy = not any(record.on_released for record in batch.releases)
         releases = pack_releases(batch.releases)
-        self.telling.tell(batch.to, ended, "rref.release", releases, lazy=lazy)
+        self._notifier.notify(batch.to, ended, "rref.release", releases, lazy=lazy)
 
     def _send_forks(self, batch: Batch) -> None:
         # Some may have failed with a session since they arrived.
@@ -216,7 +224,8 @@ class Messenger:
             self.schedule_flush()
 
         forks = [pack_fork(record.id, record.fork, record.claim) for record in batch.forks]
-        self.telling.tell(owner, ended, "rref.fork", number, low, b"".join(forks))
+        packed = b"".join(forks)
+        self._notifier.notify(owner, ended, "rref.fork", number, low, packed, lazy=False)
 
     # ── services ────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +312,7 @@ class Messenger:
             except AiogradError:
                 continue  # gone: its lease decides
             done = functools.partial(self._audited, forks, at_shutdown)
-            future.add_done_callback(functools.partial(hand_over, done), context=self._context)
+            future.add_done_callback(functools.partial(give_outcome, done), context=self._context)
             futures.append(future)
         return futures
 
@@ -353,7 +362,7 @@ class Messenger:
             timer.cancel()
         self._lease_timers.clear()
         self._coalescer.close()
-        self.telling.close()
+        self._notifier.close()
         if self._audit_timer is not None:
             self._audit_timer.cancel()
         user_table = self.protocol.user_table

@@ -92,9 +92,9 @@ class OwnerFuture(Future[Any]):
     def set_exception(self, exception: Any) -> None:
         if (rref := self._rref) is not None:
             self._rref = None
-            if rref._type is self:  # an awaited error holds frames that hold the reference
-                rref._type = None
-            held = rref._ref
+            if rref.type_future is self:  # an awaited error holds frames that hold the reference
+                rref.type_future = None
+            held = rref.record
             if isinstance(held, UserRecord):
                 if getattr(exception, "worker", None) == held.owner.name:
                     exception = owner_lost(exception)
@@ -148,7 +148,7 @@ class CreateFuture(OwnerFuture):
     def _fetch_error(self, error: Exception) -> Exception:
         """What the end of a creation is to a fetch that should come along."""
         assert self._rref is not None
-        held = self._rref._ref
+        held = self._rref.record
         assert isinstance(held, UserRecord)
         if isinstance(error, DeadlineExceeded) and not self._limited:
             return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)

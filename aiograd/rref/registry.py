@@ -222,8 +222,8 @@ class RRefs:
 
     def usable(self, rref: RRef) -> OwnerRecord | UserRecord:
         """What a reference stands for; raises why it cannot be used."""
-        ref = rref._ref
-        if rref._released:
+        ref = rref.record
+        if rref.released:
             owner = rref.owner_name()
             raise RRefReleased(
                 f"this reference to a value on {owner} was used after deletion: it was released; "
@@ -237,12 +237,12 @@ class RRefs:
         self, rref: RRef, service: str, *args: Any, timeout: float | None, carry: bool = False
     ) -> Future[Any]:
         """Ask the owner of a `UserRecord` reference. Errors are in the future."""
-        held = rref._ref
+        held = rref.record
         answer = OwnerFuture(loop=self.agent.loop)
         answer._rref = rref
         assert isinstance(held, UserRecord)
         try:
-            if held.error is not None or rref._released or held.use >= Use.RELEASING:
+            if held.error is not None or rref.released or held.use >= Use.RELEASING:
                 self.usable(rref)
             name = self.messenger.reach(held.owner)
             self.agent.request(
@@ -284,7 +284,7 @@ class RRefs:
         """The value did not come along: it cannot travel, or there is none."""
         rref = answer._rref
         assert rref is not None
-        held = rref._ref
+        held = rref.record
         assert isinstance(held, UserRecord)
         # In a context of its own: who reads the reply may have a deadline, too.
         left = max(deadline - self.agent.loop.time(), 0.001)
@@ -297,7 +297,7 @@ class RRefs:
 
     def wait(self, rref: RRef, timeout: float | None, what: str) -> Future[Any]:
         """The outcome of a value of this worker. Errors are in the future."""
-        agent, owned = self.agent, rref._ref
+        agent, owned = self.agent, rref.record
         assert isinstance(owned, OwnerRecord)
         wait = LocalWait(agent.loop, owned, agent.name)
         wait._function = what
@@ -321,7 +321,7 @@ class RRefs:
 
     async def created(self, rref: RRef) -> None:
         """Wait until a value is there; raise what prevented it."""
-        ref = rref._ref
+        ref = rref.record
         if isinstance(ref, OwnerRecord):
             if ref.id in ref.forks:  # sent to ourselves, and not answered
                 told = self.agent.loop.create_future()

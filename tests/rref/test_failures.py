@@ -466,4 +466,4 @@ async def test_shutdown_gives_back_what_is_still_being_created(workers: Any) -> 
         deadline = asyncio.get_running_loop().time() + 2.0
         await w[0].settle(deadline)
         assert w[0].counters() == {"owner_rrefs": 0, "user_rrefs": 0}
-        assert isinstance(rref._ref, UserRecord)
+        assert isinstance(rref.record, UserRecord)

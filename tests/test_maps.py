@@ -39,8 +39,6 @@ TODO: set[str] = {
     "rpc/observe",
     "rpc/runtime",
     "rpc/transport",
-    "rref",
-    "rref/refcount",
     "testing",
     "testing/simulator",
     "testing/soak",

@@ -58,6 +58,7 @@ async def test_a_notification_during_a_send_schedules_another_send():
     coalescer = Coalescer(loop, contextvars.copy_context(), send)
     coalescer.schedule()
     await until(lambda: len(sent) == 2)
+    assert sent[1] > sent[0]
     coalescer.close()
 
 

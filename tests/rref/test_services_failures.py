@@ -427,18 +427,18 @@ async def test_rref_leak_check(workers: Any, strict: bool, caplog: Any) -> None:
         deadline = asyncio.get_running_loop().time() + 0.1
         with caplog.at_level(logging.WARNING, "aiograd"):
             if strict:
-                with pytest.raises(RRefLeak, match=r"Leaking RRef.*test_failures\.py:"):
+                with pytest.raises(RRefLeak, match=r"Leaking RRef.*test_services_failures\.py:"):
                     await w[0].settle(deadline)  # worker1 does not give back
             else:
                 await w[0].settle(deadline)
-                assert any("test_failures.py:" in message for message in caplog.messages)
+                assert any("test_services_failures.py:" in message for message in caplog.messages)
 
 
 async def test_a_creation_is_blamed_on_the_line_of_its_creator(workers: Any) -> None:
     async with workers(2, options=Options(strict_leaks=True)) as w:
         rref = remote("worker1", add, args=(1,))
         await rref
-        with pytest.raises(RRefLeak, match=r"test_failures\.py:"):
+        with pytest.raises(RRefLeak, match=r"test_services_failures\.py:"):
             await w[1].settle(asyncio.get_running_loop().time() + 0.1)
         del rref
 

@@ -86,6 +86,7 @@ def call_method(
             f"call_method: the subject is {type(subject).__name__}, not a reference",
             current_agent().name,
         )
+    # The call waited for the value, or for the error of its function, which is raised here.
     value = subject.result()
     result = _method(value, name)(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -97,6 +98,7 @@ def call_method(
 
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
+    # A trusted worker may call anything, callable attributes of the instance included.
     if GUEST.get() is None:
         return getattr(value, name)  # type: ignore[no-any-return]
     method = exposed_method(value, name)
@@ -114,6 +116,7 @@ class _Proxy:
     def __init__(self, refs: RRefs, rref: RRef, timeout: float | None) -> None:
         self._refs, self._rref, self._timeout = refs, rref, timeout
 
+    # Any name is a method: whether the value has it is known at the owner only.
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return functools.partial(self._call, name)
 
@@ -134,6 +137,7 @@ class _Proxy:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> Future[Any]:
         rref, refs, owner = self._rref, self._refs, self._owner()
+        # It keeps the reference until the answer: a release must not overtake the call.
         answer = OwnerFuture(loop=refs.agent.loop)
         answer._rref = rref
         refs.agent.call(

@@ -117,7 +117,6 @@ class RRef:
 
         While it is being created, this waits in a thread, and is an RRefError on an event loop.
         """
-        # Not the owner comes first: it is what the caller got wrong, even of a released reference.
         mine = isinstance(self.record, OwnerRecord)
         record = self._refs.usable(self) if mine else self.record
         if isinstance(record, UserRecord):
@@ -339,7 +338,7 @@ def remote(
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
     the function appears wherever the reference is used. `timeout` limits the creation.
     """
-    # The caller's frame is nearly always user code; `users_frame` searches where it is not.
+    # A caller inside the library, such as `LocalCluster`, is not where user code made it.
     frame = sys._getframe(1)
     if frame.f_globals.get("__name__", "").startswith("aiograd."):
         frame = users_frame()

@@ -85,7 +85,8 @@ class Messenger:
         self.agent = agent
         self.protocol = Protocol(PeerInfo(agent.name, agent.rank, agent.incarnation))
         self.access = AccessChecks(self.protocol)
-        self._dropped: deque[Record] = deque()  # by finalizers, in any thread
+        # What finalizers dropped, in any thread. A deque: its append is atomic.
+        self._dropped: deque[Record] = deque()
         self._flush_scheduled = False
         # A copy of the agent's own context, not that of the call in which a reference happened to
         # be dropped or sent: a message of ours must not inherit that call's deadline.
@@ -138,6 +139,7 @@ class Messenger:
             self.agent.loop.call_soon_threadsafe(run, context=self._context)
         except RuntimeError:
             raise WorkerClosed(f"{self.agent.name} was shut down", self.agent.name) from None
+        # By the pool: it counts this thread as blocked and may start another one meanwhile.
         self.agent.pool.acquire(ended)
         value, error = outcome.pop()
         try:
@@ -152,9 +154,9 @@ class Messenger:
     def schedule_drop(self, record: Record) -> None:
         """Take note that user code dropped a reference.
 
-        Finalizers call this, so in any thread and at any moment: it only appends to a deque, which
-        is atomic, and takes no lock that the interrupted code might hold.
+        Finalizers call this, so in any thread and at any moment.
         """
+        # No lock: the garbage collector may interrupt code that holds it, in this very thread.
         self._dropped.append(record)
         try:
             self._coalescer.schedule()
@@ -173,6 +175,7 @@ class Messenger:
         """Send all notifications that have collected."""
         self._flush_scheduled = False
         user_table, owner_table = self.protocol.user_table, self.protocol.owner_table
+        # Before the outbox is taken, so that releases leave with what is there already.
         while self._dropped:
             record = self._dropped.popleft()
             if isinstance(record, UserRecord):
@@ -276,6 +279,8 @@ class Messenger:
         self.schedule_flush()  # acceptances of forks that failed: their sharers need not wait
 
     def _on_returned(self, peer: PeerInfo) -> None:
+        # The number of the loss is an id, so it tells the sessions apart: uses of a value whose
+        # creation was lost with the old one end at once, and those of the new one are waited for.
         number = self.protocol.returned(peer.incarnation)
         if number is not None:
             self.agent.post(peer, "rref.session", number)
@@ -325,6 +330,7 @@ class Messenger:
 
     def check_rest(self) -> None:
         """Wake `rest` if the last record has left the tables."""
+        # Called for every release, and `_resting` is empty until a shutdown.
         if self._resting and self.protocol.at_rest:
             waiting, self._resting = self._resting, []
             for future in waiting:
@@ -333,6 +339,7 @@ class Messenger:
 
     async def rest(self) -> None:
         """Wait until nothing is owned for others, used or shared here."""
+        # A loop: another reference may arrive between the wake-up and this task's turn.
         while self._dropped or not self.protocol.at_rest:
             future = self.agent.loop.create_future()
             self._resting.append(future)
@@ -460,7 +467,7 @@ class ValueServices:
 
     def _on_fetch(self, sender: PeerInfo, fork: bytes) -> Any:
         record = self.found(sender, fork)
-        # Nearly always ready: the value itself spares the future, its callback and a tick.
+        # The value itself, if it is there, spares a future and its callback.
         return record.result() if record.ready else self.later(record)
 
     def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:

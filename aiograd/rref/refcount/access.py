@@ -18,6 +18,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import BY_OWNER, Fork, Record, RefId, UserRecord, stamp_of
 
+# Exact types: `isinstance` takes True for an int, and a partner may send anything.
 _ID = (int, int, int)
 _FORK = (str, int, bytes, tuple, tuple, int)
 
@@ -88,6 +89,7 @@ class AccessChecks:
         if fork[1] != stamp_of(partner.incarnation):
             raise self._refusal(partner)
         if known == BY_OWNER:
+            # Else it would speak in the name of another owner, and we would not ask that one.
             if incarnation != partner.incarnation:
                 raise self._refusal(partner)
             return
@@ -96,6 +98,7 @@ class AccessChecks:
                 f"{partner.name} passed a reference to a value of {name[:80]}", partner.name
             )
         record = self._protocol.owner_table.records.get(ref_id)
+        # Any fork of it will do: the message carries a new one, which is made from one it holds.
         held = record is not None and partner.incarnation in record.forks.values()
         if not held and ref_id[1] != stamp_of(partner.incarnation):
             raise self._refusal(partner)

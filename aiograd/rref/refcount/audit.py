@@ -50,6 +50,8 @@ class Audit:
         """
         # Grouped by incarnation: PeerInfo hashes all its fields.
         questions: dict[bytes, tuple[PeerInfo, list[RefId]]] = {}
+        # Asking changes no stage: only an answer makes a fork suspect, so a question that is lost
+        # costs one round and nothing else.
         for fork, (holder, stage) in self._stages.items():
             if stage == _SENT and not at_shutdown:
                 self._stages[fork] = (holder, _OLD)
@@ -61,6 +63,7 @@ class Audit:
         self, asked: Iterable[RefId], unknown: Iterable[RefId], at_shutdown: bool = False
     ) -> list[RefId]:
         """Take an answer; return the forks to abandon. The known ones start anew."""
+        # At shutdown one answer is enough: no message is under way that could bring the fork.
         missing = set(unknown)
         abandoned = []
         for fork in asked:

@@ -92,6 +92,7 @@ class Protocol:
 
         The id of its fork is the next number, so that the creation need carry only one id.
         """
+        # `new_id` twice, written out: every remote() passes here.
         rank, stamp, count = self.me.rank, self._stamp, self._counter
         ref_id, fork = (rank, stamp, next(count)), (rank, stamp, next(count))
         record = self.user_table.records[fork] = UserRecord(ref_id, fork, owner, CREATING)
@@ -104,6 +105,8 @@ class Protocol:
     def created_here(self, record: OwnerRecord, error: Exception | None = None) -> None:
         """Take the outcome of a creation sent to ourselves: answered, or `error` if abandoned."""
         record.creator_error = error
+        # The fork that `create_here` made. After an error the creation may still arrive, as from
+        # any creator: the mark says so.
         self.owner_table.release([(record.id, record.id, error is not None)])
         waiting, record.on_answered = record.on_answered, ()
         for wake in waiting:
@@ -140,6 +143,8 @@ class Protocol:
         """Turn a fork that arrived into a record here. A `UserRecord` may be CONFIRMING."""
         name, rank, incarnation, ref_id, fork, known = data
         if incarnation != self.me.incarnation:
+            # A third worker's addresses are not needed: messages to it go by its name, after a
+            # look into the directory whether this incarnation is still the member.
             owner = sender if known == BY_OWNER else PeerInfo(name, rank, incarnation)
             return self.user_table.receive(ref_id, fork, owner, sender, known)
         if known == BY_OWNER:
@@ -177,8 +182,10 @@ class Protocol:
         Raises RRefExpired or RRefReleased if it may not.
         """
         record = self.owner_table.look_up(sender, ref_id, fork, known)
+        # A use proves that the fork arrived. `_shared` has only forks that this worker sent of its
+        # own values and has not heard of; without any, the call is spared.
         if self._shared:
-            self._heard_of(fork)  # a use proves that the fork arrived
+            self._heard_of(fork)
         return record
 
     def requested(
@@ -203,6 +210,8 @@ class Protocol:
 
     def report_forks(self, forks: Iterable[RefId]) -> list[int]:
         """Answer an audit: UNKNOWN, CONFIRMING or SETTLED for each fork that was sent to us."""
+        # A fork that was released is UNKNOWN, too. The sharer abandons it then, which changes
+        # nothing at an owner that has removed it already.
         records = [self.user_table.records.get(fork) for fork in forks]
         return [
             UNKNOWN if one is None else CONFIRMING if one.use is Use.CONFIRMING else SETTLED
@@ -241,6 +250,7 @@ class Protocol:
     def lost(self, peer: PeerInfo) -> int:
         """Cut off a lost session. Returns its number, for `lease_over` after the lease."""
         incarnation = peer.incarnation
+        # Off first, so that the order of the dict is that of the last losses.
         self.unreachable.pop(incarnation, None)
         number = self.unreachable[incarnation] = next(self._counter)
         if len(self.unreachable) > 2 * LOST_PEERS:
@@ -270,6 +280,7 @@ class Protocol:
         # If it has come back since, its `rref.session` message says which ids never come.
         if self.unreachable.get(peer.incarnation) == number:
             self.owner_table.expire(peer)
+        # Forks that it was sent and never confirmed: their parents here need not wait any longer.
         self._abandon(forks)
         self.owner_table.reclaim(_ghost(peer.incarnation, number))
 

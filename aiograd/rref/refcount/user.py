@@ -24,7 +24,7 @@ from aiograd.errors import OwnerLost
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.refcount.records import BY_OWNER, RefId, Use, UserRecord
 
-# As in `records`: a lookup of an enum's member costs several times that of a global.
+# As in `records`: a lookup of an enum's member is slow.
 _CONFIRMING: Final = Use.CONFIRMING
 _CONFIRMED: Final = Use.CONFIRMED
 _FAILED: Final = Use.FAILED
@@ -60,6 +60,7 @@ class RequestNumbers:
         """
         number = self._next
         self._next += 1
+        # A small set: all forks of one tick are one request.
         self._open.add(number)
         return number, min(self._open)
 
@@ -102,6 +103,8 @@ class UserTable:
             # Also after a failure: this fork will never need the parent's to be kept.
             self.accept(record.parent, record.fork)
             record.parent = None
+        # `on_confirmed` waits for a decision of either kind, `on_failed` for a failure only. Both
+        # are taken off first: a callback may add another one, or drop the record.
         if record.on_confirmed or record.on_failed:
             confirmed, failed = record.on_confirmed, record.on_failed
             record.on_confirmed = record.on_failed = ()
@@ -139,6 +142,8 @@ class UserTable:
     def force(self, record: UserRecord) -> None:
         """Release a fork without waiting for its creation: this worker shuts down."""
         record.dropped = True
+        # The answer may take as long as the function runs. `never_created` stays set, so the owner
+        # knows that the creation may arrive after its release.
         if record.use is Use.CREATING:
             record.use = Use.FAILED
         self._release_if_unused(record)
@@ -160,6 +165,7 @@ class UserTable:
             if record.use is _FAILED and record.fork not in self.records:
                 return self.released(record)  # `sever` removed it: its owner cannot be reached
             record.use = _RELEASING
+            # All but the first release of a tick find their batch here, without a call.
             batch = self.outbox.get(record.owner.incarnation) or self._batch(record.owner)
             batch.releases.append(record)
 

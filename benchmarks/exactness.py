@@ -1,8 +1,8 @@
-"""What exactness costs: passes as they are, against passes that assume every edge is used.
+"""The cost of exactness: real passes against passes that assume that every edge is used.
 
 The second kind lists no expected edges and answers no unreached ones, so it would hang whenever a
 result goes unused; here every result is used, and both give the same gradients. All workers share
-one process, and its processor time is what counts, so that a busy machine does not matter much.
+one process, and its CPU time is measured, so that a busy machine matters little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS, PASSES = 60, 40
 
 
 class Trusting(state.Pass):
-    """Takes it for granted that every edge will be answered."""
+    """A pass that assumes that every edge will be answered."""
 
     def _begin(self):
         for node in self.topology.unreached:

@@ -25,7 +25,7 @@ PEERS = {
     "dask": "Dask",
     "hivemind": "hivemind",
 }
-# What it is called, the metric (see peers/README.md), its unit and how it is shown.
+# Label, metric (see peers/README.md), unit, format.
 ROWS = [
     ("one small call, there and back", "rpc.add.rtt.median", "µs", "{:.0f}"),
     ("small calls, 256 under way", "rpc.tput.256", "calls/s", "{:,.0f}"),
@@ -45,7 +45,7 @@ SPECS = [
 def measure(reps: int) -> dict:
     """Run all peers in turn; the median of each metric of interest."""
     wanted, found = {metric for _, metric, _, _ in ROWS}, {}
-    busy = os.getloadavg()[0] > 0.5  # others are at work: figures of such a run say so
+    busy = os.getloadavg()[0] > 0.5  # other processes are running: the table says so
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder, "raw.jsonl")
         command = [sys.executable, "run.py", "--reps", str(reps), "--out", str(raw), *SPECS]

@@ -98,8 +98,7 @@ async def round_trips(call: Callable[[], Any], seconds: float) -> str:
 async def in_flight(
     call: Callable[[], Any], seconds: float, clock: Callable[[], Any], width: int = 256
 ) -> str:
-    """Calls per second, and what they cost each side in CPU: that does not depend on who else runs
-    on the machine."""
+    """Calls per second, and the CPU time of each side, which depends little on other processes."""
     count = 0
     here, there = time.process_time(), await clock()
     end = time.perf_counter() + seconds

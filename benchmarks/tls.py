@@ -3,8 +3,8 @@
     python benchmarks/tls.py [--asyncio] [--apart] [--mib 16] [--rounds 15]
 
 Both ends live in one loop, so one core does all the work of both; with --apart the other end is a
-process of its own. Rounds of both kinds alternate, and the best of each counts: what else the
-machine does only makes them slower; CPU time tells more on a busy one. Goals: TLS at least 35 %
+process of its own. Rounds of both kinds alternate, and the best of each counts, because other load
+only makes them slower; CPU time says more on a busy machine. Goals: TLS at least 35 %
 of plain, a connection in 10 ms. In one loop AES-256-GCM alone, there and back, takes half the time.
 """
 
@@ -39,7 +39,7 @@ def size(x: Any) -> int:
     return int(x.size)
 
 
-def papers(folder: Path, *names: str) -> list[TLS]:
+def issue(folder: Path, *names: str) -> list[TLS]:
     """A certificate for each worker, of one authority."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -57,7 +57,7 @@ def agent(rank: int, tls: TLS | None) -> Agent:
 
 
 class Pair:
-    """Two workers that speak TCP, one of them perhaps in a process of its own."""
+    """Two workers over TCP, the second one optionally in a process of its own."""
 
     def __init__(self, papers: list[TLS] | None, apart: bool) -> None:
         self._papers: list[Any] = papers or [None, None]
@@ -94,14 +94,14 @@ class Pair:
             await self._child.wait()
 
     async def send(self, array: np.ndarray) -> tuple[float, float]:
-        """GB per second of one call with a large argument, and per second of this process."""
+        """GB of a large argument per second of wall time, and of the sender's CPU time."""
         began, used = time.perf_counter(), time.process_time()
         await self.here.call("worker1", size, (array,))
         took, used = time.perf_counter() - began, time.process_time() - used
         return array.nbytes / took / 1e9, array.nbytes / used / 1e9
 
     async def connect(self) -> tuple[float, float]:
-        """Milliseconds from a new worker's first call to its answer, and of both sides' work."""
+        """Milliseconds from a new worker's first call to its reply, and of CPU time."""
         assert self._there is not None
         newcomer = Agent("worker0", 2, secret=SECRET, options=self.here.options)
         newcomer.directory.add(self._there.info)
@@ -114,7 +114,7 @@ class Pair:
 
 async def measure(mib: int, rounds: int, apart: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        certificates = papers(Path(folder), "worker0", "worker1")
+        certificates = issue(Path(folder), "worker0", "worker1")
         array = np.ones(mib << 20, np.uint8)
         async with Pair(None, apart) as plain, Pair(certificates, apart) as secure:
             for pair in (plain, secure):

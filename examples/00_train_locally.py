@@ -1,4 +1,4 @@
-"""Train a small network in this process: no workers yet, only arrays that remember.
+"""Train a small network in this process: no workers yet, only tensors and autograd.
 
 python examples/00_train_locally.py
 """

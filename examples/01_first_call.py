@@ -1,4 +1,4 @@
-"""A first call: run functions on other workers, many at once, and meet their errors."""
+"""A first call: run functions on other workers, many at once, and handle their errors."""
 
 import asyncio
 import os
@@ -13,13 +13,13 @@ def where_am_i(greeting):
 
 
 async def count_down(seconds):
-    """A coroutine runs on the worker's loop, so a thousand may wait there at once."""
+    """A coroutine runs on the worker's event loop, so a thousand can wait there at once."""
     await asyncio.sleep(seconds)
     return f"{ag.get_worker_info().name} waited {seconds} s"
 
 
 async def ask_the_neighbour():
-    """A worker may call others in turn; the time that is left travels along."""
+    """A worker may call others; a nested call inherits the deadline."""
     return await ag.rpc_async("worker1", where_am_i, args=("hello by way of worker0",))
 
 

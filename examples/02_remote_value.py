@@ -1,4 +1,4 @@
-"""Values that stay put: make one on a worker, use it from anywhere, and let it go."""
+"""Remote values: create one on a worker, use it from any other, and release it."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import aiograd as ag
 
 
 class Archive:
-    """Too large to send around; it lives on one worker, and others ask it questions."""
+    """Too large to send around: it stays on one worker, and others call its methods."""
 
     def __init__(self, rows):
         self.table = np.random.default_rng(0).standard_normal((rows, 1000))
@@ -23,14 +23,14 @@ class Archive:
 
 
 async def ask_from_afar(archive, rows):
-    """Runs on a third worker: the reference travelled there, the 40 MB did not."""
+    """Runs on a third worker: the reference was sent there, the 40 MB were not."""
     me = ag.get_worker_info().name
     print(f"{me}: the archive is with {archive.owner_name()}, am I its owner? {archive.is_owner()}")
     return await asyncio.gather(*[archive.rpc_async().mean_of(row) for row in rows])
 
 
 def largest(archive):
-    """Runs at the owner, where the reference opens to the object itself."""
+    """Runs at the owner, where the reference gives access to the object itself."""
     return float(archive.local_value().table.max())
 
 
@@ -54,7 +54,7 @@ async def main():
 
         held = (await cluster["worker0"].call(ag.debug_info))["owner_rrefs"]
         await row.release()
-        async with archive:  # leaving the block gives the reference back
+        async with archive:  # leaving the block releases the reference
             pass
         left = (await cluster["worker0"].call(ag.debug_info))["owner_rrefs"]
         print(f"\nworker0 kept {held} values for others, and after the release {left}")

@@ -17,7 +17,7 @@ NAMES = [f"shard{i}" for i in range(SHARDS)] + ["trainer0", "trainer1"]
 
 
 async def loss_of(table, rng):
-    """Every shard adds up the rows it has of each bag: sums travel, and the table stays."""
+    """Every shard adds up its rows of each bag: sums are sent, the table stays."""
     ids, label = batch(rng, ROWS)
     score = (await table(ids)).sum(axis=1)
     return ag.nn.functional.binary_cross_entropy_with_logits(score, label)

@@ -1,9 +1,9 @@
 """Three parties train one model: two own columns of a table, one owns the labels. Columns, weights
-and labels stay at home; noisy embeddings go out, and gradients come back over the same edge.
+and labels stay with their party; noisy embeddings go out, and gradients return over the same edge.
 
-Each feature owner shares a secret with the label owner and with nobody else. In the mode
-"restricted" a partner can call what was agreed on (split_contract.py) and nothing else, and only
-plain data crosses: no pickle, in either direction.
+Each feature owner shares a secret with the label owner only. In the mode "restricted" a partner can
+call the agreed functions (split_contract.py) and nothing else, and only plain data is exchanged: no
+pickle, in either direction.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def train_split(label):
 
 
 async def party(name, rank, folder):
-    """A feature owner's whole program: join, offer what was agreed on, leave with the others."""
+    """A feature owner's whole program: join, serve the agreed functions, leave with the others."""
     Party.here = Party(table()[rank - 1], rank)
     other = {"clinic": "lab", "lab": "clinic"}[name]
     wire = WireLog(folder, name)

@@ -1,4 +1,4 @@
-"""Actors stream episodes of cart-pole to a learner, as fast as it takes them and no faster."""
+"""Actors stream episodes of cart-pole to a learner; back-pressure sets their pace."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ ACTORS, EPISODES, GOAL, LIMIT = 8, 4, 195, 200  # episodes per actor and update;
 
 
 async def episodes(actor):
-    """Runs on the actor's worker: goes on for ever, but never far ahead of its reader."""
+    """Runs on the actor's worker: endless, but back-pressure keeps it close to its reader."""
     while True:
         yield await asyncio.to_thread(actor.local_value().episode)
 

@@ -17,7 +17,7 @@ def loss(y, target):
 
 
 async def train(stages, batches, parts):
-    """One step over all batches, each cut into `parts`: the time, the gradients, who was busy."""
+    """One step over all batches, each cut into `parts`: time, gradients, when stages were busy."""
     pipe = ag.nn.Pipeline(stages, schedule="1f1b", microbatches=parts, recompute=True)
     start = time.perf_counter()
     async with ag.context() as ctx:

@@ -20,7 +20,7 @@ def task_data(task, part):
 
 
 def task_loss(weights, task, part):
-    """Runs where the task is. Its data is made there; only weights and a number travel."""
+    """Runs where the task is: its data stays there, only weights and a number are sent."""
     x, y = task_data(task, part)
     w1, b1, w2, b2 = weights
     return ((ag.tanh(x @ w1 + b1) @ w2 + b2 - y) ** 2).mean()

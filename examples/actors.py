@@ -1,4 +1,4 @@
-"""Who plays in 06_actor_learner.py, and what becomes of them while the learner rests."""
+"""The actors of 06_actor_learner.py, and how far they get ahead while the learner pauses."""
 
 import asyncio
 import resource
@@ -25,7 +25,7 @@ class Actor:
 
 
 async def rest(crew, seconds):
-    """Take nothing for a while: how many episodes actors get ahead, and how many MB they grow."""
+    """Read no stream for a while; return how many episodes actors get ahead, and MB they grow."""
     before = [await member.actor.rpc_async().report() for member in crew]
     await asyncio.sleep(seconds)  # without back-pressure they would play on
     after = [await member.actor.rpc_async().report() for member in crew]

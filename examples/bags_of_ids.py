@@ -1,4 +1,4 @@
-"""What 04_parameter_server.py trains on, and how much of the table a step touches."""
+"""The data of 04_parameter_server.py, and how much of the table a step touches."""
 
 import numpy as np
 

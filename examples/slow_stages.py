@@ -1,4 +1,4 @@
-"""The stages of 07_pipeline.py, which take their time, and a picture of when they were busy."""
+"""The slow stages of 07_pipeline.py, and a picture of when they were busy."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What the parties of 05_split_learning.py have agreed on: the model, and what they may call.
+"""The contract of the parties of 05_split_learning.py: the model, and the exposed functions.
 
 Each party fills in its own `Party`; the others know nothing but the names of the functions below.
 """

@@ -1,6 +1,4 @@
-"""How the parties of 05_split_learning.py meet: their secrets, their processes, and a log of what
-each of them sends.
-"""
+"""Start the parties of 05_split_learning.py: secrets, processes, a log of what each sends."""
 
 import asyncio
 import contextlib
@@ -23,7 +21,7 @@ KEYS = {
 
 
 def meeting(folder, name, path="", *, key=None):
-    """Where they meet, and what they prove to each other. `key`: another one than was agreed on."""
+    """The rendezvous, and the secrets to prove. `key`: another one than was agreed on."""
     keys = {peer: f"{folder}/{key or file}" for peer, file in KEYS[name].items()}
     options = ag.Options(mode="restricted", secret_file=keys, timeout=10)
     return {"rendezvous": f"unix:{path or f'{folder}/meet'}", "options": options}
@@ -52,7 +50,7 @@ def run_parties(main, party, argv):
 
 
 class WireLog:
-    """All bytes that a party sends: it joins through here, and so its connection passes here."""
+    """All bytes that a party sends: it joins through this proxy, so its connection passes here."""
 
     def __init__(self, folder, name):
         self.path, self.sent = f"{folder}/{name}", bytearray()
@@ -115,7 +113,7 @@ def told(wire, party):
 
 
 async def refused(attempt, what):
-    """Try something that is not allowed, and tell how it ends."""
+    """Try something that is not allowed, and print the error."""
     try:
         await attempt
     except ag.errors.SecurityError as error:

@@ -5,7 +5,7 @@ from split_contract import Party, loss_of, make_head
 
 import aiograd as ag
 
-ROWS, TRAIN = 3000, 2000  # the rows after TRAIN are for judging
+ROWS, TRAIN = 3000, 2000  # the rows after TRAIN are for evaluation
 
 
 def table():

@@ -47,7 +47,7 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
 def current_worker() -> Worker:
     """The worker of this context, else the last one started in this process and still open."""
-    worker = scope.current_agent().parts.get(Worker)
+    worker = scope.current().parts.get(Worker)
     if not isinstance(worker, Worker):
         raise WorkerClosed()
     return worker

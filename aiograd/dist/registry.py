@@ -26,7 +26,7 @@ from aiograd.errors import (
     UnknownContext,
 )
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.coalesce import Coalescer
 from aiograd.rpc.notify import Notifier

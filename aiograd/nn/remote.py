@@ -18,10 +18,11 @@ from typing import Any, NoReturn
 from aiograd.errors import NotAllowed
 from aiograd.nn import files
 from aiograd.nn.module import Module
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose, rpc_async
 from aiograd.rpc.callee.exposure import exposed_method, is_exposed
 from aiograd.rpc.future import Future
-from aiograd.rpc.scope import GUEST, current_agent
+from aiograd.rpc.scope import current_guest
 from aiograd.rref.rref import RRef, remote
 
 _TRAVELS = ("on", "module_rref")  # what of a RemoteModule is sent to other workers
@@ -127,7 +128,7 @@ def _rebuild(state: dict[str, Any]) -> RemoteModule:
 
 @expose
 def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
-    if GUEST.get() is not None and not is_exposed(cls):
+    if current_guest() is not None and not is_exposed(cls):
         raise _refusal(cls)
     module = cls(*args, **kwargs)
     if not isinstance(module, Module):
@@ -141,7 +142,7 @@ def _module(rref: RRef, method: str = "") -> Module:
     module = rref.local_value()
     if not isinstance(module, Module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
-    if GUEST.get() is None or is_exposed(type(module)) or exposed_method(module, method):
+    if current_guest() is None or is_exposed(type(module)) or exposed_method(module, method):
         return module
     raise _refusal(type(module))
 

@@ -25,9 +25,10 @@ from aiograd.dist.registry import Contexts, resolve
 from aiograd.errors import NotAllowed
 from aiograd.optim.clip import gradient_norm
 from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import is_exposed
-from aiograd.rpc.scope import GUEST, current_agent
+from aiograd.rpc.scope import current_guest
 from aiograd.rref.rref import RRef
 
 
@@ -84,7 +85,7 @@ def make(
 
 def _check_guest(cls: Any) -> None:
     """NotAllowed if the caller is a guest, and guests may not have optimisers of this class."""
-    if GUEST.get() is None:
+    if current_guest() is None:
         return
     if not (isinstance(cls, type) and issubclass(cls, Optimizer) and is_exposed(cls)):
         name = getattr(cls, "__name__", type(cls).__name__)
@@ -100,7 +101,7 @@ def _local(optimizer: RRef) -> Optimizer:
 
 def _context(context_id: int) -> Context:
     """The context that the caller means, if it takes part in it."""
-    guest = GUEST.get()
+    guest = current_guest()
     if guest is not None:
         current_agent().parts[Contexts].partners.takes_part(guest, context_id)
     return resolve(context_id)
@@ -131,7 +132,7 @@ async def take_turn(optimizer: RRef, context_id: int) -> AsyncIterator[int]:
         params = _own_gradients(_local(optimizer), context)
         yield steps.history.behind(params, context.since, context_id)
         # A guest must not keep others from their turns.
-        patience = math.inf if GUEST.get() is None else current_agent().options.timeout
+        patience = math.inf if current_guest() is None else current_agent().options.timeout
         async with asyncio.timeout(None if patience == math.inf else patience):
             await asyncio.Event().wait()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import math
 import os
 import sys
@@ -24,10 +25,11 @@ from aiograd.errors import AiogradError, NotAllowed, WorkerClosed
 from aiograd.rpc import scope
 from aiograd.rpc.affinity import check_place, close_in_children, settle
 from aiograd.rpc.callee.exposure import ClassTraveller
-from aiograd.rpc.callee.functions import ServiceShipments, Shipper, Target
-from aiograd.rpc.caller.outgoing import as_dict, as_tuple, begin_call, begin_quickly, hand_over
+from aiograd.rpc.callee.functions import ServiceShipments, Shipment, Shipper, Target
+from aiograd.rpc.caller.calls import Outgoing
+from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
-from aiograd.rpc.envelope import check_size, labelled, pack
+from aiograd.rpc.envelope import check_size, pack_call, pack_service
 from aiograd.rpc.extension import (
     Baggage,
     Departure,
@@ -36,30 +38,31 @@ from aiograd.rpc.extension import (
     ResultStore,
     Travellers,
 )
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import CallInfo, Future
+from aiograd.rpc.link.connection import LAST_WORDS, hang_up
+from aiograd.rpc.link.inbound_budget import Budget
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Doors
-from aiograd.rpc.link.receive import LAST_WORDS, Budget, hang_up
 from aiograd.rpc.link.shared_memory import Copier
 from aiograd.rpc.observe.metrics import Limits
-from aiograd.rpc.observe.profile import SCOPE, Profile
+from aiograd.rpc.observe.profile import Profile
 from aiograd.rpc.observe.tracing import Trace, trace
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.retry import retry_call, retry_request
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.scope import SCOPE
 from aiograd.wire.buffers import Memory
 from aiograd.wire.codec import Codec, Payload
-from aiograd.wire.fastcodec import encode_call, encode_plain
-from aiograd.wire.framing import SMALL
+from aiograd.wire.fastcodec import encode_plain
 from aiograd.wire.handshake import Identity
-from aiograd.wire.messages import FAST, LAZY, OP, REQUEST
+from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
 from aiograd.wire.names import check_name
 from aiograd.wire.safecodec import DataCodec
 
+_log = logging.getLogger("aiograd")
 Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awaitable
 
 
@@ -124,7 +127,6 @@ class Agent:
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
-        self.context.run(DEADLINE.set, math.inf)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.memory = Memory()  # in which large messages arrive
@@ -197,7 +199,7 @@ class Agent:
         self._doors.close()
         links = self.links.close()
         mine = {asyncio.current_task()}
-        tasks = {task for link in links for task in link.callee.tasks()} - mine
+        tasks = {task for link in links for task in link.callee.execution.tasks()} - mine
         for link in links:
             link.close()
         self.pool.close()
@@ -237,18 +239,16 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        keep: Any = None,
+        keep: bytes | None = None,
         frame: FrameType | None = None,
         future: Future[Any] | None = None,
         once: bool = False,
     ) -> Future[Any]:
         """Call `func` on another worker. What is known before sending is raised here.
 
-        `future` is a fresh one of the caller's own kind to answer with. `once`: even if it could
-        be called again."""
-        here = threading.get_ident() == self.thread
-        if not (here and self.loop_runs()):
-            check_place(self)
+        `keep` is the token under which the result stays there. `frame` is the call site, `future`
+        a fresh one of the caller's own kind to answer with. `once`: even if it could be retried."""
+        here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -256,45 +256,100 @@ class Agent:
             args = as_tuple(args)
         if kwargs is not None and type(kwargs) is not dict:
             kwargs = as_dict(kwargs)
+        if frame is None:
+            frame = sys._getframe(1)
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
         if shipment.again and keep is None and not once:
-            where = frame if frame is not None else sys._getframe(1)
-            return retry_call(self, to, func, args, kwargs, timeout, where, future)
-        if timeout is None and DEADLINE.get() == math.inf:  # what `deadline` gives, nearly always
+            return retry_call(self, to, func, args, kwargs, timeout, frame, future)
+        scope = SCOPE.get()
+        if timeout is None and scope.deadline == math.inf:  # what `deadline` gives, nearly always
             seconds = self.options.timeout
             deadline = self.loop.time() + seconds
         else:
             seconds, deadline = self.deadline(timeout)
-        carried = self.baggage.current() if self.baggage is not None else None
         if future is None:
             future = Future(loop=self.loop)
-        # `prepare` written out, here and in `request`: every call comes this way.
-        future._bucket = future._caller = future._trace = future._undo = future._stream = None
-        future._frame, future._id = None, 0
-        future._function, future._seconds = shipment.name, seconds
-        future._kind = shipment.kind if keep is None else "remote"
-        if frame is None:
-            frame = sys._getframe(1)
-        future._code, future._instruction = frame.f_code, frame.f_lasti
+        label = shipment.kind if keep is None else "remote"
+        future.info = info = CallInfo(shipment.name, label, seconds, deadline, frame)
+        carried = self.baggage.current() if self.baggage is not None else None
         if not shipment.quiet:
             self.started += 1
-        scope = SCOPE.get()
-        if scope is not None and not shipment.quiet:
-            future._trace = Trace(scope, self, link.peer, future._kind)
-        elif shipment.data is not None and not link.restricted:
-            flags = FAST | (shipment.flags & OP)
-            if here and carried is None and not kwargs:
-                begin = link.caller.begin_batched
-                begun = begin(future, flags, seconds, deadline, shipment, args, keep)
-            else:
-                begun = False
-            if begun or begin_quickly(
-                self, link, future, flags, seconds, deadline, shipment, args, kwargs, carried, keep
-            ):
-                return future
-        begin_call(self, link, future, func, args, kwargs, deadline, shipment, carried, keep, 0)
+            if scope.recording is not None:
+                info.trace = Trace(scope.recording, self, link.peer, label)
+        if (
+            here
+            and carried is None
+            and not kwargs
+            and info.trace is None
+            and shipment.data is not None  # else the function goes inside its call
+            and not link.restricted
+            and link.caller.start_batched(future, shipment, args, keep)
+        ):
+            return future
+        self._start_call(link, future, func, (args, kwargs), shipment, carried, keep)
         return future
+
+    def _start_call(
+        self,
+        link: Link,
+        future: Future[Any],
+        func: Any,
+        arguments: tuple[Any, ...],
+        shipment: Shipment,
+        carried: Any,
+        keep: bytes | None = None,
+        flags: int = 0,
+    ) -> None:
+        """Pack a call in full: travellers, baggage, a function that goes inside; and start it."""
+        info = future.info
+        departure = Departure(link.peer, info.label, carried)
+        inside = shipment.data is None
+        value = (func, *arguments) if inside else arguments
+        metadata = None if info.trace is None else info.trace.ask(None)
+        more, payload = pack_call(
+            self, value, departure, link.max_message, token=keep, metadata=metadata
+        )
+        info.undo = departure.undo
+        flags |= more | (shipment.flags & OP)
+        self._start(link, future, Outgoing(CALL, flags, None if inside else shipment, payload))
+
+    def _start(self, link: Link, future: Future[Any], outgoing: Outgoing) -> None:
+        """Start a call or request on the loop, from wherever this is."""
+        if threading.get_ident() == self.thread:
+            link.caller.start(future, outgoing)
+        else:
+            # In the caller's context: the scope says whose child the call is (`caller.window`).
+            self.from_thread(link.caller.start, future, outgoing)
+
+    def stream(
+        self,
+        to: Any,
+        func: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Stream:
+        """Call a generator function; iterate over what comes. On the loop only.
+
+        `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
+        self.here()
+        link = self.link(to)
+        ship = self.shipper.named if link.restricted else self.shipper.of
+        shipment = ship(func, link.peer)
+        patience = None
+        if timeout is None and SCOPE.get().deadline == math.inf:
+            patience, timeout = self.options.timeout, math.inf
+        seconds, deadline = self.deadline(timeout)
+        carried = self.baggage.current() if self.baggage is not None else None
+        future: Future[Any] = Future(loop=self.loop)
+        future.info = info = CallInfo(shipment.name, "call", seconds, deadline)
+        info.trace = trace(self, link.peer, "stream")
+        stream = Stream(future, link, None if patience == math.inf else patience)
+        arguments = (as_tuple(args), kwargs)
+        self._start_call(link, future, func, arguments, shipment, carried, flags=STREAM)
+        return stream
 
     def request(
         self,
@@ -309,46 +364,30 @@ class Agent:
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers.
 
-        `lazy`: nobody waits for the answer, so both may wait for other messages."""
-        here = self.here()
+        `carry`: the request is made for user code, so the baggage goes along. `lazy`: nobody waits
+        for the answer, so both messages may wait for others."""
+        self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
         seconds, deadline = self.deadline(timeout)
         if future is None:
             future = Future(loop=self.loop)
-        future._bucket = future._caller = future._trace = future._undo = future._stream = None
-        future._function = future._kind = service
-        future._seconds, future._code = seconds, None
-        future._id = future._instruction = 0
+        future.info = info = CallInfo(service, service, seconds, deadline)
         if retry:
             retry_request(self, future, link, service, args, deadline, carry)
             return future
         carried = None
-        if carry:  # asked in a user's name
+        if carry:
             carried = self.baggage.current() if self.baggage is not None else None
-            if SCOPE.get() is not None:
-                future._trace = trace(self, link.peer, service.rpartition(".")[2])
-        shipment = self._service_shipments[service]
-        data = None if link.restricted else encode_call(args, None)
-        if data is not None and len(data) <= SMALL:
-            flags = FAST | LAZY if lazy else FAST
-            if carried is not None:
-                departure = Departure(link.peer, service, carried)
-                more, data = labelled(self, data, departure)
-                flags |= more
-                future._undo = departure.undo
-            begin = link.caller.begin_small
-            if here:
-                begin(future, REQUEST, flags, seconds, deadline, shipment, data)
-            else:
-                self.from_thread(begin, future, REQUEST, flags, seconds, deadline, shipment, data)
-            return future
+            info.trace = trace(self, link.peer, service.rpartition(".")[2])
         departure = Departure(link.peer, service, carried)
-        what = f"{service} arguments"
-        flags, payload = pack(self, args, departure, what, link.max_message)
-        future._undo = departure.undo
-        hand_over(self, link, future, REQUEST, flags, deadline, shipment, payload, False)
+        flags, payload = pack_service(self, args, departure, link.max_message)
+        info.undo = departure.undo
+        if lazy and flags & FAST:
+            flags |= LAZY
+        shipment = self._service_shipments[service]
+        self._start(link, future, Outgoing(REQUEST, flags, shipment, payload))
         return future
 
     def post(self, to: Any, service: str, *args: Any, carried: Any = None) -> None:
@@ -358,27 +397,13 @@ class Agent:
         cannot take the post by `post_refused`. `carried` is the baggage to take along, if any."""
         here = self.here()
         link = self.link(to)
+        departure = Departure(link.peer, service, carried)
+        flags, payload = pack_service(self, args, departure, link.max_message)
         shipment = self._service_shipments[service]
-        undo: list[Callable[[], None]] = []
-        data = None if carried is not None or link.restricted else encode_call(args, None)
-        if data is not None and len(data) <= SMALL:
-            flags, payload = FAST, Payload(data)
-        else:
-            departure = Departure(link.peer, service, carried)
-            what = f"{service} arguments"
-            flags, payload = pack(self, args, departure, what, link.max_message)
-            undo = departure.undo
         if here:
-            link.post(shipment, flags, payload, undo)
+            link.post(shipment, flags, payload, departure.undo)
         else:
-            self.from_thread(_post_or_drop, link, shipment, flags, payload, undo)
-
-    def here(self) -> bool:
-        """Whether this is the worker's thread; raises where the worker cannot be used at all."""
-        here = threading.get_ident() == self.thread
-        if not (here and self.loop_runs()):
-            check_place(self)
-        return here
+            self.from_thread(_post_or_drop, link, shipment, flags, payload, departure.undo)
 
     def post_plain(
         self, link: Link, service: str, args: tuple[Any, ...], lent: list[PickleBuffer]
@@ -386,13 +411,30 @@ class Agent:
         """Post, on the loop, what is known to be plain data; False if it may not go like that."""
         if link.restricted:
             return False
-        data, shipment = encode_plain(args, lent), self._service_shipments[service]
-        if not lent and link.post_small(shipment, FAST, data):
-            return True
-        payload = Payload(data, lent)
+        payload = Payload(encode_plain(args, lent), lent)
         check_size(payload, service, link.max_message)
-        link.post(shipment, FAST, payload, None)
+        link.post(self._service_shipments[service], FAST, payload, None)
         return True
+
+    def report_refused_post(self, peer: PeerInfo, service: str, error: Exception) -> None:
+        """Tell a service that a peer could not take a post for it (see `post_refused`)."""
+        callback = self.post_refused.get(service) if type(service) is str else None
+        if callback is None:
+            _log.error("%s: %s refused %.80r: %.500r", self.name, peer.name, service, error)
+            return
+        try:
+            callback(peer, error)
+        except Exception:
+            _log.exception("%s: a callback for a refused %.80r failed", self.name, service)
+
+    # ── threads and time ────────────────────────────────────────────────────────────────────────
+
+    def here(self) -> bool:
+        """Whether this is the worker's thread; raises where the worker cannot be used at all."""
+        here = threading.get_ident() == self.thread
+        if not (here and self.loop_runs()):
+            check_place(self)
+        return here
 
     def from_thread(self, func: Callable[..., Any], *args: Any) -> None:
         """Let the loop do something; WorkerClosed if it runs no more."""
@@ -402,8 +444,8 @@ class Agent:
             raise WorkerClosed(f"the loop of {self.name} has ended", self.name) from None
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
-        """Seconds a call made now may take, and the loop time when they are over."""
-        inherited = DEADLINE.get()
+        """Return the seconds a call made now may take, and the loop time when they are over."""
+        inherited = SCOPE.get().deadline
         if inherited == math.inf:
             seconds = self.options.timeout if timeout is None else check_timeout(timeout)
             return seconds, (self.loop.time() + seconds if seconds != math.inf else seconds)
@@ -413,14 +455,34 @@ class Agent:
         return seconds, now + seconds
 
     def link(self, to: Any) -> Link:
-        """The link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
+        """Return the link to the worker that `to` means; UnknownWorker, TypeError, ValueError."""
         return self.links.find(to)
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} rank {self.rank}{' closed' if self.closed else ''}>"
 
 
+def current_agent() -> Agent:
+    """Return the agent of this context, else the last one started here; else WorkerClosed."""
+    agent: Agent = scope.current()
+    return agent
+
+
 def _post_or_drop(link: Link, *message: Any) -> None:
-    """A post from another thread: nobody is left there to hear that the peer is lost."""
+    """Post from another thread: nobody is left there to hear that the peer is lost."""
     with contextlib.suppress(AiogradError):
         link.post(*message)
+
+
+def as_tuple(args: Any) -> tuple[Any, ...]:
+    """Check arguments by position, as a user gave them."""
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args is a tuple, not {type(args).__name__}")
+    return tuple(args)
+
+
+def as_dict(kwargs: Any) -> dict[str, Any]:
+    """Check arguments by name, as a user gave them."""
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs is a dict, not {type(kwargs).__name__}")
+    return dict(kwargs)

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.callee.exposure import MARK
-from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.future import Future
-from aiograd.rpc.scope import current_agent
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -72,7 +71,7 @@ def rpc_stream(
     agent = current_agent()
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
-    return open_stream(agent, to, async_gen_func, args, kwargs, timeout=timeout)
+    return agent.stream(to, async_gen_func, args, kwargs, timeout=timeout)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:

@@ -1,174 +1,249 @@
-"""Packing and unpacking: a payload, what rides along with it, and the order of both.
+"""The envelope: a payload, and what comes before it in the body of a message.
 
-    payload encoded ─▶ baggage.depart        baggage.arrive ─▶ payload decoded
+    [token if KEEP] [label if BAGGAGE] [dict if METADATA] payload
 
-What rides along is a small dict in front of the payload, present only if there is something in it.
-Both are encoded as the peer may have it: pickled, or as plain data. On the quick road the baggage
-has no need of the dict: it is a label of fixed size between the two.
+    pack:    encode the payload ─▶ baggage.depart         unpack:  baggage.arrive ─▶ decode
+
+The baggage departs after the payload was encoded, because travellers in it may add to the baggage;
+on arrival it comes first, because they look for it. The payload is encoded by the fast codec if it
+can be, else as the peer may have it: pickled, or as plain data.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.rpc.extension import Arrival, Departure
-from aiograd.wire.codec import Payload, encode_named
-from aiograd.wire.fastcodec import call_alone as entry_alone
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.extension import Arrival, Baggage, Departure, Travellers
+from aiograd.wire.codec import Codec, Payload, encode_named
 from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.framing import MAX_SEGMENTS, SMALL, Transfer
 from aiograd.wire.messages import BAGGAGE, FAST, KEEP, METADATA, TRAVELLED
+from aiograd.wire.safecodec import DataCodec
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
-    from aiograd.wire.codec import Codec
-    from aiograd.wire.safecodec import DataCodec
-
-_LENGTH = struct.Struct("<I")
-_LABEL = struct.Struct("<QQI")
-_LABEL_SIZE = _LABEL.size
-_SHORT = struct.Struct("<H")
-FITS: Final = SMALL - _LABEL_SIZE  # bytes of a payload that travels in one frame, label or not
+_LENGTH: Final = struct.Struct("<I")
+_LABEL: Final = struct.Struct("<QQI")
+_LABEL_SIZE: Final = _LABEL.size
+_TOKEN: Final = struct.Struct("<H")
 
 
-def pack(
-    agent: Agent,
-    value: Any,
+class Packer(Protocol):
+    """What packing and unpacking needs of a worker."""
+
+    @property
+    def travellers(self) -> Travellers: ...
+
+    @property
+    def baggage(self) -> Baggage | None: ...
+
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
+
+
+class Head(NamedTuple):
+    """What came before a payload."""
+
+    token: bytes | None
+    label: tuple[int, int, int] | None
+    metadata: dict[str, Any]
+    data: Any  # the payload
+    buffers: Sequence[Any]  # memory beside it
+
+
+# ── packing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def pack_call(
+    worker: Packer,
+    value: tuple[Any, ...],
     departure: Departure,
-    name: str,
     most: int,
-    extra: dict[str, Any] | None = None,
+    *,
+    token: bytes | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> tuple[int, Payload]:
-    """Encode a message with its baggage, of at most so many bytes; flags and payload.
+    """Encode `(args, kwargs)` or `(function, args, kwargs)`; flags and body.
 
-    Undoes the departure if that fails."""
-    codec = agent.codec_for(departure.to)
-    departure.plain = codec.plain
+    Raises SerializationError for what cannot travel, or has more than `most` bytes; then everything
+    that travellers did is undone."""
     try:
-        lent: list[pickle.PickleBuffer] = []
-        quick = None if codec.plain else _quick(agent, value, departure, name, lent)
-        if quick is not None:
-            flags, quick = labelled(agent, quick, departure)
-            payload = Payload(quick, lent)
-        else:
-            departure.scratch.clear()
-            payload = encode_named(codec, value, departure, name)
-            flags = TRAVELLED if payload.travelled else 0
-            if departure.carried is not None and agent.baggage is not None:
-                baggage = agent.baggage.depart(departure.carried, departure)
-                if baggage is not None:
-                    extra = {**(extra or {}), "baggage": baggage}
-        if extra:
-            flags |= METADATA
-            data = in_front(extra, payload.data, codec)
-            payload = Payload(data, payload.buffers, payload.travelled)
-        check_size(payload, name, most)
+        flags, payload = _encode_call(worker, value, departure)
+        return _enclose(worker, flags, payload, departure, "call", most, token, metadata)
     except BaseException:
         departure.cancel()
         raise
+
+
+def pack_value(
+    worker: Packer,
+    value: Any,
+    departure: Departure,
+    what: str,
+    most: int,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> tuple[int, Payload]:
+    """Encode one value: a result, an item, the arguments of a service; flags and body.
+
+    `what` names it in errors; see `pack_call`."""
+    try:
+        flags, payload = _encode_value(worker, value, departure, what)
+        return _enclose(worker, flags, payload, departure, what, most, None, metadata)
+    except BaseException:
+        departure.cancel()
+        raise
+
+
+def pack_service(
+    worker: Packer, args: tuple[Any, ...], departure: Departure, most: int
+) -> tuple[int, Payload]:
+    """Encode the arguments of a service; flags and body. See `pack_call`."""
+    if not worker.codec_for(departure.to).plain:
+        data = encode_call(args, None)
+        if data is not None and len(data) <= SMALL:
+            what = f"{departure.kind} arguments"
+            return _enclose(worker, FAST, Payload(data), departure, what, most, None, None)
+    return pack_value(worker, args, departure, f"{departure.kind} arguments", most)
+
+
+def _encode_call(
+    worker: Packer, value: tuple[Any, ...], departure: Departure
+) -> tuple[int, Payload]:
+    codec = worker.codec_for(departure.to)
+    departure.plain = codec.plain
+    if not codec.plain and len(value) == 2:
+        lent: list[pickle.PickleBuffer] = []
+        args, kwargs = value
+        data = encode_call(args, kwargs, worker.travellers.boxes, departure, lent)
+        if data is not None:
+            return FAST, Payload(data, lent)
+    departure.scratch.clear()  # of what the fast codec began
+    payload = encode_named(codec, value, departure, "call")
+    return (TRAVELLED if payload.travelled else 0), payload
+
+
+def _encode_value(
+    worker: Packer, value: Any, departure: Departure, what: str
+) -> tuple[int, Payload]:
+    codec = worker.codec_for(departure.to)
+    departure.plain = codec.plain
+    if not codec.plain and what == "result":
+        lent: list[pickle.PickleBuffer] = []
+        data = encode_value(value, worker.travellers.boxes, departure, lent)
+        if data is not None:
+            return FAST, Payload(data, lent)
+    departure.scratch.clear()
+    payload = encode_named(codec, value, departure, what)
+    return (TRAVELLED if payload.travelled else 0), payload
+
+
+def _enclose(
+    worker: Packer,
+    flags: int,
+    payload: Payload,
+    departure: Departure,
+    what: str,
+    most: int,
+    token: bytes | None,
+    metadata: dict[str, Any] | None,
+) -> tuple[int, Payload]:
+    """Put token, label and metadata before a payload, and check the size of all of it."""
+    head: list[bytes] = []
+    if token is not None:
+        flags |= KEEP
+        head += (_TOKEN.pack(len(token)), token)
+    if departure.carried is not None and worker.baggage is not None:
+        label = worker.baggage.depart(departure.carried, departure)
+        if label is not None:
+            flags |= BAGGAGE
+            head.append(_LABEL.pack(*label))
+    if metadata:
+        flags |= METADATA
+        head += _metadata(metadata, worker.codec_for(departure.to))
+    if head:
+        head.append(payload.data)
+        payload = Payload(b"".join(head), payload.buffers, payload.travelled)
+    check_size(payload, what, most)
     return flags, payload
 
 
-def check_size(payload: Payload, path: str, most: int) -> None:
-    """SerializationError if a payload has more bytes, or pieces, than one message may have."""
+def _metadata(metadata: dict[str, Any], codec: Codec | DataCodec) -> tuple[bytes, bytes]:
+    data = codec.encode(metadata, None).data if codec.plain else pickle.dumps(metadata, 5)
+    return _LENGTH.pack(len(data)), data
+
+
+def with_metadata(metadata: dict[str, Any], payload: Payload, codec: Codec | DataCodec) -> Payload:
+    """Put metadata before a payload that has nothing else before it."""
+    data = b"".join((*_metadata(metadata, codec), payload.data))
+    return Payload(data, payload.buffers, payload.travelled)
+
+
+def keep_under(token: bytes, data: bytes) -> bytes:
+    """Put the token of a result that stays before a payload."""
+    return b"".join((_TOKEN.pack(len(token)), token, data))
+
+
+def check_size(payload: Payload, what: str, most: int) -> None:
+    """Raise SerializationError if a payload has more bytes, or pieces, than a message may have."""
     if payload.buffers or len(payload.data) > SMALL:
         size = payload.size()
         if size > most or len(payload.buffers) >= MAX_SEGMENTS:
             limit = f"max_message is {most}"
-            raise SerializationError(path, f"{size} bytes are too many for one message; {limit}")
+            raise SerializationError(what, f"{size} bytes are too many for one message; {limit}")
 
 
-def _quick(
-    agent: Agent, value: Any, departure: Departure, name: str, lent: list[pickle.PickleBuffer]
-) -> bytes | None:
-    """A call or a result by the quick road, if nothing in it needs the general one."""
-    boxes = agent.travellers.boxes
-    if name == "call":
-        if len(value) != 2:
-            return None
-        return encode_call(value[0], value[1], boxes, departure, lent)
-    return encode_value(value, boxes, departure, lent) if name == "result" else None
+# ── unpacking ───────────────────────────────────────────────────────────────────────────────────
 
 
-def labelled(agent: Agent, data: bytes, departure: Departure) -> tuple[int, bytes]:
-    """Put the baggage of a flat payload before it; its flags, and all of it."""
-    if departure.carried is not None and agent.baggage is not None:
-        baggage = agent.baggage.depart(departure.carried, departure)
-        if baggage is not None:
-            return FAST | BAGGAGE, _LABEL.pack(*baggage) + data
-    return FAST, data
+def open_head(flags: int, body: Any, codec: Codec | DataCodec) -> Head:
+    """Read what comes before a payload."""
+    segments: Sequence[Any] = body.segments if isinstance(body, Transfer) else (body,)
+    data, *buffers = segments
+    token = label = None
+    metadata: dict[str, Any] = {}
+    if flags & KEEP:
+        (length,) = _TOKEN.unpack_from(data)
+        start = _TOKEN.size + length
+        token, data = bytes(data[_TOKEN.size : start]), data[start:]
+    if flags & BAGGAGE:
+        label, data = _LABEL.unpack_from(data), data[_LABEL_SIZE:]
+    if flags & METADATA:
+        metadata, data = _open_metadata(data, codec)
+    return Head(token, label, metadata, data, buffers)
 
 
-def unlabelled(agent: Agent, data: Any, arrival: Arrival) -> Any:
-    """Take in the baggage before a flat payload; what is left is the payload."""
-    if agent.baggage is not None:
-        arrival.carried = agent.baggage.arrive(_LABEL.unpack_from(data), arrival)
-    return data[_LABEL_SIZE:]
-
-
-def in_front(extra: dict[str, Any], data: bytes, codec: Codec | DataCodec | None = None) -> bytes:
-    """Put what rides along in front of a payload, pickled unless the codec is for plain data."""
-    if codec is None or not codec.plain:
-        first = pickle.dumps(extra, 5)
-    else:
-        first = codec.encode(extra, None).data
-    return b"".join((_LENGTH.pack(len(first)), first, data))
-
-
-def split(data: Any, codec: Codec | DataCodec | None = None) -> tuple[dict[str, Any], Any]:
-    """Take what rides along from a payload."""
+def _open_metadata(data: Any, codec: Codec | DataCodec) -> tuple[dict[str, Any], Any]:
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
     first, rest = data[_LENGTH.size : start], data[start:]
-    if codec is None or not codec.plain:
-        return pickle.loads(first), rest
-    extra = codec.decode(first)
-    if type(extra) is not dict:
-        raise ProtocolError("what rides along is not a dict")
-    return extra, rest
+    metadata = codec.decode(first) if codec.plain else pickle.loads(first)
+    if type(metadata) is not dict:
+        raise ProtocolError(f"metadata is a dict, not {type(metadata).__name__}")
+    return metadata, rest
 
 
-def keep_in_front(token: bytes, data: bytes) -> bytes:
-    """Put the token of a result that stays in front of a flat payload."""
-    return b"".join((_SHORT.pack(len(token)), token, data))
+def take_baggage(worker: Packer, head: Head, arrival: Arrival) -> None:
+    """Let the baggage of a message arrive, before its payload is decoded."""
+    if head.label is not None and worker.baggage is not None:
+        arrival.carried = worker.baggage.arrive(head.label, arrival)
 
 
-def call_alone(flags: int, entry: Any) -> bytes:
-    """The payload of a call that came in a row, as if it had come alone."""
-    if not flags & KEEP:
-        return entry_alone(entry)
-    token, entry = entry
-    return keep_in_front(token, entry_alone(entry))
+def unpack_value(worker: Packer, flags: int, head: Head, arrival: Arrival) -> Any:
+    """Decode the payload of a reply or an item."""
+    take_baggage(worker, head, arrival)
+    if flags & FAST:
+        return decode_value(head.data, worker.travellers.boxes, arrival, head.buffers)
+    codec = worker.codec_for(arrival.sender)
+    return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)
 
 
-def split_kept(data: Any) -> tuple[bytes, Any]:
-    """Take the token from a payload."""
-    (length,) = _SHORT.unpack_from(data)
-    start = _SHORT.size + length
-    return bytes(data[_SHORT.size : start]), data[start:]
-
-
-def unpack(
-    agent: Agent, flags: int, body: Any, arrival: Arrival, expect: Any = None
-) -> tuple[Any, dict[str, Any]]:
-    """Decode a message; its value, and what rode along, which `expect` is told before decoding."""
-    segments: Any = body.segments if isinstance(body, Transfer) else (body,)
-    data, buffers = segments[0], segments[1:]
-    codec = agent.codec_for(arrival.sender)
-    if not flags & (METADATA | TRAVELLED | FAST):
-        return codec.decode(data, buffers, False, arrival), {}
-    extra: dict[str, Any] = {}
-    if flags & METADATA:
-        extra, data = split(data, codec)
-        if expect is not None:
-            expect(extra)
-        if "baggage" in extra and agent.baggage is not None:
-            arrival.carried = agent.baggage.arrive(extra["baggage"], arrival)
-    if not flags & FAST:
-        return codec.decode(data, buffers, bool(flags & TRAVELLED), arrival), extra
-    if flags & BAGGAGE:
-        data = unlabelled(agent, data, arrival)
-    decode = decode_value if arrival.kind == "reply" else decode_call
-    return decode(data, agent.travellers.boxes, arrival, buffers), extra
+def unpack_call(worker: Packer, flags: int, head: Head, arrival: Arrival) -> Any:
+    """Decode the payload of a call, request or post."""
+    take_baggage(worker, head, arrival)
+    if flags & FAST:
+        return decode_call(head.data, worker.travellers.boxes, arrival, head.buffers)
+    codec = worker.codec_for(arrival.sender)
+    return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)

@@ -1,20 +1,95 @@
-"""`Future`: the answer to a call that is under way."""
+"""`Future`, the answer to a call that is under way, and `CallInfo`: what is known of the call."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
-from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from aiograd.rpc.caller.calls import Caller
-    from aiograd.rpc.observe.tracing import Trace
+    from aiograd.rpc.link.send import OpenCall
     from aiograd.rpc.runtime.deadlines import Bucket
 
 _log = logging.getLogger("aiograd")
 T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What has a call under way, and has to know when nobody waits for it any more."""
+
+    def cancelled(self, future: Future[Any]) -> None: ...
+
+    def piggyback(self, future: Future[Any]) -> bool: ...
+
+    def replace(self, future: Future[Any], other: Future[Any]) -> None: ...
+
+    def expired(self, future: Future[Any]) -> None: ...
+
+
+class Ending(Protocol):
+    """What wants to know how a call ends: a recording of it."""
+
+    def end(self, future: Future[Any], error: BaseException | None = None) -> None: ...
+
+    def answered(self, future: Future[Any], flags: int, body: Any) -> None: ...
+
+
+class CallInfo:
+    """What is known about one call, request or other wait: made here and nowhere else."""
+
+    __slots__ = (
+        "bucket",
+        "caller",
+        "code",
+        "deadline",
+        "id",
+        "instruction",
+        "label",
+        "name",
+        "queued",
+        "seconds",
+        "stream",
+        "trace",
+        "undo",
+    )
+
+    def __init__(
+        self,
+        name: str = "",
+        label: str = "call",
+        seconds: float = 0.0,
+        deadline: float = 0.0,
+        frame: FrameType | None = None,
+    ) -> None:
+        self.name = name  # of the function or service
+        self.label = label  # "call", "op", "remote", "look", or the service's name
+        self.seconds = seconds  # that the call may take
+        self.deadline = deadline  # loop time at which they are over
+        # The call site. Not the frame itself, which would keep the caller's variables alive.
+        self.code: CodeType | None = None
+        self.instruction = 0
+        if frame is not None:
+            self.code, self.instruction = frame.f_code, frame.f_lasti
+        self.id = 0  # its sequence number, once it is sent
+        self.caller: Owner | None = None  # while it is under way
+        self.bucket: Bucket | None = None  # where its deadline waits
+        self.queued: OpenCall | None = None  # if its result stays at the callee
+        self.undo: list[Any] | None = None  # what travellers did, if it never leaves
+        self.trace: Any = None  # an `Ending`, while a recording wants to know
+        self.stream: Any = None  # the reader's end, if it gives items
+
+    @property
+    def call_site(self) -> str:
+        """File and line of the code that made the call."""
+        if self.code is None:
+            return "from the library"
+        line = self.code.co_firstlineno
+        for start, end, number in self.code.co_lines():
+            if start <= self.instruction < end and number is not None:
+                line = number
+        return f"at {self.code.co_filename}:{line}"
 
 
 class Future(asyncio.Future[T]):
@@ -24,34 +99,10 @@ class Future(asyncio.Future[T]):
     the call.
     """
 
-    # Set by who makes it (`prepare`): an `__init__` of our own would cost as much as the future.
-    # One that user code makes has none of these.
-    __slots__ = (
-        "_bucket",
-        "_caller",
-        "_code",
-        "_frame",
-        "_function",
-        "_id",
-        "_instruction",
-        "_kind",
-        "_seconds",
-        "_stream",
-        "_trace",
-        "_undo",
-    )
-    _bucket: Bucket | None  # where its deadline waits
-    _caller: Caller | None  # set while the call is under way
-    _code: CodeType | None  # where it was made
-    _frame: tuple[int, bytes] | None  # its place in the outbox; only if its result stays there
-    _instruction: int
-    _function: str
-    _id: int  # its number there, once sent
-    _kind: str
-    _seconds: float
-    _stream: Any
-    _trace: Trace | None  # while somebody records it
-    _undo: list[Any] | None
+    # Set by the code that makes it: an `__init__` of our own would cost as much as the future.
+    # A future that user code makes has none.
+    __slots__ = ("info",)
+    info: CallInfo
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
@@ -62,7 +113,8 @@ class Future(asyncio.Future[T]):
                 return False
             loop.call_soon_threadsafe(self.cancel, msg)
             return True
-        caller = getattr(self, "_caller", None)
+        info = getattr(self, "info", None)
+        caller = None if info is None else info.caller
         if not super().cancel(msg):
             return False
         if caller is not None:
@@ -70,56 +122,40 @@ class Future(asyncio.Future[T]):
         return True
 
     def expire(self) -> None:
-        """Its deadline has come (called by `Deadlines`)."""
-        if self._caller is not None:
-            self._caller.expired(self)
+        """End the call because its deadline has come (called by `Deadlines`)."""
+        if self.info.caller is not None:
+            self.info.caller.expired(self)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot travel: await it and send its result")
 
     def set_exception(self, exception: Any) -> None:
         super().set_exception(exception)
+        # Only a failed future has something to log when it is dropped. A `__del__` on every future
+        # would make the collector's work harder for all of them.
         self.__class__ = _failed(self.__class__)
-
-    def _place(self) -> str:
-        code = getattr(self, "_code", None)
-        if code is None:
-            return "from the library"
-        line = code.co_firstlineno
-        for start, end, number in code.co_lines():
-            if start <= self._instruction < end and number is not None:
-                line = number
-        return f"at {code.co_filename}:{line}"
-
-
-def prepare(future: Future[Any], function: str = "") -> Future[Any]:
-    """A future that is no call so far."""
-    future._bucket = future._caller = future._code = future._trace = future._undo = None
-    future._stream = future._frame = None
-    future._function, future._kind, future._seconds = function, "call", 0.0
-    future._id = future._instruction = 0
-    return future
 
 
 @functools.cache
 def _failed(kind: type[Future[Any]]) -> type[Future[Any]]:
-    """The class of those that have failed: only they have something to say in the end."""
-    return type(kind.__name__, (kind,), {"__slots__": (), "__del__": _tell})
+    """Return the class of futures of this kind that have failed."""
+    return type(kind.__name__, (kind,), {"__slots__": (), "__del__": _log_unseen})
 
 
-def _tell(future: Future[Any]) -> None:
+def _log_unseen(future: Future[Any]) -> None:
     # The base class sets this while an exception waits to be looked at.
     if future._log_traceback:
         future._log_traceback = False
+        info = getattr(future, "info", None)
         _log.error(
             "%s failed and nobody awaited it (called %s): %r",
-            getattr(future, "_function", "") or "a call",
-            future._place(),
+            (info and info.name) or "a call",
+            "from the library" if info is None else info.call_site,
             future.exception(),
         )
 
 
-def fail(future: Future[Any], error: BaseException) -> None:
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     """End a future with an error, unless it has ended."""
     if not future.done():
         future.set_exception(error)

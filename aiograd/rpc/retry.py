@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 
 from aiograd.errors import DeadlineExceeded, Overloaded, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import Directory, PeerInfo
-from aiograd.rpc.future import Future, fail, prepare
+from aiograd.rpc.future import CallInfo, Future, fail
 from aiograd.wire.fastcodec import decode_call, encode_call
 
 # ── deciding ────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +236,8 @@ class Attempts:
         pause = None
         if self._expired is not None and (pause := self._backoff.next()) is None:
             raise self._expired()
-        attempt: Future[Any] = prepare(Future(loop=self.future.get_loop()))
+        attempt: Future[Any] = Future(loop=self.future.get_loop())
+        attempt.info = CallInfo()
         # Before the attempt begins: in another thread, the loop may end it at any time after that,
         # and a callback that is added to a future that is done does not wake the loop.
         attempt.add_done_callback(self._ended, context=self._context)
@@ -382,7 +383,9 @@ def retry_call(
     when the worker is lost or overloaded, also at the next start of a worker of that name, within
     `Options.retry` and never past its deadline. `future`, if given, is the one to answer with.
     """
-    future = prepare(future if future is not None else Future(loop=agent.loop))
+    if future is None:
+        future = Future(loop=agent.loop)
+    future.info = CallInfo()
     call = _IdempotentCall(agent, future, to, func, frame, timeout)
     call.arguments = args, kwargs
     # Plain values are taken as they are now: the caller may change a list or an array after the
@@ -446,8 +449,8 @@ class _IdempotentCall:
             once=True,
         )
         future = self._future  # an error that nobody awaits names the function and the line
-        future._function, future._seconds = attempt._function, attempt._seconds
-        future._code, future._instruction = attempt._code, attempt._instruction
+        # Of the attempt: what is logged if nobody looks at the outcome.
+        future.info = attempt.info
 
     def is_retryable(self, error: BaseException) -> bool:
         """Whether another attempt may go better."""
@@ -559,7 +562,7 @@ def retry_request(
 
 
 def _expired(future: Future[Any], peer: str, service: str) -> Exception:
-    return DeadlineExceeded(peer, service, future._seconds)
+    return DeadlineExceeded(peer, service, future.info.seconds)
 
 
 class _ControlRequest:

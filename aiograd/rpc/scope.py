@@ -1,8 +1,8 @@
-"""Which agent is current, how much time the running call has left, and whether it is a guest's.
+"""Which agent is current, and the scope of the running call: deadline, guest, recording.
 
-Inside a called function these are set in its `contextvars.Context`. Elsewhere the current agent is
+Inside a called function both are set in its `contextvars.Context`. Elsewhere the current agent is
 the last one started in this process and still open: a notebook cell that awaits loses its
-ContextVars, so it must be found without them.
+ContextVars, so the agent must be found without them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,56 @@ import math
 import sys
 from contextvars import ContextVar, Token
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from aiograd.errors import WorkerClosed
-
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
-    from aiograd.rpc.directory import PeerInfo
-
-AGENT: Final[ContextVar[Agent | None]] = ContextVar("aiograd_agent", default=None)
-# Every call has an object of its own here, by which those that it makes are known as its children.
-DEADLINE: Final[ContextVar[float]] = ContextVar("aiograd_deadline", default=math.inf)
-# Who called, if it may call only what is exposed.
-GUEST: Final[ContextVar[PeerInfo | None]] = ContextVar("aiograd_guest", default=None)
-
-_open: list[Agent] = []  # agents of this process in order of their start; the one process-wide list
+from aiograd.rpc.directory import PeerInfo
 
 
-def current_agent() -> Agent:
-    """The agent of this context, else the last one started here; else WorkerClosed."""
+class CallScope:
+    """What code knows about the call it runs in. Immutable, and inherited by tasks and threads."""
+
+    __slots__ = ("call", "deadline", "guest", "recording")
+
+    def __init__(
+        self,
+        deadline: float = math.inf,
+        guest: PeerInfo | None = None,
+        recording: Any = None,
+        call: Any = None,
+    ) -> None:
+        self.deadline = deadline  # loop time at which the call must have ended
+        self.guest = guest  # the caller, if it may call only what is exposed
+        self.recording = recording  # where spans of calls made here go, while somebody records
+        # The identity of the call: calls that it makes are known as its children by it. Two scopes
+        # of one call, with and without a recording, share it. None outside of any call.
+        self.call = call
+
+    @classmethod
+    def of_call(cls, deadline: float, guest: PeerInfo | None) -> CallScope:
+        """Return the scope of a call that begins."""
+        scope = cls(deadline, guest)
+        scope.call = scope
+        return scope
+
+    def recorded(self, recording: Any) -> CallScope:
+        """Return the same scope with another recording."""
+        return CallScope(self.deadline, self.guest, recording, self.call)
+
+
+NO_CALL: Final = CallScope()
+SCOPE: Final[ContextVar[CallScope]] = ContextVar("aiograd_scope", default=NO_CALL)
+AGENT: Final[ContextVar[Any]] = ContextVar("aiograd_agent", default=None)
+
+# Agents of this process in the order of their start: the one process-wide list.
+_open: list[Any] = []
+
+
+def current() -> Any:
+    """Return the agent of this context, else the last one started here; else WorkerClosed.
+
+    For modules below `agent`, which has `current_agent` with a type.
+    """
     agent = AGENT.get()
     if agent is not None and not agent.closed:
         return agent
@@ -38,24 +69,41 @@ def current_agent() -> Agent:
     return _open[-1]
 
 
+def current_guest() -> PeerInfo | None:
+    """Return the caller of the running call, if it may call only what is exposed here."""
+    return SCOPE.get().guest
+
+
+def inherited_deadline() -> float:
+    """Return the loop time at which the running call must have ended; inf if there is none."""
+    return SCOPE.get().deadline
+
+
+def record(recording: Any) -> None:
+    """Let calls made in this context be recorded."""
+    SCOPE.set(SCOPE.get().recorded(recording))
+
+
 def users_frame() -> FrameType:
-    """The innermost frame that is not ours: the line to name when something was forgotten."""
+    """Return the innermost frame that is not ours: the line to name when something is wrong."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aiograd."):
         frame = frame.f_back
     return frame
 
 
-def use(agent: Agent) -> Token[Agent | None]:
+def use(agent: Any) -> Token[Any]:
     """Make `agent` current in the running context."""
     return AGENT.set(agent)
 
 
-def opened(agent: Agent) -> None:
+def opened(agent: Any) -> None:
+    """Note that an agent has started: it is current where no context says otherwise."""
     if agent not in _open:
         _open.append(agent)
 
 
-def closed(agent: Agent) -> None:
+def closed(agent: Any) -> None:
+    """Note that an agent has ended."""
     if agent in _open:
         _open.remove(agent)

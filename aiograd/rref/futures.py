@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import api
-from aiograd.rpc.caller.copies import NO_VALUE
-from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.caller.replies import NO_VALUE
+from aiograd.rpc.future import CallInfo, Future
 from aiograd.rref.refcount.records import OwnerRecord, UserRecord, fresh_copy, with_callback
 from aiograd.rref.services import owner_lost
 
@@ -80,7 +80,7 @@ class OwnerFuture(Future[Any]):
 
     def _abandon(self, error: Exception) -> None:
         if not self.done():
-            caller = self._caller
+            caller = self.info.caller
             self.set_exception(fresh_copy(error))
             if caller is not None:
                 caller.cancelled(self)
@@ -113,9 +113,8 @@ class CreateFuture(OwnerFuture):
     # Set by who makes it: an `__init__` of our own would cost as much as the future.
     __slots__ = ("_held", "_inherited", "_limited", "_made", "_refs", "_subject", "_until")
     _refs: RRefs
-    _made: (
-        OwnerRecord | UserRecord | None
-    )  # None: it was answered, and the value is asked for by itself
+    # None: it was answered, and the value is asked for by itself
+    _made: OwnerRecord | UserRecord | None
     _subject: RRef | None  # kept until then
     _held: Any  # the baggage it took along
     _limited: bool  # by a timeout of its own
@@ -151,31 +150,33 @@ class CreateFuture(OwnerFuture):
         held = self._rref.record
         assert isinstance(held, UserRecord)
         if isinstance(error, DeadlineExceeded) and not self._limited:
-            return DeadlineExceeded(held.owner.name, "rref.fetch", self._seconds)
+            return DeadlineExceeded(held.owner.name, "rref.fetch", self.info.seconds)
         if isinstance(error, WorkerLost):
             return owner_lost(error)  # type: ignore[no-any-return]
         # Given back already, because this worker shuts down: the creation itself has no outcome.
         return error if held.error is None else fresh_copy(held.error)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        caller, along = self._caller, self._made is not None and self._rref is not None
-        if caller is not None and along and threading.get_ident() == self._refs.agent.thread:
-            caller.pending[self._id] = self._stand_in()
-            self._caller = self._rref = self._made = None
+        caller = self.info.caller
+        piggybacked = self._made is not None and self._rref is not None
+        if caller is not None and piggybacked and _on_thread_of(self._refs.agent):
+            caller.replace(self, self._without_fetch())
+            # The other future has the call now: this one is no more than a cancelled fetch.
+            self.info = CallInfo(self.info.name)
+            self._rref = self._made = None
         return super().cancel(msg)
 
-    def _stand_in(self) -> CreateFuture:
-        """Who waits for the creation instead: only the fetch is not wanted any more."""
+    def _without_fetch(self) -> CreateFuture:
+        """Return what waits for the creation instead: only the fetch was cancelled."""
         other = CreateFuture(loop=self.get_loop())
-        for name in (*CreateFuture.__slots__, *Future.__slots__):
-            if hasattr(self, name):
-                setattr(other, name, getattr(self, name))
-        other._rref = None
-        if (bucket := self._bucket) is not None:
-            bucket[other] = None
-            del bucket[self]
-            self._bucket = None
+        other.info, other._rref = self.info, None
+        other._refs, other._made, other._subject = self._refs, self._made, self._subject
+        other._held, other._limited, other._inherited = self._held, self._limited, self._inherited
         return other
+
+
+def _on_thread_of(agent: Agent) -> bool:
+    return threading.get_ident() == agent.thread
 
 
 class LocalWait(Future[Any]):
@@ -185,7 +186,7 @@ class LocalWait(Future[Any]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owned: OwnerRecord, owner: str) -> None:
         super().__init__(loop=loop)
-        prepare(self)
+        self.info = CallInfo()
         self._owned, self._owner = owned, owner
 
     def begin(self, bucket: Bucket | None) -> None:
@@ -195,7 +196,7 @@ class LocalWait(Future[Any]):
         elif not self.done():
             self._owned.waiters[self] = self.end
             if bucket is not None:
-                self._bucket = bucket
+                self.info.bucket = bucket
                 bucket[self] = None
 
     def end(self) -> None:
@@ -213,7 +214,7 @@ class LocalWait(Future[Any]):
     def expire(self) -> None:
         self._leave()
         if not self.done():
-            self.set_exception(DeadlineExceeded(self._owner, self._function, self._seconds))
+            self.set_exception(DeadlineExceeded(self._owner, self.info.name, self.info.seconds))
 
     def cancel(self, msg: Any | None = None) -> bool:
         self._leave()
@@ -221,6 +222,6 @@ class LocalWait(Future[Any]):
 
     def _leave(self) -> None:
         self._owned.waiters.pop(self, None)
-        if self._bucket is not None:
-            self._bucket.pop(self, None)
-            self._bucket = None
+        if self.info.bucket is not None:
+            self.info.bucket.pop(self, None)
+            self.info.bucket = None

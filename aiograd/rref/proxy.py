@@ -16,10 +16,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiograd.errors import NotAllowed, ProtocolError, WrongThread
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
-from aiograd.rpc.scope import GUEST, current_agent
+from aiograd.rpc.scope import current_guest
 from aiograd.rref.futures import OwnerFuture, block_on
 from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
 
@@ -99,7 +100,7 @@ def call_method(
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
     # A trusted worker may call anything, callable attributes of the instance included.
-    if GUEST.get() is None:
+    if current_guest() is None:
         return getattr(value, name)  # type: ignore[no-any-return]
     method = exposed_method(value, name)
     if method is None:
@@ -148,7 +149,7 @@ class _Proxy:
             frame=frame,
             future=answer,
         )
-        answer._function = name  # in errors and traces, not "call_method"
+        answer.info.name = name  # in errors and traces, not "call_method"
         if isinstance(rref.record, UserRecord):
             answer.follow(rref.record)
         return answer

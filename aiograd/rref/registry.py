@@ -36,9 +36,8 @@ from aiograd.errors import (
 )
 from aiograd.rpc import scope
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.future import Future, prepare
-from aiograd.rpc.observe.profile import SCOPE
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.future import CallInfo, Future
+from aiograd.rpc.scope import SCOPE
 from aiograd.rref.futures import CreateFuture, LocalWait, OwnerFuture, wake
 from aiograd.rref.refcount.records import (
     ID_SIZE,
@@ -117,7 +116,7 @@ class RRefs:
         future = CreateFuture(loop=agent.loop)
         future._refs, future._made, future._subject = self, made, subject
         future._rref = None
-        future._limited, future._inherited = timeout is not None, DEADLINE.get()
+        future._limited, future._inherited = timeout is not None, SCOPE.get().deadline
         future._held = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(made.id, place)
         try:
@@ -257,7 +256,8 @@ class RRefs:
             answer.follow(held)
         except (RRefError, OwnerLost) as error:
             # The traceback would hold this frame, and us.
-            prepare(answer, service).set_exception(error.with_traceback(None))
+            answer.info = CallInfo(service)
+            answer.set_exception(error.with_traceback(None))
         return answer
 
     def piggyback_fetch(self, rref: RRef, creation: CreateFuture) -> bool:
@@ -265,18 +265,19 @@ class RRefs:
 
         Then creating and fetching is one message, one reply and one future.
         """
-        agent, caller, inherited = self.agent, creation._caller, creation._inherited
+        agent, info, inherited = self.agent, creation.info, creation._inherited
+        caller, scope = info.caller, SCOPE.get()
         if (
             caller is None
-            or DEADLINE.get() != inherited  # the creation must not end later than the fetch may
-            or (inherited == math.inf and creation._seconds > agent.options.timeout)
+            or scope.deadline != inherited  # the creation must not end later than the fetch may
+            or (inherited == math.inf and info.seconds > agent.options.timeout)
             or threading.get_ident() != agent.thread
-            or SCOPE.get() is not None
+            or scope.recording is not None
             or (agent.baggage is not None and agent.baggage.current() is not creation._held)
-            or not caller.copies.along(creation, caller.last_id, len(caller.pending) == 1)
+            or not caller.piggyback(creation)
         ):
             return False
-        creation._until = agent.loop.time() + creation._seconds
+        creation._until = agent.loop.time() + info.seconds
         creation._rref = rref
         return True
 
@@ -300,7 +301,7 @@ class RRefs:
         agent, owned = self.agent, rref.record
         assert isinstance(owned, OwnerRecord)
         wait = LocalWait(agent.loop, owned, agent.name)
-        wait._function = what
+        wait.info.name = what
         try:
             self.usable(rref)
         except RRefError as error:
@@ -309,7 +310,7 @@ class RRefs:
         if owned.ready:
             wait.end()
             return wait
-        wait._seconds, deadline = agent.deadline(timeout)
+        wait.info.seconds, deadline = agent.deadline(timeout)
         if threading.get_ident() == agent.thread:
             self._enter(wait, deadline)
         else:
@@ -352,9 +353,8 @@ class RRefs:
         leaks = self.protocol.owner_table.leaks()
         if not leaks:
             return
-        where = [
-            f"{owned.call_site[0]}:{owned.call_site[1]}" for owned in leaks if owned.call_site[0]
-        ]
+        sites = [leak.call_site for leak in leaks]
+        where = [f"{file}:{line}" for file, line in sites if file]
         text = (
             f"Leaking RRef: {len(leaks)} value(s) on {self.agent.name} were still in use elsewhere "
             f"at shutdown, made at {', '.join(sorted(set(where))[:20]) or 'unknown lines'}"
@@ -383,7 +383,7 @@ def _first(error: Exception) -> Exception:
 
 def current_rrefs() -> RRefs:
     """The references of the current worker."""
-    refs = scope.current_agent().parts.get(RRefs)
+    refs = scope.current().parts.get(RRefs)
     if refs is None:
         raise WorkerClosed("this worker was started without references")
     return refs  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import users_frame
 from aiograd.rref.futures import CreateFuture, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
@@ -154,7 +154,8 @@ class RRef:
     def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
         """Run a coroutine function about this reference on the loop, from any thread."""
         agent = self._refs.agent
-        future = prepare(Future(loop=agent.loop), f"RRef {what}")
+        future: Future[Any] = Future(loop=agent.loop)
+        future.info = CallInfo(f"RRef {what}")
         self._refs.messenger.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
         return future
 
@@ -203,7 +204,8 @@ class RRef:
         usable = record.creator_error is None and not self.released
         if record.ready and record.error is None and usable:
             # Without a task: `blocking=True` may then be used on the loop, too.
-            future: Future[type] = prepare(Future(loop=self._refs.agent.loop))
+            future: Future[type] = Future(loop=self._refs.agent.loop)
+            future.info = CallInfo("RRef type")
             future.set_result(type(record.value))
             return future
         return self._begin(find, "type")

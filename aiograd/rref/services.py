@@ -310,7 +310,7 @@ class Messenger:
                 name = self.reach(holder)
                 # Calls to it are held back here by flow control, perhaps those with the forks in
                 # question; the holder would not know these, rightly.
-                if self.agent.link(name).caller.waiting:
+                if self.agent.link(name).caller.window:
                     continue
                 timeout = max(self.agent.options.lease, AUDIT_TIMEOUT)
                 future = self.agent.request(name, "rref.audit", pack_ids(forks), timeout=timeout)

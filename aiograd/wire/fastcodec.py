@@ -187,7 +187,7 @@ def flat_array(array: np.ndarray, lent: Lent = None) -> tuple[tuple[int, ...], s
     return array.shape, code, lent[-1]
 
 
-ALONE: Final = object()  # the entry of what has to travel alone
+NOT_BATCHABLE: Final = object()  # the entry of what has to travel alone
 _TINY: Final = frozenset({float, bool, type(None), complex})  # a few bytes, whatever the value
 _INT: Final = 1 << 64
 _FEW: Final = 8  # arguments of a call
@@ -195,20 +195,20 @@ _SHORT: Final = 1000  # characters or bytes of one of them
 _LITTLE: Final = 4096  # bytes of an array
 
 
-def call_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
+def encode_call_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
     """The arguments of a call."""
     if len(args) > _FEW:
-        return ALONE
+        return NOT_BATCHABLE
     for value in args:
         cls = type(value)
         if cls is int:
             if not -_INT < value < _INT:
-                return ALONE
+                return NOT_BATCHABLE
         elif cls not in _TINY:
             if cls not in ATOMS:
                 return _array_entry(args, boxes)
             if len(value) > _SHORT:
-                return ALONE
+                return NOT_BATCHABLE
     return args
 
 
@@ -223,32 +223,32 @@ def _array_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
             if index < len(items):  # the same object again stays the same object
                 items.append((index,))
                 continue
-        entry = value_entry(value, boxes)
-        if entry is ALONE:
-            return ALONE
+        entry = encode_value_entry(value, boxes)
+        if entry is NOT_BATCHABLE:
+            return NOT_BATCHABLE
         items.append(entry)
     return items
 
 
-def value_entry(value: Any, boxes: Boxes) -> Any:
+def encode_value_entry(value: Any, boxes: Boxes) -> Any:
     """One result."""
     cls, note = type(value), ARRAY
     if boxes is not None and cls is boxes[0]:
         opened = boxes[1].open(value, None)
         if opened is None:
-            return ALONE
+            return NOT_BATCHABLE
         value, note = opened
     elif cls is int:
-        return value if -_INT < value < _INT else ALONE
+        return value if -_INT < value < _INT else NOT_BATCHABLE
     elif cls in _TINY:
         return value
     elif cls in ATOMS:
-        return value if len(value) <= _SHORT else ALONE
+        return value if len(value) <= _SHORT else NOT_BATCHABLE
     elif cls is not np.ndarray:
-        return ALONE
+        return NOT_BATCHABLE
     code = CODES.get(value.dtype)
     if code is None or value.nbytes > _LITTLE or not value.flags.c_contiguous:
-        return ALONE
+        return NOT_BATCHABLE
     return value.shape, code, bytearray(value.tobytes()), note
 
 
@@ -263,25 +263,14 @@ def decode_batch(data: Any) -> list[Any]:
     return entries
 
 
-def call_of(entry: Any, boxes: Boxes) -> Any:
+def decode_call_entry(entry: Any, boxes: Boxes) -> Any:
     """The arguments in an entry."""
     if entry.__class__ is list:
         unflatten(entry, boxes, None)
     return entry
 
 
-def call_alone(entry: Any) -> bytes:
-    """An entry as a payload of its own, for `flat.decode_call`."""
-    return pickle.dumps((entry, None, entry.__class__ is list), 5)
-
-
-def value_alone(entry: Any) -> bytes:
-    """The same for `flat.decode_value`."""
-    whole = (entry[:3], entry[3]) if entry.__class__ is tuple else (entry, None)
-    return pickle.dumps(whole, 5)
-
-
-def value_of(entry: Any, boxes: Boxes) -> Any:
+def decode_value_entry(entry: Any, boxes: Boxes) -> Any:
     """The result in an entry."""
     if entry.__class__ is not tuple:
         return entry

@@ -8,20 +8,21 @@ the LARGE flag, whose body lists the lengths of its segments, and follows in CHU
 made for them: writable, and handed to the receiver without another copy. Where there is no memory,
 a message is *refused*: its bytes are read and dropped as they come, and the rest is unharmed.
 
-No I/O here: whoever reads asks `get_buffer()` where to put bytes and says how many came.
+No I/O here: the connection asks `get_buffer()` where to put bytes and says how many came. Headers
+are packed by `pack_header` and nowhere else.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from aiograd.errors import ProtocolError
 from aiograd.wire.buffers import Memory
-from aiograd.wire.messages import CHUNK, KINDS, LARGE, SHARED
+from aiograd.wire.messages import CHUNK, KINDS, LARGE, LEGAL, SHARED, describe_flags
 
 MAGIC: Final = 0xA9
 HEADER: Final = struct.Struct("<BBHIQfI")
@@ -36,21 +37,39 @@ _GLANCE: Final = 2048  # read at once while a large message is expected: what is
 _LENGTH: Final = struct.Struct("<Q")
 _EMPTY: Final = memoryview(b"")
 
-# kind, flags, id, budget, target, body
-Frame = tuple[int, int, int, float, int, "memoryview | Transfer"]
+
+class Frame(NamedTuple):
+    """One message: its header, and its body.
+
+    The body is a `memoryview` or a `Transfer` on the way in, and bytes or a `codec.Payload` on the
+    way out.
+    """
+
+    kind: int
+    flags: int
+    id: int = 0
+    budget: float = 0.0
+    target: int = 0
+    body: Any = b""
 
 
-def header(kind: int, flags: int, length: int, id: int, budget: float, target: int) -> bytes:
+# A frame is made for every message that is read. The constructor of a named tuple is a Python
+# function, and takes twice as long as this.
+_make_frame = tuple.__new__
+
+
+def pack_header(kind: int, flags: int, length: int, id: int, budget: float, target: int) -> bytes:
+    """Pack the header of a frame whose body has `length` bytes."""
     return HEADER.pack(MAGIC, kind, flags, length, id, budget, target)
 
 
 def announce(transfer: int, target: int, lengths: list[int]) -> bytes:
-    """The body of a LARGE frame: its number, the target it is for, and the segment lengths."""
+    """Make the body of a LARGE frame: its number, its target, and the segment lengths."""
     return struct.pack(f"<{len(lengths) + 2}Q", transfer, target, *lengths)
 
 
 def memory_of(lengths: list[int]) -> int:
-    """What a large message takes here: many tiny segments take more than their bytes."""
+    """Return what a large message takes here: many tiny segments take more than their bytes."""
     return sum(lengths) + _SEGMENT * (len(lengths) - 1)
 
 
@@ -85,6 +104,12 @@ class Transfer:
 
 def _none_shared(kind: int, body: memoryview) -> Transfer:
     raise ProtocolError("a message in shared memory over a connection without any")
+
+
+def _illegal(magic: int, kind: int, flags: int) -> ProtocolError:
+    if magic != MAGIC or kind not in KINDS:
+        return ProtocolError(f"expected a frame, got {magic:#x} {kind:#x}")
+    return ProtocolError(f"a {KINDS[kind]} frame with {describe_flags(flags)} ({flags:#x})")
 
 
 class FrameReader:
@@ -140,8 +165,8 @@ class FrameReader:
         view, buffer, unpack = self._view, self._buffer, HEADER.unpack_from
         while end - at >= HEADER_SIZE:
             magic, kind, flags, length, id, budget, target = unpack(buffer, at)
-            if magic != MAGIC or kind not in KINDS:
-                raise ProtocolError(f"expected a frame, got {magic:#x} {kind:#x}")
+            if magic != MAGIC or kind << 16 | flags not in LEGAL:
+                raise _illegal(magic, kind, flags)
             body = at + HEADER_SIZE
             if kind == CHUNK and not flags & SHARED:
                 at = body + self._begin_chunk(target, length, view[body:end], frames)
@@ -149,7 +174,7 @@ class FrameReader:
             if length > SMALL:
                 raise ProtocolError(f"a frame of {length} bytes; large messages come in chunks")
             if not length and kind != CHUNK:
-                frames.append((kind, flags, id, budget, target, _EMPTY))
+                frames.append(_make_frame(Frame, (kind, flags, id, budget, target, _EMPTY)))
                 at = body
                 continue
             after = body + length
@@ -160,11 +185,13 @@ class FrameReader:
             elif flags & LARGE:
                 if flags & SHARED:
                     whole = self._shared(kind, view[body:after])
-                    frames.append((kind, flags, id, budget, target, whole))
+                    frames.append(Frame(kind, flags, id, budget, target, whole))
                 else:
-                    self._announced(kind, flags, id, budget, view[body:after], frames)
+                    announced = Frame(kind, flags, id, budget, 0, view[body:after])
+                    frames.append(self._announced(announced))
             else:
-                frames.append((kind, flags, id, budget, target, view[body:after]))
+                frame = _make_frame(Frame, (kind, flags, id, budget, target, view[body:after]))
+                frames.append(frame)
             at = after
         self._start, self._end = (0, 0) if at == end else (at, end)
         return frames
@@ -178,16 +205,15 @@ class FrameReader:
             room[:count] = source[:count]
             source = source[count:]
             for frame in self.advance(count):
-                body = frame[5]
-                frames.append(
-                    (*frame[:5], memoryview(bytes(body)) if isinstance(body, memoryview) else body)
-                )
+                if isinstance(frame.body, memoryview):
+                    frame = frame._replace(body=memoryview(bytes(frame.body)))
+                frames.append(frame)
         return frames
 
     def abandon(self, release: Callable[[int], None]) -> None:
         """Nothing more will come: give back the buffer, and what was reserved for messages."""
         for frame, _ in self._transfers.values():
-            transfer = frame[5]
+            transfer = frame.body
             if isinstance(transfer, Transfer) and not transfer.refused:
                 release(transfer.size)
         self._transfers.clear()
@@ -199,29 +225,22 @@ class FrameReader:
 
     # ── large messages ──────────────────────────────────────────────────────────────────────────
 
-    def _announced(
-        self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        body: memoryview,
-        frames: list[Frame],
-    ) -> None:
+    def _announced(self, frame: Frame) -> Frame:
+        """Take in the announcement of a large message; the frame to hand out for it."""
+        body = frame.body
         if len(body) % _LENGTH.size or not 3 <= len(body) // _LENGTH.size <= MAX_SEGMENTS + 2:
             raise ProtocolError(f"an announcement of {len(body)} bytes")
-        transfer_number, target, *lengths = struct.unpack(f"<{len(body) // 8}Q", body)
+        number, target, *lengths = struct.unpack(f"<{len(body) // 8}Q", body)
         total = sum(lengths)
         if total > self._max_message:
             raise ProtocolError(f"a message of {total} bytes is over the limit")
-        if transfer_number in self._transfers or not total:
-            raise ProtocolError(f"transfer {transfer_number} announced wrongly")
+        if number in self._transfers or not total:
+            raise ProtocolError(f"transfer {number} announced wrongly")
         if len(self._transfers) >= TRANSFERS:
             raise ProtocolError(f"{TRANSFERS} large messages are under way already")
-        transfer = self._make_room(kind, lengths)
-        frame: Frame = (kind, flags, id, budget, target, transfer)
-        self._transfers[transfer_number] = (frame, [total])
-        frames.append(frame)
+        frame = frame._replace(target=target, body=self._make_room(frame.kind, lengths))
+        self._transfers[number] = (frame, [total])
+        return frame
 
     def _make_room(self, kind: int, lengths: list[int]) -> Transfer:
         """Reserve and allocate memory for an announced message; it is refused if there is none."""
@@ -249,7 +268,7 @@ class FrameReader:
         if entry is None or not 0 < length <= min(CHUNK_SIZE, entry[1][0]):
             raise ProtocolError(f"a chunk of {length} bytes for transfer {number}")
         self._chunk, self._chunk_number, self._chunk_left = entry, number, length
-        transfer = entry[0][5]
+        transfer = entry[0].body
         if isinstance(transfer, Transfer) and transfer.refused:
             taken = min(length, len(available))
             if taken:
@@ -265,7 +284,7 @@ class FrameReader:
         return taken
 
     def _chunk_window(self, entry: tuple[Frame, list[int]]) -> memoryview:
-        transfer = entry[0][5]
+        transfer = entry[0].body
         assert isinstance(transfer, Transfer)
         # What is refused goes where small frames are collected: while a chunk is received nothing
         # is there, and whoever refuses for want of memory must not ask for more.
@@ -274,7 +293,7 @@ class FrameReader:
 
     def _fill(self, entry: tuple[Frame, list[int]], count: int, frames: list[Frame]) -> None:
         frame, left = entry
-        transfer = frame[5]
+        transfer = frame.body
         assert isinstance(transfer, Transfer)
         transfer.filled(count)
         self._chunk_left -= count

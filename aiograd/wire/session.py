@@ -27,7 +27,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.framing import header
+from aiograd.wire.framing import pack_header
 from aiograd.wire.messages import PING
 
 LITTLE: Final = 64 * 1024  # bytes received after which the next write takes the news along
@@ -102,7 +102,7 @@ class Session:
         """The frame that tells how much has come."""
         self.told = received = self.received
         self.due, self.overdue = received + LITTLE, received + MUCH
-        return header(PING, 0, 0, received, 0.0, 0)
+        return pack_header(PING, 0, 0, received, 0.0, 0)
 
     def acknowledged(self, position: int) -> None:
         """The peer has everything before this position."""

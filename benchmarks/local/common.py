@@ -105,7 +105,7 @@ def measure(
     transformer: Callable[[], object] | None,
     memory: Callable[[], Callable[[], object]] | None,
 ) -> None:
-    """Run what this peer has of the workloads and print the results."""
+    """Run the workloads that this peer implements and print the results."""
     if os.environ.get("BENCH_MEMORY") == "1":
         if memory is not None and wanted("local.mlp_peak_memory"):
             emit(peer, "local.mlp_peak_memory", peak_memory(memory()), "B")

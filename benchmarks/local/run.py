@@ -29,7 +29,7 @@ def interpreter(environment: str | None) -> str | None:
 
 
 def run(peer: str, only: str) -> list[dict[str, object]]:
-    """Times and memory of a peer, in two processes: what shows memory well makes times worse."""
+    """Times and memory of a peer, in two processes: measuring memory slows the timings down."""
     times = _run(peer, only, {"BENCH_MEMORY": "0"})
     return times + _run(peer, only, {"BENCH_MEMORY": "1", "MALLOC_MMAP_THRESHOLD_": "65536"})
 
@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     units: dict[str, object] = {}
-    for repetition in range(options.reps):  # forwards and backwards, so nobody is always first
+    for repetition in range(options.reps):  # in both directions, so that no peer is always first
         for peer in options.peers if repetition % 2 == 0 else options.peers[::-1]:
             for record in run(peer, options.only):
                 metric, value = str(record["metric"]), float(str(record["value"]))

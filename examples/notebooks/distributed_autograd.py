@@ -13,7 +13,7 @@
 # %% [markdown]
 # # Distributed autograd in ten minutes
 #
-# A model whose layers run on different workers, the graph that this leaves behind as a picture, its
+# A model whose layers run on different workers, a picture of the graph that was recorded, its
 # gradient, a check of every number, and what happens when a worker dies in the middle.
 # Everything here is local: the workers are processes of this machine.
 
@@ -35,8 +35,8 @@ cluster = await ag.LocalCluster(3)
 cluster
 
 # %% [markdown]
-# A call runs a function there. Functions of a notebook travel by value, and when a cell is changed
-# and run again, the new version does.
+# A call runs a function there. Functions of a notebook are sent by value; after a cell is changed
+# and run again, the new version is sent.
 
 
 # %%
@@ -69,8 +69,8 @@ w1 = ag.tensor(rng.standard_normal((8, 16)) / 4, requires_grad=True)
 w2 = ag.tensor(rng.standard_normal((16, 4)) / 4, requires_grad=True)
 
 # %% [markdown]
-# Calls made inside a *context* take it along, however deep they go, and each worker remembers its
-# own part of the graph. A block (`async with ag.context() as ctx:`) is the usual form. Across
+# Calls made inside a *context* carry it, nested ones too, and each worker records its own part of
+# the graph. A block (`async with ag.context() as ctx:`) is the usual form. Across
 # cells, keep the context in a variable and switch it on where it is needed.
 
 # %%
@@ -83,7 +83,7 @@ loss
 # ## The picture
 #
 # Data flows downwards. Each worker has a lane. Where tensors went from one worker to another, there
-# is a dashed arrow from a `Send`, which says what it carried, to a `Recv`.
+# is a dashed arrow from a `Send`, labelled with what it sent, to a `Recv`.
 
 # %%
 await ctx.graph()
@@ -91,9 +91,9 @@ await ctx.graph()
 # %% [markdown]
 # ## Backwards
 #
-# One `await` plays all of it backwards: gradients go from worker to worker along the dashed arrows,
-# in the other direction, without anyone in the middle. They end in the context, and `.grad` is left
-# alone: so several passes, of several users of the same weights, can be under way at once.
+# One `await` computes the gradients: they go from worker to worker against the dashed arrows,
+# without a coordinator. They are stored in the context, and `.grad` is not changed: so several
+# passes, of several trainers of the same weights, can run at once.
 
 # %%
 start = time.perf_counter()
@@ -123,13 +123,13 @@ print("slope measured", (float(up) - float(down)) / 2e-6)
 print("slope computed", float(ctx.gradients[w1][3, 5]))
 
 # %% [markdown]
-# The context from here: whom it reached, and how many edges end on this worker.
+# The context on this worker: the workers it reached, and how many edges end here.
 
 # %%
 ctx
 
 # %% [markdown]
-# Leaving a context lets every worker forget its part.
+# Leaving a context releases it on every worker.
 
 # %%
 await ctx.release()
@@ -137,10 +137,10 @@ counters = await cluster["worker0"].call(ag.debug_info)
 print("contexts that worker0 still knows of:", counters["contexts"])
 
 # %% [markdown]
-# ## Values that stay put
+# ## Remote values
 #
-# A value need not travel. `remote` makes it there and gives back a reference, which can itself be
-# sent to others.
+# A value can stay where it was made. `remote` creates it there and returns a reference, which can
+# itself be sent to others.
 
 
 # %%
@@ -163,8 +163,8 @@ await counter.release()
 # %% [markdown]
 # ## A worker dies
 #
-# worker1 is killed between the forward and the backward pass. The pass ends everywhere, at once,
-# with an error that names the worker; and no half-summed gradient can be read afterwards.
+# worker1 is killed between the forward and the backward pass. The pass ends on every worker, at
+# once, with an error that names the lost one; and no partial gradient can be read afterwards.
 
 # %%
 ctx = ag.context()

@@ -152,7 +152,7 @@ ag.viz.chart({"staleness=None": free, "staleness=0": bounded}, x="round", y="par
 
 # %% [markdown]
 # With `staleness=0` a step whose values are not the newest is refused with `StaleGradients`, on all
-# owners, and the trainer computes it anew. Every step that is taken is then one that a single
+# owners, and the trainer computes it again. Every step that is taken is then one that a single
 # trainer could have taken. With 1, 2, … some age is allowed, and fewer steps are refused.
 
 # %%

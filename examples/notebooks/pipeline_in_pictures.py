@@ -13,8 +13,8 @@
 # %% [markdown]
 # # A pipeline in pictures
 #
-# A model in four stages, one per worker. The same training step in three ways, and who was busy
-# when. A short pause stands for the work of a larger model, so that the picture does not depend on
+# A model in four stages, one per worker. The same training step in three ways, and when each was
+# busy. A short pause stands for the work of a larger model, so that the picture does not depend on
 # how many cores this machine has.
 
 # %%

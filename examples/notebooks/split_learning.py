@@ -38,7 +38,7 @@ def table():
 
 # %% [markdown]
 # A party lives on its own worker and keeps its columns, its part of the model and its optimiser.
-# `cross` is asked about every array that leaves it, and what it returns is what travels.
+# `cross` is called for every array that leaves it, and what it returns is sent.
 
 
 # %%
@@ -124,7 +124,7 @@ runs = {noise: await train(noise) for noise in levels}
 ag.viz.chart({f"noise {noise}": losses for noise, (losses, _) in runs.items()}, y="loss")
 
 # %% [markdown]
-# On rows that nobody has trained on:
+# On rows that were not used for training:
 
 # %%
 for noise, (_, right) in runs.items():
@@ -138,10 +138,10 @@ print(await registry.parties[0].rpc_async().what_left())
 
 # %% [markdown]
 # Here the parties trust each other with code: this notebook sent them theirs. Where they do not,
-# the mode `"restricted"` holds partners to agreed functions and plain data, and each of them shares
-# a secret with the registry that the other one does not know: `Options(secret_file={"registry":
-# "clinic.key"})`. `examples/05_split_learning.py` is this model in three processes of that kind,
-# with a log of every byte that a party sends.
+# the mode `"restricted"` limits partners to exposed functions and plain data, and each of them
+# shares a secret with the registry that the other one does not know:
+# `Options(secret_file={"registry": "clinic.key"})`. `examples/05_split_learning.py` is this
+# model in three such processes, with a log of every byte that a party sends.
 
 # %%
 await cluster.close()

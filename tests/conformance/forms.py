@@ -19,7 +19,7 @@ LAYOUTS = ("dense", "sparse")
 
 
 async def call(form: str, to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in one of its forms; "local" does not call anybody."""
+    """Call a function in one of its forms; "local" runs it here, without a call."""
     if form == "local":
         result = func(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
@@ -42,7 +42,7 @@ def _blocking(to: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Exceptio
 
 
 async def outside(work: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Run something under no autograd context, as the worker started last: the driver."""
+    """Run something outside of autograd contexts, as the worker started last: the driver."""
 
     async def body() -> T:
         return await work(*args)

@@ -172,7 +172,7 @@ async def test_jit_arg_errors(workers, form):
 
 
 class Unregistered:
-    """Looks like an op, but nobody knows it by its name."""
+    """Looks like an op, but is not registered under its name."""
 
     op_name = "no_such_op"
 

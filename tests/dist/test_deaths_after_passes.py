@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from aiograd.testing import simulate
 from tests.support.waiting import until
 

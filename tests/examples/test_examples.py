@@ -87,7 +87,7 @@ def check_figures(story: str, said: str) -> None:
         assert grown < 8  # one more megabyte each would be none
         assert figures(r"solved in ([0-9.]+) s", said)[0] < 120
     if story == "07_pipeline":
-        assert figures(r"([0-9.]+)× faster", said)[0] > 1.1  # 2.8 where nobody disturbs
+        assert figures(r"([0-9.]+)× faster", said)[0] > 1.1  # 2.8 on an idle machine
     if story == "08_meta_learning":
         losses = [float(x) for x in re.findall(r"adapting: ([0-9.]+)", said)]
         assert losses[-1] < losses[0] / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+GENERATED = "operations.md"  # made by `make docs`, so it may or may not be there
+FOLDERS = ("docs", "docs/reference")
+PAGES = [*TOP, *sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))]
+PAGES = [page for page in PAGES if page.name != GENERATED]
+FILE = re.compile(r"`([a-z_/]+/?[\w/]*\.(?:py|md))`")
+MODULE = re.compile(r"\b(aiograd(?:\.\w+)+)")
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)\)")
 
 
@@ -57,6 +64,23 @@ def test_links_on_pages_lead_to_files(path: Path) -> None:
             place = made["notebooks"] / target.removeprefix("notebooks/")
         found = place.exists() or any(place.with_suffix(end).exists() for end in (".md", ".py"))
         assert found, f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_and_modules_named_on_pages_exist(path: Path) -> None:
+    text = path.read_text()
+    names = [name for name in FILE.findall(text) if "*" not in name]
+    roots = (ROOT, ROOT / "aiograd", ROOT / "examples")
+    assert [name for name in names if not any((root / name).exists() for root in roots)] == []
+    assert [name for name in MODULE.findall(text) if not is_module_or_attribute(name)] == []
+
+
+def is_module_or_attribute(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_every_example_is_listed_in_the_docs() -> None:

@@ -8,26 +8,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import aiograd as ag
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from tests.failures.work import echo, linger
 
 HELD: dict[str, ag.RRef] = {}  # references to values of the other one
 
 
 async def reach_through(name: str, address: str) -> None:
-    """From now on, dial a member at another address."""
+    """Connect to a member at another address from now on."""
     directory = current_agent().directory
     directory.add(replace(directory.find(name), addresses=(address,)))
 
 
 async def hold(name: str, value: int) -> int:
-    """Make a value on the other one, keep the reference, and use it."""
+    """Create a value on the peer, keep the reference, and fetch it."""
     HELD[name] = ag.remote(name, echo, (value,))
     return int(await HELD[name])
 
 
 async def use_held(name: str) -> str:
-    """What comes of using the reference: the value, or the error."""
+    """Return the value of the kept reference, or the name of the error."""
     try:
         return str(await HELD[name])
     except ag.errors.AiogradError as error:
@@ -35,7 +35,7 @@ async def use_held(name: str) -> str:
 
 
 async def call_and_wait(name: str) -> tuple[str, str, str]:
-    """Call a function that does not end; how the call ends."""
+    """Call a function that does not end; return how the call ended."""
     try:
         await ag.rpc_async(name, linger, timeout=60)
     except ag.errors.WorkerLost as error:
@@ -44,7 +44,7 @@ async def call_and_wait(name: str) -> tuple[str, str, str]:
 
 
 async def try_call(name: str) -> str:
-    """What comes of a call: "yes", or whether it ran."""
+    """Return "yes" if a call succeeds, else whether it ran."""
     try:
         await ag.rpc_async(name, echo, (1,), timeout=20)
     except ag.errors.WorkerLost as error:

@@ -61,7 +61,7 @@ async def main(rank: int, place: str, secret: str) -> None:
             await pending
         except ag.errors.WorkerLost as error:
             say("lost", time.monotonic(), type(error).__name__, error.worker, error.executed)
-        os._exit(0)  # there is nobody to take leave of
+        os._exit(0)  # the peer is unreachable, so a graceful shutdown would only wait
 
 
 if __name__ == "__main__":

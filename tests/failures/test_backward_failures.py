@@ -11,12 +11,12 @@ import aiograd as ag
 from aiograd.dist.backward.abort import LATE_WAIT
 from aiograd.errors import BackwardFailed, ContextError, WorkerLost
 from tests.failures.work import (
+    RELEASED,
     SEEN,
-    WORD,
-    give_the_word,
     kill,
     now,
     outcome,
+    release_threads,
     stopped,
     told,
     until,
@@ -123,7 +123,7 @@ class Gate(ag.Function):
     @staticmethod
     def backward(ctx, gradient):
         SEEN["at the gate"] = now()
-        WORD.wait()
+        RELEASED.wait()
         return gradient
 
 
@@ -158,9 +158,9 @@ async def test_f8_a_worker_lost_while_another_computes_fails_the_pass(cluster, f
         killed = kill(c, "worker1")
         if restarted:
             await c.restart("worker1")
-            await ag.rpc_async("worker0", give_the_word)
+            await ag.rpc_async("worker0", release_threads)
         error, when = await running
-        await ag.rpc_async("worker0", give_the_word)
+        await ag.rpc_async("worker0", release_threads)
         assert isinstance(error, BackwardFailed)
         assert error.worker == "worker1"
         figure("F8", "lost while another computes: `BackwardFailed`", 1.0, when - killed)
@@ -171,14 +171,14 @@ async def test_f8_a_worker_lost_while_another_computes_fails_the_pass(cluster, f
 async def test_f8_a_worker_replaced_while_the_driver_computes_fails_the_pass(cluster):
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     SEEN.clear()
-    WORD.clear()
+    RELEASED.clear()
     async with cluster(1) as c, ag.context() as ctx:
         y = Gate.apply(await ag.rpc_async("worker0", chain, (["worker0"], x, "")))
         running = asyncio.create_task(outcome(ctx.backward((y + x).sum())))
         await until(lambda: "at the gate" in SEEN)
         kill(c, "worker0")
         await c.restart("worker0")
-        WORD.set()
+        RELEASED.set()
         error, _ = await running
         assert isinstance(error, BackwardFailed)
         assert error.worker == "worker0"
@@ -190,7 +190,7 @@ async def test_f8_a_loss_that_only_a_worker_knows_which_the_pass_has_not_reached
     """driver → worker0 → worker1; the driver computes, and has no edge to the lost worker1."""
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     SEEN.clear()
-    WORD.clear()
+    RELEASED.clear()
     async with cluster(2) as c, ag.context() as ctx:
         path = ["worker0", "worker1"]
         y = Gate.apply(await ag.rpc_async("worker0", chain, (path, x, "")))
@@ -198,7 +198,7 @@ async def test_f8_a_loss_that_only_a_worker_knows_which_the_pass_has_not_reached
         await until(lambda: "at the gate" in SEEN)
         killed = kill(c, "worker1")
         error, when = await running
-        WORD.set()
+        RELEASED.set()
         assert isinstance(error, BackwardFailed)
         assert error.worker == "worker1"
         figure("F8", "lost before the pass reaches it: `BackwardFailed`", 1.0, when - killed)
@@ -235,7 +235,7 @@ async def test_f8_a_loss_after_a_pass_that_ended_well_hides_no_number(cluster):
             right = [[16.0, 32.0]]
             assert await ag.rpc_async("worker3", gradients_of, (ctx.id,)) == right
             await c.kill("worker2")
-            # worker3 had to do with worker2 alone; it knows by now that the pass ended well.
+            # worker3 exchanged messages with worker2 only; it knows the outcome by now.
             assert await ag.rpc_async("worker3", gradients_of, (ctx.id,)) == right
         # The same outside the context, by a call that does not take it along.
         assert await ag.rpc_async("worker3", gradients_of, (ctx.id,)) == right

@@ -10,13 +10,13 @@ import aiograd as ag
 from aiograd.errors import DeadlineExceeded
 from tests.failures.work import (
     echo,
-    give_the_word,
     kill,
     linger,
     linger_in_thread,
     linger_through,
     now,
     outcome,
+    release_threads,
     told,
     until,
 )
@@ -48,7 +48,7 @@ async def test_f14_cancelling_reaches_every_depth_and_threads_are_counted(cluste
         thread.cancel()
         await until(lambda: abandoned("worker0"))
         assert await abandoned("worker0") == 1
-        await ag.rpc_async("worker0", give_the_word)
+        await ag.rpc_async("worker0", release_threads)
         await until(lambda: none_abandoned("worker0"))
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import OwnerLost, RRefExpired
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.agent import current_agent
 from aiograd.rref.registry import RRefs
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.testing.fault_injection import Faults
@@ -32,7 +32,7 @@ ORDER: list[int] = []
 
 @ag.inline
 def detour(name: str, address: str) -> None:
-    """Reach a worker by this address only."""
+    """Connect to a worker at this address only."""
     directory = current_agent().directory
     peer = directory.get(name)
     assert peer is not None
@@ -41,7 +41,7 @@ def detour(name: str, address: str) -> None:
 
 @asynccontextmanager
 async def proxies(cluster: ag.LocalCluster, folder) -> AsyncIterator[list[Proxy]]:
-    """Between worker0 and worker1, one for each that dials."""
+    """Proxies between worker0 and worker1, one for each direction of dialling."""
     directory = cluster.driver.agent.directory
     places = [directory.get(f"worker{rank}").addresses[0] for rank in (0, 1)]
     async with (
@@ -66,12 +66,12 @@ def noted() -> list[int]:
 
 @ag.inline
 def send_twice() -> None:
-    """From now on, each of our calls goes out two times."""
+    """Send each call twice from now on."""
     current_agent().faults = Faults(fail={}, duplicate=["call"])
 
 
 async def chat(to: str, numbers: range, sizes: list[int]) -> None:
-    """Small calls between large ones, of which every answer is right."""
+    """Make small calls between large ones, and check every result."""
 
     async def ask(func, argument):
         answer = await ag.rpc_async(to, func, (argument,))
@@ -122,7 +122,7 @@ async def test_f10_references_of_a_disconnected_user_are_freed_for_good(cluster,
             proxy.silent = False
         other = ag.remote("worker0", float, (8,))
         assert await other == 8.0
-        # The two have lost each other for good: it is told so, and gets no other value.
+        # The session of the two is lost for good: the use raises, and never gets another value.
         error, _ = await outcome(ag.rpc_async("worker1", use_kept))
         assert isinstance(error, OwnerLost)
         assert error.worker == "worker0"
@@ -130,7 +130,7 @@ async def test_f10_references_of_a_disconnected_user_are_freed_for_good(cluster,
 
 @ag.inline
 def take_for_gone(name: str) -> None:
-    """Let the lease of a worker end, though it is still connected."""
+    """Let the lease of a worker expire although it is still connected."""
     agent = current_agent()
     protocol = agent.parts[RRefs].protocol
     protocol.lease_over(protocol.lost(agent.directory.find(name)))

@@ -18,7 +18,7 @@ import aiograd as ag
 from tests.support import waiting
 
 SEEN: dict[str, float] = {}  # moments, by the clock that all processes of a host share
-WORD = threading.Event()  # for which a thread waits
+RELEASED = threading.Event()  # what `linger_in_thread` waits for
 
 
 def now() -> float:
@@ -41,14 +41,14 @@ async def linger() -> None:
 
 
 def linger_in_thread() -> None:
-    """Return when the word is given."""
+    """Return after `release_threads`."""
     SEEN["in a thread"] = now()
-    WORD.wait()
+    RELEASED.wait()
 
 
 @ag.inline
-def give_the_word() -> None:
-    WORD.set()
+def release_threads() -> None:
+    RELEASED.set()
 
 
 async def linger_through(names: list[str]) -> None:
@@ -81,7 +81,7 @@ seen.__aiograd_quiet__ = True  # type: ignore[attr-defined]
 
 @ag.inline
 def leave_memory(spare: int) -> None:
-    """Let this process allocate only so many bytes more."""
+    """Limit this process to `spare` bytes more than it has now."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + spare, resource.RLIM_INFINITY))
@@ -97,7 +97,7 @@ async def length(x: Any) -> int:
 
 
 async def fetch(size: int) -> int:
-    """Get so many bytes from the driver."""
+    """Fetch `size` bytes from the driver."""
     return len(await ag.rpc_async("driver", bytes, (size,)))
 
 
@@ -121,13 +121,13 @@ async def running_calls(name: str, count: int) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> float:
-    """Wait until something holds here; when."""
+    """Wait until a condition holds here; return when it did."""
     await waiting.until(condition)
     return now()
 
 
 async def outcome(awaitable: Any) -> tuple[BaseException, float]:
-    """The error that something ends with, and when."""
+    """Return the error that an awaitable raises, and when it did."""
     try:
         result = await awaitable
     except Exception as error:
@@ -136,7 +136,7 @@ async def outcome(awaitable: Any) -> tuple[BaseException, float]:
 
 
 def fork_helper() -> int:
-    """Fork a process that keeps what it inherits, as `multiprocessing` does; its number."""
+    """Fork a child that keeps inherited descriptors, as `multiprocessing` does; return its pid."""
     helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600.0,))
     helper.start()
     assert helper.pid is not None
@@ -144,7 +144,7 @@ def fork_helper() -> int:
 
 
 def fork_helper_in_c() -> int:
-    """The same by a library of its own, so that no hook of Python's runs in the child."""
+    """Fork with the C library, so that none of Python's fork hooks run in the child."""
     child = ctypes.PyDLL(None).fork()
     while child == 0:
         time.sleep(3600.0)
@@ -153,7 +153,7 @@ def fork_helper_in_c() -> int:
 
 @contextmanager
 def stopped(cluster: ag.LocalCluster, name: str) -> Any:
-    """A worker whose process is stopped, as by a debugger or a swapping machine."""
+    """Stop a worker's process inside the block, as a debugger or a swapping machine would."""
     process = cluster.pid(name)
     assert process is not None
     os.kill(process, signal.SIGSTOP)
@@ -165,7 +165,7 @@ def stopped(cluster: ag.LocalCluster, name: str) -> Any:
 
 
 def alive(process: int) -> bool:
-    """Whether a process exists that has not ended."""
+    """Return whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -174,7 +174,7 @@ def alive(process: int) -> bool:
 
 
 def kill(cluster: ag.LocalCluster, name: str) -> float:
-    """Kill a worker's process behind the cluster's back; when."""
+    """Kill a worker's process without the cluster's knowledge; return when."""
     process = cluster.pid(name)
     assert process is not None
     os.kill(process, signal.SIGKILL)

@@ -247,20 +247,17 @@ async def test_a_copy_of_what_is_kept_comes_along_if_it_is_wanted_in_time(agents
         assert await a.call("worker1", add, (1, 2)) == 3
         caller = a.link("worker1").caller
 
-        def along(call):
-            return caller.copies.along(call, caller.last_id)
-
         call = a.call("worker1", add, (3, 4), keep=b"t1")
-        assert along(call)
-        assert not along(call)  # one copy
+        assert caller.piggyback(call)
+        assert not caller.piggyback(call)  # alone under way, it has left with that
         assert await call == 7
         late = a.call("worker1", add, (3, 4), keep=b"t2")
         await asyncio.sleep(0)
-        assert not along(late)
+        assert not caller.piggyback(late)
         assert await late is None
         early = a.call("worker1", add, (3, 4), keep=b"t3")
         other = a.call("worker1", add, (1, 1))
-        assert not along(early)  # what was called since might change it
+        assert not caller.piggyback(early)  # what was called since might change it
         assert await early is None
         assert await other == 2
 

@@ -25,13 +25,13 @@ from aiograd.errors import (
     UnknownWorker,
     WorkerClosed,
 )
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import Group, inline, rpc_async, rpc_sync, run_sync
 from aiograd.rpc.callee.functions import Target
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.future import Future, prepare
+from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.options import Options
-from aiograd.rpc.scope import current_agent
 from aiograd.wire.messages import CALL
 from tests.support.waiting import until
 
@@ -364,9 +364,9 @@ def budget_of_nested(to, timeout=None):
 
 
 async def budget():
-    from aiograd.rpc.scope import DEADLINE
+    from aiograd.rpc.scope import inherited_deadline
 
-    return DEADLINE.get() - asyncio.get_running_loop().time()
+    return inherited_deadline() - asyncio.get_running_loop().time()
 
 
 async def test_a_spent_budget_cancels_the_coroutine_recursively(agents, events):
@@ -389,16 +389,18 @@ async def test_a_call_that_arrives_without_budget_is_not_run(agents):
         from aiograd.rpc.callee.functions import Shipment
         from aiograd.wire.codec import Payload
         from aiograd.wire.fastcodec import encode_call
+        from aiograd.wire.framing import Frame
         from aiograd.wire.messages import CALL, FAST
 
         link = a.link("worker1")
-        future = prepare(Future(loop=a.loop))
+        future = Future(loop=a.loop)
+        future.info = CallInfo()
         shipment: Shipment = a.shipper.of(mark_run, link.peer)
         data = encode_call((), None)
         assert data is not None
         link.caller.pending[99] = future
-        future._caller = link.caller
-        link.send(CALL, FAST, 99, -0.5, link.number(shipment), Payload(data), "call")
+        future.info.caller = link.caller
+        link.send(Frame(CALL, FAST, 99, -0.5, link.number(shipment), Payload(data)), "call")
         with pytest.raises(DeadlineExceeded):
             await future
         assert "ran" not in NOTES
@@ -826,10 +828,10 @@ async def test_a_call_cancelled_before_its_first_step_lets_go_of_its_arguments(a
     async with agents(2) as (_, b):
         callee = b.link("worker0").callee
         target = Target(take, "take")
-        invocation = callee.running[1] = Invocation(callee, 1, target, CALL)
+        invocation = Invocation(CALL, 0, 1, 10.0, target, None)
         invocation.args, invocation.context = (Argument(),), contextvars.Context()
         seen = weakref.ref(invocation.args[0])
-        callee._run(invocation)
+        callee.execution.start(invocation)
         task = invocation.task
         del invocation
         callee.cancel(1)

@@ -17,7 +17,6 @@ import pytest
 import trustme
 
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.caller.outgoing import open_stream
 from aiograd.rpc.options import Options
 from aiograd.testing.chaos_proxy import Proxy
 from tests.support.agents import SECRET
@@ -66,7 +65,7 @@ class Traffic:
         assert np.array_equal(await self.agent.call(self.to, once, (id, array, 0.0)), array)
 
     async def stream(self, id: int) -> None:
-        got = [number async for number in open_stream(self.agent, self.to, several, (id, 30))]
+        got = [number async for number in self.agent.stream(self.to, several, (id, 30))]
         assert got == list(range(30))
 
 

@@ -71,7 +71,7 @@ async def test_a_call_is_refused_and_others_go_on(agents, starve):
         assert await small == 2
         assert b.limits[limit] == 1
         assert a.link("worker1") is link
-        assert link.state == "open"
+        assert link.is_open
 
 
 async def test_a_request_is_refused(agents, starve):
@@ -162,7 +162,7 @@ async def test_a_callback_that_fails_harms_nobody(agents, starve, caplog):
         a.post_refused["note"] = lambda peer, error: 1 / 0
         a.post("worker1", "note", big())
         await until(lambda: "callback for a refused 'note' failed" in caplog.text)
-        assert a.link("worker1").state == "open"
+        assert a.link("worker1").is_open
 
 
 async def test_a_post_whose_handler_fails_is_not_a_refused_one(agents, caplog):
@@ -281,7 +281,7 @@ async def test_memory_that_is_missing_anywhere_else_fails_one_call(agents, monke
         link = await connected(a, b)
         there = b.link("worker0")
         large = rpc_async("worker1", len, (big(),)) if behind else None
-        monkeypatch.setattr(there.callee, "_reply_at_once", lambda *args: too_much())
+        monkeypatch.setattr(there.callee.responses, "_succeed_batched", lambda *args: too_much())
         with pytest.raises(MemoryError, match="too much"):
             await rpc_async("worker1", echo, ("x" * 2000,))
         monkeypatch.undo()

@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd.errors import OwnerLost, RRefError, WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.scope import SCOPE, CallScope, inherited_deadline
 from aiograd.rref import RRef, RRefs, remote
 from aiograd.rref.refcount.records import BY_CREATOR, pack_fork
 from aiograd.testing import simulate
@@ -34,11 +34,11 @@ async def test_questions_do_not_inherit_the_deadline_of_a_call(monkeypatch):
 
         def audit(at_shutdown: bool) -> list[asyncio.Future[None]]:
             if not asked.done():
-                asked.set_result(DEADLINE.get())
+                asked.set_result(inherited_deadline())
             return []
 
         monkeypatch.setattr(messenger, "audit", audit)
-        DEADLINE.set(loop.time() + 0.001)
+        SCOPE.set(CallScope(loop.time() + 0.001))
         messenger.schedule_audit()
         assert await asked == math.inf
 

@@ -50,7 +50,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def meeting(*modes: str, **settings: Any) -> AsyncIterator[list[Worker]]:
+async def workers_by_mode(*modes: str, **settings: Any) -> AsyncIterator[list[Worker]]:
     """Workers worker0 …, one per mode, in one loop over a memory network; the first is current."""
     network = Network()
     found: list[Worker] = []
@@ -76,4 +76,5 @@ async def meeting(*modes: str, **settings: Any) -> AsyncIterator[list[Worker]]:
 
 @pytest.fixture
 def workers() -> Callable[..., Any]:
-    return meeting
+    """`async with workers("trusted", "restricted") as (a, b):`: one worker per mode."""
+    return workers_by_mode

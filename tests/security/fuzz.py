@@ -32,7 +32,7 @@ from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.extension import Arrival, RecordTraveller
 from aiograd.wire.codec import Travellers
-from aiograd.wire.framing import announce, header
+from aiograd.wire.framing import announce, pack_header
 
 SLOWEST = 0.05  # seconds
 ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call")
@@ -96,11 +96,11 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 SEEDS: dict[str, list[bytes]] = {
     "frames": [
-        b"\xff" + header(3, 0, 5, 1, 60.0, 2) + b"hello",
+        b"\xff" + pack_header(3, 0, 5, 1, 60.0, 2) + b"hello",
         b"\x20"
-        + header(3, LARGE, 32, 2, 60.0, 0)
+        + pack_header(3, LARGE, 32, 2, 60.0, 0)
         + announce(7, 2, [100, 50])
-        + header(CHUNK, 0, 150, 0, 0.0, 7)
+        + pack_header(CHUNK, 0, 150, 0, 0.0, 7)
         + bytes(150),
     ],
     "hello": [Identity("worker1", 1, b"1" * 16).hello(b"n" * 32)],

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
-from aiograd.rpc.scope import GUEST
+from aiograd.rpc.scope import current_guest
 
 WEIGHT = ag.tensor(np.full((3, 2), 0.5), requires_grad=True)
 
@@ -202,7 +202,7 @@ def lend_optimizer(parameters):
 
 
 def _guest():
-    found = GUEST.get()
+    found = current_guest()
     return None if found is None else found.name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiograd.rpc.callee.functions import EXPOSED, SERVICE
 from aiograd.rpc.transport.inproc import MemoryHub
 from aiograd.wire.codec import Travellers
-from aiograd.wire.framing import FrameReader, Transfer, announce, header
+from aiograd.wire.framing import FrameReader, Transfer, announce, pack_header
 from aiograd.wire.handshake import Handshake, Identity
 from aiograd.wire.messages import CHUNK, DEFINE, FAULT, LARGE, REPLY
 from aiograd.wire.safecodec import DataCodec
@@ -22,7 +22,7 @@ PLAIN = DataCodec(Travellers())
 def frame(
     kind: int, body: bytes = b"", *, flags: int = 0, id: int = 0, budget: float = 30.0, to: int = 0
 ) -> bytes:
-    return header(kind, flags, len(body), id, budget, to) + body
+    return pack_header(kind, flags, len(body), id, budget, to) + body
 
 
 def large(
@@ -30,7 +30,7 @@ def large(
 ) -> list[bytes]:
     """The announcement of a large message, and its chunks."""
     body = announce(number, to, [len(segment) for segment in segments])
-    chunks = [header(CHUNK, 0, len(part), 0, 0.0, number) + part for part in segments if part]
+    chunks = [pack_header(CHUNK, 0, len(part), 0, 0.0, number) + part for part in segments if part]
     return [frame(kind, body, flags=flags | LARGE, id=id), *chunks]
 
 

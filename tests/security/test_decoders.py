@@ -23,7 +23,7 @@ from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.extension import Arrival, RecordTraveller
 from aiograd.rpc.plain_exceptions import rebuild
 from aiograd.wire.codec import Travellers
-from aiograd.wire.framing import HEADER, MAGIC, FrameReader, announce, header
+from aiograd.wire.framing import HEADER, MAGIC, FrameReader, announce, pack_header
 from aiograd.wire.handshake import HELLO_SIZE, Identity
 from aiograd.wire.messages import CALL, CHUNK, KINDS, LARGE
 from aiograd.wire.safecodec import DataCodec
@@ -108,10 +108,10 @@ def test_the_data_codec_raises_protocol_error_only():
 def test_frames_raise_protocol_error_only():
     good = b"".join(
         [
-            header(CALL, 0, 5, 1, 60.0, 2) + b"hello",
-            header(CALL, LARGE, 32, 2, 60.0, 0) + announce(7, 2, [100, 50]),
-            header(CHUNK, 0, 150, 0, 0.0, 7) + bytes(150),
-            header(12, 0, 0, 0, 0.0, 0),
+            pack_header(CALL, 0, 5, 1, 60.0, 2) + b"hello",
+            pack_header(CALL, LARGE, 32, 2, 60.0, 0) + announce(7, 2, [100, 50]),
+            pack_header(CHUNK, 0, 150, 0, 0.0, 7) + bytes(150),
+            pack_header(12, 0, 0, 0, 0.0, 0),
         ]
     )
 
@@ -227,7 +227,7 @@ def test_a_frame_reader_asks_before_it_takes_memory():
     tracemalloc.start()
     try:
         body = announce(1, 2, [1 << 29, 1 << 28])
-        reader.feed(header(CALL, LARGE, len(body), 1, 60.0, 0) + body)
+        reader.feed(pack_header(CALL, LARGE, len(body), 1, 60.0, 0) + body)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -239,7 +239,7 @@ def test_a_message_over_the_limit_is_refused():
     reader = FrameReader(1 << 20)
     body = announce(1, 2, [(1 << 20) + 1])
     with pytest.raises(ProtocolError, match="over the limit"):
-        reader.feed(header(CALL, LARGE, len(body), 1, 60.0, 0) + body)
+        reader.feed(pack_header(CALL, LARGE, len(body), 1, 60.0, 0) + body)
 
 
 @pytest.mark.parametrize(

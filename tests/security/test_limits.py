@@ -15,7 +15,7 @@ from aiograd.rpc.observe.metrics import NAMES, Limits
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import CALL, LARGE
 from tests.security import partner_functions as offer
-from tests.security.rogue import Rogue, announce, frame, header
+from tests.security.rogue import Rogue, announce, frame, pack_header
 from tests.support.agents import SECRET
 
 
@@ -31,7 +31,7 @@ async def target(workers, caplog):
 
 async def test_a_frame_over_its_limit_ends_the_connection(target):
     agent, rogue = target
-    rogue.send(header(CALL, 0, SMALL + 1, 1, 5.0, 1))
+    rogue.send(pack_header(CALL, 0, SMALL + 1, 1, 5.0, 1))
     await rogue.ended
     assert agent.limits["protocol"] == 1
     assert agent.budget.used == 0

@@ -1,6 +1,7 @@
 """Parties that share a secret with one of the others only: a registry, a clinic and a lab.
 
-Names are proven, so nobody can pass for somebody else, and those that share nothing cannot connect.
+Names are proven, so no party can impersonate another, and parties without a shared secret cannot
+connect.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ async def together(*workers: ag.Worker) -> AsyncIterator[tuple[ag.Worker, ...]]:
 
 
 @pytest.fixture(params=["unix", "tcp", "tls", "file"])
-def meeting(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Any:
-    """Where they meet, and the settings of each."""
+def rendezvous(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Any:
+    """The rendezvous, and the options of each party."""
     kind = request.param
     places = {"unix": f"unix:{tmp_path}/meet", "file": f"file:{tmp_path}/sign"}
     place = places.get(kind, f"127.0.0.1:{free_port}")
@@ -91,8 +92,8 @@ def certificates(folder: Path) -> dict[str, TLS]:
 # ── together ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_parties_work_with_the_registry_and_not_with_each_other(meeting, lookups):
-    place, settings = meeting
+async def test_parties_work_with_the_registry_and_not_with_each_other(rendezvous, lookups):
+    place, settings = rendezvous
     three = [worker(name, place, **settings[name]) for name in NAMES]
     async with together(*three) as (_, clinic, lab):
         assert [each.name for each in ag.workers()] == list(NAMES)
@@ -118,8 +119,8 @@ async def test_parties_work_with_the_registry_and_not_with_each_other(meeting, l
         assert lookups == []
 
 
-async def test_one_that_would_speak_with_all_is_refused_by_those_who_would_not(tmp_path):
-    """The clinic has one secret for everybody: it finds out at the lab's door, at once, too."""
+async def test_a_party_with_one_secret_for_all_is_refused_where_it_shares_none(tmp_path):
+    """The clinic has one secret for all peers; the lab's listener refuses it, at once."""
     place = f"unix:{tmp_path}/meet"
     three = [worker("registry", place), worker("clinic", place, secret=CLINIC)]
     async with together(*three, worker("lab", place)) as everyone:
@@ -196,8 +197,8 @@ async def test_a_worker_that_is_given_its_rank_asks_for_it_by_its_name(tmp_path)
         ("registry", CLINIC),  # as the registry, at its own door
     ],
 )
-async def test_nobody_joins_by_another_name_or_with_another_secret(meeting, name, secret):
-    place, settings = meeting
+async def test_joining_by_another_name_or_with_another_secret_is_refused(rendezvous, name, secret):
+    place, settings = rendezvous
     registry = worker("registry", place, world_size=None, **settings["registry"])
     async with together(registry):
         impostor = ag.Worker(
@@ -217,8 +218,8 @@ async def test_nobody_joins_by_another_name_or_with_another_secret(meeting, name
             assert await ag.rpc_async("clinic", offer.add, (1,)) == 2
 
 
-async def test_a_stranger_hears_the_same_whoever_it_claims_to_be(tmp_path):
-    """So nobody finds out who is known here."""
+async def test_a_stranger_gets_the_same_answers_for_known_and_unknown_names(tmp_path):
+    """So known names cannot be probed."""
     async with together(worker("registry", f"unix:{tmp_path}/meet", world_size=None)) as (one,):
         heard = []
         for name in ("clinic", "bank", "registry", "nobody"):
@@ -288,7 +289,7 @@ async def three_agents() -> AsyncIterator[list[Agent]]:
 
 
 @pytest.mark.parametrize("known_by", ["its link", "the roster", "both"])
-async def test_nobody_takes_over_a_connection_with_another_ones_incarnation(known_by):
+async def test_a_stolen_incarnation_does_not_take_over_a_connection(known_by):
     """Incarnations are in the roster: c proves to be c, and says that it is the start of b."""
     async with three_agents() as (a, b, c):
         if known_by != "the roster":
@@ -303,7 +304,7 @@ async def test_nobody_takes_over_a_connection_with_another_ones_incarnation(know
         assert await b.call("a", whoami) == "a"
 
 
-async def test_nobody_keeps_a_connection_with_another_ones_incarnation():
+async def test_a_stolen_incarnation_does_not_keep_a_connection():
     """The same, before a has heard of b: then it is c's connection that ends."""
     async with three_agents() as (a, b, c):
         a.directory.remove("b")
@@ -316,7 +317,7 @@ async def test_nobody_keeps_a_connection_with_another_ones_incarnation():
             await c.call("a", whoami)
 
 
-async def test_nobody_answers_for_another_one_at_its_address():
+async def test_another_member_at_a_peers_address_is_not_taken_for_it():
     """b is gone, and c listens where b did, with b's incarnation but by its own, proven name."""
     async with three_agents() as (a, b, c):
         info = b.info

@@ -235,7 +235,7 @@ async def test_an_optimiser_takes_no_gradients_of_a_context_of_others(workers):
                 await c.agent.call("worker1", owned.step, (local, ctx.id, []))
 
 
-async def test_a_guest_keeps_nobody_from_a_turn_for_long(workers):
+async def test_a_partner_cannot_hold_an_optimisers_turn_for_long(workers):
     async with workers("trusted", "restricted", "trusted", timeout=1.0) as (_, _, guest):
         guest.make_current()
         module = await ag.nn.RemoteModule("worker1", offer.Layer, args=(3,))

@@ -24,6 +24,7 @@ from aiograd.errors import (
 from aiograd.rpc.callee.exposure import find_exposed, is_exposed
 from aiograd.rref.refcount.records import pack_creation, pack_fork
 from aiograd.rref.registry import RRefs
+from aiograd.wire.framing import Frame
 from aiograd.wire.messages import CALL, FAST
 from tests.security import partner_functions as offer
 from tests.support.waiting import until, until_not
@@ -271,7 +272,7 @@ async def test_methods_of_a_referenced_object_cannot_be_called(workers, modes):
 # ── references of others ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_reference_of_somebody_else_cannot_be_used(workers):
+async def test_a_reference_of_another_partner_cannot_be_used(workers):
     async with workers("restricted", "restricted", "restricted") as (a, b, c):
         rref = ag.remote("worker1", offer.make, ("private",))
         assert await rref == "private"
@@ -415,7 +416,7 @@ async def test_a_pickle_in_a_fast_path_message_ends_the_connection(workers, look
         assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
         link = a.agent.link("worker1")
         number = link.number(a.agent.shipper.named(offer.add, b.agent.info))
-        link.outbox.put(CALL, FAST, 1000, 5.0, number, b"\x80\x05N.")
+        link.outbox.put(Frame(CALL, FAST, 1000, 5.0, number, b"\x80\x05N."))
         await until(lambda: link.error)
         with pytest.raises(WorkerLost):
             await ag.rpc_async("worker1", offer.add, (1,))

@@ -19,7 +19,7 @@ import aiograd as ag
 from aiograd.rpc.link.link import Link
 from aiograd.rref.refcount.records import pack_creation, pack_fork
 from aiograd.rref.registry import RRefs
-from aiograd.wire.framing import HEADER, HEADER_SIZE, header
+from aiograd.wire.framing import HEADER, HEADER_SIZE, pack_header
 from aiograd.wire.messages import (
     CALL,
     CANCEL,
@@ -30,8 +30,8 @@ from aiograd.wire.messages import (
     FORGET,
     GOODBYE,
     ITEM,
+    KEEP,
     KINDS,
-    METADATA,
     NESTED,
     OP,
     PING,
@@ -77,7 +77,7 @@ SERVICES = [
     "cluster.gather",
     "no.such.service",
 ]
-GREETING = [
+DEFINITIONS = [
     define(1, exposed("add")),
     define(2, exposed("echo")),
     define(3, exposed("count")),
@@ -152,7 +152,7 @@ def messages(rng: random.Random, number: int) -> list[bytes]:
 
 
 def spoil(rng: random.Random, data: bytes) -> bytes:
-    """Change a field of the header, or a byte of the body."""
+    """Change a field of the pack_header, or a byte of the body."""
     whole = bytearray(data)
     if rng.random() < 0.5 or len(whole) == HEADER_SIZE:
         fields = list(HEADER.unpack_from(whole))
@@ -170,7 +170,7 @@ async def ended(link: Link) -> None:
 
 
 @pytest.mark.deadline(PATIENCE)
-async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
+async def test_mutated_frames_do_not_affect_other_members(workers, lookups, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("restricted", "restricted") as (_, worker):
         agent = worker.agent
@@ -185,7 +185,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
                 rng = random.Random(session)
                 rogue = await Rogue.connect(hub, "memory:1", SECRET, rank=rng.choice([0, 1, 99]))
                 link = agent.links.table[rogue.incarnation]
-                rogue.send(*GREETING)
+                rogue.send(*DEFINITIONS)
                 for number in range(1, BATCH + 1):
                     for each in messages(rng, number):
                         rogue.send(spoil(rng, each) if rng.random() < 0.3 else each)
@@ -204,7 +204,7 @@ async def test_mutated_frames_harm_nobody_else(workers, lookups, caplog):
 
 
 @pytest.mark.deadline(PATIENCE)
-async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog):
+async def test_mutated_headers_do_not_affect_other_members_in_trusted_mode(workers, caplog):
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("trusted", "trusted") as (_, worker):
         agent = worker.agent
@@ -213,7 +213,7 @@ async def test_mutated_headers_harm_nobody_else_in_trusted_mode(workers, caplog)
             rng = random.Random(session)
             rogue = await Rogue.connect(hub, "memory:1", SECRET, restricted=False)
             link = agent.links.table[rogue.incarnation]
-            rogue.send(*GREETING)
+            rogue.send(*DEFINITIONS)
             for number in range(1, BATCH + 1):
                 kind = rng.choice([k for k in KINDS if k != CALL])
                 body = b"N." if kind in (REPLY, ITEM) else rng.randbytes(rng.randrange(30))
@@ -236,7 +236,7 @@ async def target(workers, caplog):
         w,
     ):
         rogue = await Rogue.connect(w.agent.runtime.network.memory, "memory:1", SECRET)
-        rogue.send(*GREETING)
+        rogue.send(*DEFINITIONS)
         yield w.agent, rogue
         await rogue.close()
 
@@ -283,7 +283,7 @@ async def test_a_large_message_without_memory_is_refused_and_thrown_away(target)
     body = encoded(((bytes(9 << 20),), None))
     pieces = [body[i : i + (1 << 20)] for i in range(0, len(body), 1 << 20)]
     first, *_ = large(CALL, 1, [body], id=1, to=2)
-    rogue.send(first, *[header(CHUNK, 0, len(p), 0, 0.0, 1) + p for p in pieces])
+    rogue.send(first, *[pack_header(CHUNK, 0, len(p), 0, 0.0, 1) + p for p in pieces])
     kind, _, id, fault = await rogue.answers.get()
     assert (kind, id) == (FAULT, 1)
     assert b"Overloaded" in fault
@@ -356,10 +356,9 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):
-        token = {"keep": pack_creation((99, stamp, i), b"")}
-        first = encoded(token)
-        body = len(first).to_bytes(4, "little") + first + encoded(((1,), None))
-        rogue.send(frame(CALL, body, flags=METADATA, id=i, to=1))
+        token = pack_creation((99, stamp, i), b"")
+        body = len(token).to_bytes(2, "little") + token + encoded(((1,), None))
+        rogue.send(frame(CALL, body, flags=KEEP, id=i, to=1))
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
     assert agent.limits["values"] == 3

@@ -129,7 +129,7 @@ class Stranger:
     async def valid_pickle(self, reader: Any, writer: Any) -> None:
         writer.write(pickle.dumps(Gadget(), self.random.randrange(6)) * 20)
 
-    async def frames_without_greeting(self, reader: Any, writer: Any) -> None:
+    async def frames_without_handshake(self, reader: Any, writer: Any) -> None:
         body = pickle.dumps((Gadget(), (), {}))
         writer.write(struct.pack("<BBHIQfI", 0xA9, 3, 0, len(body), 1, 60.0, 0) + body)
 

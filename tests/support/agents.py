@@ -68,9 +68,9 @@ def crash(agent: Agent) -> None:
     """End like a killed process: the listener closes, connections end without a last message."""
     agent._doors.close()
     for link in agent.links.table.values():
-        if link.state == "open" and link.peer.incarnation != agent.incarnation:
-            link.state = "dead"  # the agent itself must not react to the lost connection
-            link._detach()
+        if link.is_open and link.peer.incarnation != agent.incarnation:
+            link._detach()  # without an event: the agent itself must not react to it
+            link.disconnected = lambda *_: None
 
 
 @dataclass

@@ -9,17 +9,13 @@ import pytest
 
 from aiograd.errors import ProtocolError
 from aiograd.wire.fastcodec import (
-    ALONE,
-    call_alone,
-    call_entry,
-    call_of,
+    NOT_BATCHABLE,
     decode_batch,
-    decode_call,
-    decode_value,
+    decode_call_entry,
+    decode_value_entry,
     encode_batch,
-    value_alone,
-    value_entry,
-    value_of,
+    encode_call_entry,
+    encode_value_entry,
 )
 
 
@@ -51,9 +47,9 @@ SMALL = [
 
 def sent(*calls):
     """What arrives of calls with these arguments, in a row."""
-    entries = [call_entry(args, BOXES) for args in calls]
-    assert ALONE not in entries
-    return [call_of(entry, BOXES) for entry in decode_batch(encode_batch(entries))]
+    entries = [encode_call_entry(args, BOXES) for args in calls]
+    assert NOT_BATCHABLE not in entries
+    return [decode_call_entry(entry, BOXES) for entry in decode_batch(encode_batch(entries))]
 
 
 @pytest.mark.parametrize("value", SMALL, ids=lambda value: type(value).__name__)
@@ -61,9 +57,8 @@ def test_a_small_value_comes_as_it_is(value):
     ((arrived,),) = sent((value,))
     assert arrived == value
     assert type(arrived) is type(value)
-    entry = value_entry(value, BOXES)
-    assert value_of(entry, BOXES) == value
-    assert decode_value(value_alone(entry), BOXES) == value
+    entry = encode_value_entry(value, BOXES)
+    assert decode_value_entry(entry, BOXES) == value
 
 
 def test_arguments_of_each_call_are_its_own():
@@ -72,9 +67,9 @@ def test_arguments_of_each_call_are_its_own():
 
 def test_an_array_is_a_snapshot_that_its_receiver_may_write_to():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    entry = call_entry((array, 2), BOXES)
+    entry = encode_call_entry((array, 2), BOXES)
     array[:] = 0
-    arrived, two = call_of(decode_batch(encode_batch([entry]))[0], BOXES)
+    arrived, two = decode_call_entry(decode_batch(encode_batch([entry]))[0], BOXES)
     assert (arrived == np.arange(6).reshape(2, 3)).all()
     assert arrived.dtype == np.float32
     assert two == 2
@@ -116,19 +111,19 @@ def test_a_box_given_twice_stays_one_object():
     ids=lambda value: f"{type(value).__name__}-{getattr(value, 'shape', '')}",
 )
 def test_what_is_large_or_needs_care_travels_alone(value):
-    assert call_entry((1, value), BOXES) is ALONE
-    assert call_entry((np.zeros(1), value), BOXES) is ALONE
-    assert value_entry(value, BOXES) is ALONE
+    assert encode_call_entry((1, value), BOXES) is NOT_BATCHABLE
+    assert encode_call_entry((np.zeros(1), value), BOXES) is NOT_BATCHABLE
+    assert encode_value_entry(value, BOXES) is NOT_BATCHABLE
 
 
 def test_many_arguments_travel_alone():
-    assert call_entry((0,) * 8, BOXES) is not ALONE
-    assert call_entry((0,) * 9, BOXES) is ALONE
+    assert encode_call_entry((0,) * 8, BOXES) is not NOT_BATCHABLE
+    assert encode_call_entry((0,) * 9, BOXES) is NOT_BATCHABLE
 
 
 def test_without_boxes_there_are_arrays_only():
-    assert call_entry((Boxed(np.zeros(1), 0),), None) is ALONE
-    (arrived,) = call_of(call_entry((np.ones(1),), None), None)
+    assert encode_call_entry((Boxed(np.zeros(1), 0),), None) is NOT_BATCHABLE
+    (arrived,) = decode_call_entry(encode_call_entry((np.ones(1),), None), None)
     assert arrived == 1
 
 
@@ -136,17 +131,7 @@ def test_a_class_that_pretends_to_be_a_number_is_none():
     class Pretender:
         __class__ = int
 
-    assert call_entry((Pretender(),), BOXES) is ALONE
-
-
-def test_an_entry_can_be_sent_on_alone():
-    entry = call_entry((np.ones(2), "a"), BOXES)
-    (array, text), kwargs = decode_call(call_alone(entry), BOXES)
-    assert (array == 1).all()
-    assert (text, kwargs) == ("a", None)
-    assert decode_call(call_alone((1, 2)), BOXES) == ((1, 2), None)
-    assert (decode_value(value_alone(value_entry(np.ones(2), BOXES)), BOXES) == 1).all()
-    assert decode_value(value_alone(value_entry(Boxed(np.ones(2), 3), BOXES)), BOXES).note == 3
+    assert encode_call_entry((Pretender(),), BOXES) is NOT_BATCHABLE
 
 
 def test_the_largest_entries_fit_into_a_frame():
@@ -154,8 +139,8 @@ def test_the_largest_entries_fit_into_a_frame():
 
     largest = [np.zeros(512), "\U0001f600" * 1000, b"x" * 1000, (1 << 64) - 1]
     for value in largest:
-        entry = call_entry((value,) * 8, BOXES)
-        assert entry is not ALONE
+        entry = encode_call_entry((value,) * 8, BOXES)
+        assert entry is not NOT_BATCHABLE
         assert len(encode_batch([entry])) + 64 < FRAME
 
 

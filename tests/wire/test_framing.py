@@ -17,13 +17,13 @@ from aiograd.wire.framing import (
     FrameReader,
     Transfer,
     announce,
-    header,
+    pack_header,
 )
 from aiograd.wire.messages import CALL, CHUNK, LARGE, PING, REPLY, SHARED
 
 
 def frame(kind, body=b"", flags=0, id=0, budget=0.0, target=0):
-    return header(kind, flags, len(body), id, budget, target) + body
+    return pack_header(kind, flags, len(body), id, budget, target) + body
 
 
 def large(number, segments, kind=CALL, id=1, target=5):
@@ -175,12 +175,12 @@ OPEN = frame(CALL, announce(1, 0, [5]), LARGE)  # an announcement whose bytes ar
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "expected a frame"),
         (frame(99), "expected a frame, got 0xa9 0x63"),
         (frame(PING).replace(b"\xa9", b"\xaa", 1), "expected a frame, got 0xaa"),
-        (header(CALL, 0, SMALL + 1, 0, 0.0, 0), "a frame of 65537 bytes"),
+        (pack_header(CALL, 0, SMALL + 1, 0, 0.0, 0), "a frame of 65537 bytes"),
         (frame(CHUNK, b"x", target=9), "a chunk of 1 bytes for transfer 9"),
         (OPEN + frame(CHUNK, b"", target=1), "a chunk of 0 bytes"),
         (OPEN + frame(CHUNK, b"123456", target=1), "a chunk of 6 bytes"),
         (frame(CALL, announce(1, 0, [CHUNK_SIZE + 1]), LARGE)
-         + header(CHUNK, 0, CHUNK_SIZE + 1, 0, 0.0, 1), f"a chunk of {CHUNK_SIZE + 1} bytes"),
+         + pack_header(CHUNK, 0, CHUNK_SIZE + 1, 0, 0.0, 1), f"a chunk of {CHUNK_SIZE + 1} bytes"),
         (frame(CALL, announce(1, 0, [2 << 30]), LARGE), "over the limit"),
         (frame(CALL, announce(1, 0, [0]), LARGE), "transfer 1 announced wrongly"),
         (OPEN + OPEN, "transfer 1 announced wrongly"),

@@ -51,7 +51,7 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.scope import DEADLINE
+from aiograd.rpc.scope import inherited_deadline
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import check_timeout
@@ -248,7 +248,7 @@ class Engine:
             self._timer = self.agent.loop.call_later(LAZY, self._tell_untold)
 
     def _budget(self, timeout: float | None) -> float:
-        left = DEADLINE.get() - self.agent.runtime.time()
+        left = inherited_deadline() - self.agent.runtime.time()
         if timeout is not None:
             return min(check_timeout(timeout), left)
         return left if left != math.inf else self.agent.options.timeout

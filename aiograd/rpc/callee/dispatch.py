@@ -1,292 +1,228 @@
-"""The callee's side of a link: takes what the peer calls, and gets it to run.
+"""The callee's half of a link: takes what the peer calls, decodes it, and gets it to run.
 
-    message ─▶ unpack ─▶ waits ─▶ run (`running`) ─▶ reply or fault (`answering`)
+    `receive` ─▶ accept ─▶ [held back] ─▶ admit ─▶ decode ─▶ `execution` ─▶ `responses`
 
-Where a function runs: a coroutine function as a task, a registered op or `@inline` function right
-here, any other plain function in a thread. A call runs at most once, and never after its budget is
-spent. The commonest ones take a shorter way (`shortcuts`).
+A call runs at most once, and never after its budget is spent. Back-pressure: while the peer does
+not read its answers, its calls are held back, within the memory for what comes in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
-from aiograd.rpc.callee.functions import INLINE, THREAD, Target, function_name
+from aiograd.rpc.callee.execution import Execution, ExecutionHost, StreamSource
+from aiograd.rpc.callee.functions import Target, function_name
 from aiograd.rpc.callee.invocation import Invocation
-from aiograd.rpc.callee.shortcuts import AGES, Shortcuts
-from aiograd.rpc.caller.streams import StreamSource
-from aiograd.rpc.envelope import call_alone, split, split_kept, unpack
+from aiograd.rpc.callee.responses import Responses
+from aiograd.rpc.channel import Channel
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.envelope import Head, open_head, unpack_call
 from aiograd.rpc.extension import Arrival
-from aiograd.rpc.scope import DEADLINE
-from aiograd.wire.fastcodec import call_of
+from aiograd.rpc.scope import SCOPE, CallScope
+from aiograd.wire.fastcodec import decode_call, decode_call_entry
 from aiograd.wire.framing import Transfer
-from aiograd.wire.messages import (
-    CALL,
-    FAST,
-    KEEP,
-    LARGE,
-    METADATA,
-    NESTED,
-    PIGGYBACK,
-    POST,
-    REQUEST,
-    SHARED,
-    STREAM,
-    TRAVELLED,
-)
+from aiograd.wire.messages import BAGGAGE, BATCH, CALL, FAST, KEEP, METADATA, NESTED, STREAM
 
-if TYPE_CHECKING:
-    from aiograd.rpc.link.link import Link
-
-_REQUESTS = 64  # of the library itself, for each call that may be under way
-_HELD = 256  # bytes that a message takes besides its body
-# Of these a call by the quick road has FAST alone.
-_NO_QUICK_ROAD = FAST | TRAVELLED | STREAM | METADATA
-NO_TIME: Final = 0.0  # the budget of a call that nobody waits for any more
-_WHERE = LARGE | SHARED  # how a message came, not what it is
+_REQUESTS: Final = 64  # of the library itself, for each call that may be under way
+_HELD: Final = 256  # bytes that a message takes besides its body
+NO_TIME: Final = 0.0  # the budget of a call that was cancelled before it could begin
+# Of these an ordinary call has FAST alone.
+_FAST_PATH: Final = FAST | BAGGAGE | METADATA | KEEP
 
 
-class Callee(Shortcuts):
+class CalleeHost(ExecutionHost, Protocol):
+    """What being called needs of the worker."""
+
+    @property
+    def context(self) -> contextvars.Context:
+        """In which called functions run."""
+
+    @property
+    def inside(self) -> Target:
+        """Stands for functions that come inside their call."""
+
+    def trusts(self, peer: PeerInfo) -> bool: ...
+
+
+class Callee:
     """Everything one peer has called here."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link)
-        self._limit = link.agent.options.outbound_buffer
-        self._most = link.agent.options.max_inflight
+    def __init__(self, channel: Channel, host: CalleeHost) -> None:
+        self._channel, self._host, self._outbox = channel, host, channel.outbox
+        guest = None if host.trusts(channel.peer) else channel.peer
+        self._context = _context_for(host, guest)
+        self.responses = Responses(channel, host)
+        self.execution = Execution(channel, host, self.responses, guest)
+        self._running = self.execution.running
+        self._limit = host.options.outbound_buffer
+        self._most = host.options.max_inflight
         # Messages that wait until the peer has read its answers, with the memory they take.
-        self._held: deque[tuple[int, tuple[Any, ...]]] = deque()
+        self._held: deque[tuple[int, Invocation]] = deque()
 
-    def leave_room(self, size: int) -> None:
-        """So many of the bytes that may wait for the peer wait elsewhere."""
+    def reserve(self, size: int) -> None:
+        """Take `size` bytes off the outbound limit: the shared-memory arena uses them."""
         self._limit -= size
 
-    # ── arriving ────────────────────────────────────────────────────────────────────────────────
+    # ── back-pressure ───────────────────────────────────────────────────────────────────────────
 
-    def call(self, flags: int, id: int, budget: float, target: Target, body: Any) -> None:
-        """A call is complete."""
+    def accept(self, invocation: Invocation) -> None:
+        """Take a call, request or post that is complete."""
         outbox = self._outbox
         if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
-            self._hold(CALL, flags, id, budget, target, body)
-        elif (
-            flags & _NO_QUICK_ROAD == FAST
-            and budget > 0
-            and target.error is None
-            and target.mode != THREAD
-            and not (flags & KEEP and target.kind != "op")
-            and (target.mode == INLINE or len(self.running) < self._most)
-            and self._agent.profiles is None
-            and not (type(body) is Transfer and body.refused)
-        ):
-            lent: Sequence[Any] = ()
-            if type(body) is Transfer:
-                body, *lent = body.segments
-            self._go_at_once(flags, id, budget, target, body, lent)
+            self._hold(invocation)
         else:
-            self.arrived(CALL, flags, id, budget, target, body)
+            self._dispatch(invocation)
 
-    def calls(
-        self, flags: int, first: int, budget: float, target: Target, entries: list[Any]
-    ) -> None:
-        """Calls of one function have come in a row."""
-        outbox, boxes = self._outbox, self._agent.travellers.boxes
-        for id, entry in enumerate(entries, first):
-            if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
-                self._hold(CALL, flags, id, budget, target, call_alone(flags, entry))
-                continue
-            token = None
-            try:
-                if flags & KEEP:
-                    token, entry = entry
-                args = call_of(entry, boxes)
-            except Exception as error:
-                self._fail(Invocation(self, id, target, CALL), self._undecodable(error))
-                continue
-            if budget > 0 and target.error is None and self._agent.profiles is None:
-                if token is not None:
-                    if target.kind == "op":
-                        self._run_and_keep(flags, id, target, token, args)
-                        continue
-                elif target.mode == INLINE:
-                    self._run_inline(id, budget, target, args)
-                    continue
-                elif target.mode != THREAD and len(self.running) < self._most:
-                    self._begin_task(id, budget, target, args)
-                    continue
-            self.arrived(CALL, flags, id, budget, target, (args, token))
-
-    def service(
-        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
-    ) -> None:
-        """A request or post is complete; it stays behind what is carried back."""
-        outbox = self._outbox
-        if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
-            self._hold(kind, flags, id, budget, target, body)
-        elif (
-            kind == POST
-            and flags & ~_WHERE == FAST
-            and not (type(body) is Transfer and body.refused)
-        ):
-            self._take_post(id, target, body)
-        elif (
-            kind == REQUEST
-            and flags & _NO_QUICK_ROAD == FAST
-            and budget > 0
-            and type(body) is not Transfer
-            and len(self.running) < self._most
-        ):
-            self._serve_at_once(flags, id, budget, target, body)
-        else:
-            self.arrived(kind, flags, id, budget, target, body)
-
-    def _hold(
-        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
-    ) -> None:
-        """Let it wait for a peer that does not read, within the memory for what comes in."""
-        size = _HELD
-        if not isinstance(body, Transfer):
+    def _hold(self, invocation: Invocation) -> None:
+        """Let an invocation wait for a peer that does not read."""
+        body, size = invocation.body, _HELD + invocation.size
+        if isinstance(body, Transfer):
+            size += 0 if body.refused else body.size
+        elif not invocation.flags & BATCH:
             size += len(body)
-        elif not body.refused:
-            size += body.size
-        self._agent.limits.reached("outbound_buffer")
-        if not self._agent.budget.reserve(size):
-            raise ProtocolError(f"{self._link.peer.name} calls on and on, and reads no answers")
-        copy = body if isinstance(body, Transfer) else bytes(body)
-        self._held.append((size, (kind, flags, id, budget, target, copy)))
+            invocation.body = bytes(body)  # the view is valid only while its batch is read
+        self._host.limits.reached("outbound_buffer")
+        if not self._host.budget.reserve(size):
+            peer = self._channel.peer.name
+            raise ProtocolError(f"{peer} calls on and on, and reads no answers")
+        self._held.append((size, invocation))
 
     def proceed(self) -> None:
-        """The peer has read something: go on with what was carried back."""
+        """Go on with what was held back: the peer has read something."""
         while self._held and not self._outbox.over(self._limit):
-            size, message = self._held.popleft()
-            self._agent.budget.release(size)
-            self.arrived(*message)
+            size, invocation = self._held.popleft()
+            self._host.budget.release(size)
+            self._dispatch(invocation)
 
-    def _crowded(self, kind: int, flags: int) -> bool:
+    def cancel(self, id: int) -> None:
+        """Abandon an invocation whose caller has cancelled it."""
+        self.execution.cancel(id)
+        for _, invocation in self._held:
+            if invocation.id == id:
+                invocation.budget = NO_TIME
+
+    def refuse(self, invocation: Invocation, error: Exception) -> None:
+        """Answer an invocation that takes no effect, or none that its sender will hear of."""
+        self.responses.refuse(invocation, error)
+
+    def close(self) -> None:
+        """Abandon everything: the peer is gone, and nobody waits for what still runs."""
+        while self._held:
+            self._host.budget.release(self._held.popleft()[0])
+        self.execution.abandon_all()
+
+    # ── admission ───────────────────────────────────────────────────────────────────────────────
+
+    def _dispatch(self, invocation: Invocation) -> None:
+        refusal = self._refusal(invocation)
+        if refusal is not None:
+            return self.responses.refuse(invocation, refusal)
+        invocation.context = self._context.copy()
+        waits: list[asyncio.Future[Any]] | None = None
+        try:
+            waits = self._decode(invocation)
+        except Exception as error:
+            name = self._host.name
+            error = self._host.budget.undecodable(name, "its arguments", error)
+            return self.responses.refuse(invocation, error)
+        if invocation.target.error is not None:
+            return self.responses.refuse(invocation, invocation.target.error)
+        invocation.body = None  # a view of the reader's buffer, or memory of a large message
+        if waits:
+            self.execution.start_after(invocation, waits)
+        else:
+            self.execution.start(invocation)
+
+    def _refusal(self, invocation: Invocation) -> BaseException | None:
+        """Why an invocation is refused before anything of it is decoded."""
+        host, target, body = self._host, invocation.target, invocation.body
+        if type(body) is Transfer and body.refused:
+            return host.budget.refusal(host.name, "its arguments", body.size, body.refused)
+        if not invocation.budget > 0:  # spent, or no number
+            return DeadlineExceeded(host.name, target.name, 0.0)
+        if len(self._running) >= self._most and self._crowded(invocation):
+            host.limits.reached("max_inflight")
+            return Overloaded(host.name, f"{self._most} of its calls are under way")
+        if target.error is not None and isinstance(target.error, NotAllowed):
+            return target.error
+        return None
+
+    def _crowded(self, invocation: Invocation) -> bool:
         """Whether the peer has more under way than was agreed on, or than anybody needs."""
-        if kind != CALL or flags & NESTED:
-            return len(self.running) >= self._most * _REQUESTS
-        wanted = sum(each.kind == CALL and not each.abandoned for each in self.running.values())
+        if invocation.kind != CALL or invocation.flags & NESTED:
+            return len(self._running) >= self._most * _REQUESTS
+        wanted = sum(each.kind == CALL and not each.abandoned for each in self._running.values())
         return wanted >= self._most
 
-    def arrived(
-        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
-    ) -> None:
-        """A call, request or post is complete."""
-        agent = self._agent
-        invocation = Invocation(self, id, target, kind)
-        if isinstance(body, Transfer) and body.refused:
-            refusal = agent.budget.refusal(agent.name, "its arguments", body.size, body.refused)
-            return self._refuse(invocation, refusal)
-        if not budget > 0:  # spent, or no number
-            return self._refuse(invocation, DeadlineExceeded(agent.name, target.name, 0.0))
-        if len(self.running) >= self._most and self._crowded(kind, flags):
-            agent.limits.reached("max_inflight")
-            why = f"{self._most} of its calls are under way"
-            return self._refuse(invocation, Overloaded(agent.name, why))
-        if budget > AGES:
-            budget = math.inf
-        if isinstance(target.error, NotAllowed):  # refused before anything of it is unpickled
-            return self._refuse(invocation, target.error)
-        self.running[id] = invocation
-        waits: list[asyncio.Future[Any]] = []
-        invocation.context = context = self._context.copy()
-        deadline = agent.loop.time() + budget
-        if budget != math.inf:
-            invocation.bucket = bucket = agent.deadlines.bucket(deadline, budget)
-            bucket[invocation] = None
-        if kind == CALL:
-            context.run(DEADLINE.set, deadline)
-        try:
-            if type(body) is tuple:  # it came in a row
-                invocation.args, token = body
-                if token is not None:
-                    invocation.along = flags & PIGGYBACK != 0
-                    self._expect(invocation, token)
-            elif flags & FAST:
-                self._unpack_flat(invocation, flags, context, body)
-            else:
-                waits = self._unpack(invocation, flags, body)
-        except Exception as error:
-            return self._refuse(invocation, self._undecodable(error))
-        if invocation.target.error is not None:
-            return self._refuse(invocation, invocation.target.error)
-        if flags & STREAM:
-            invocation.stream = StreamSource(self._link, invocation)
-        if waits:
-            invocation.task = agent.spawn(self._wait_and_run(invocation, waits))
+    # ── decoding ────────────────────────────────────────────────────────────────────────────────
+
+    def _decode(self, invocation: Invocation) -> list[asyncio.Future[Any]] | None:
+        """Decode the arguments; what has to be waited for before they may be used."""
+        flags, body, boxes = invocation.flags, invocation.body, self._host.travellers.boxes
+        if flags & BATCH:
+            if flags & KEEP:
+                token, body = body
+                self._announce(invocation, token)
+            invocation.args = decode_call_entry(body, boxes)
+            return None
+        if flags & _FAST_PATH == FAST:
+            data, *buffers = body.segments if type(body) is Transfer else (body,)
+            invocation.args, invocation.kwargs = decode_call(data, boxes, None, buffers)
+            waits = None
         else:
-            self._run(invocation)
+            waits = self._decode_envelope(invocation)
+        if flags & STREAM:
+            invocation.stream = StreamSource(self._channel, self._host, self.execution, invocation)
+        return waits
 
-    def refuse(self, kind: int, id: int, target: Target, error: Exception) -> None:
-        """A call, request or post takes no effect, or none that its sender will hear of."""
-        self._refuse(Invocation(self, id, target, kind), error)
-
-    def _noted(self, invocation: Invocation, extra: dict[str, Any]) -> None:
-        """What rides along with a call, before it is decoded."""
-        if "record" in extra and not self._agent.restricts(self._link.peer):
-            invocation.record = extra["record"] is True
-        if "keep" in extra:
-            self._expect(invocation, extra["keep"])
-
-    def _unpack_flat(
-        self, invocation: Invocation, flags: int, context: contextvars.Context, body: Any
-    ) -> None:
-        """Decode a call that came by the quick road."""
-        data, *lent = body.segments if isinstance(body, Transfer) else (body,)
-        if flags & KEEP:
-            token, data = split_kept(data)
-            invocation.along = flags & PIGGYBACK != 0
-            self._expect(invocation, token)
-        elif flags & METADATA:
-            extra, data = split(data)
-            self._noted(invocation, extra)
-        invocation.carried, (invocation.args, invocation.kwargs) = self._decode(
-            flags, context, invocation.target, data, lent
-        )
-
-    def _unpack(self, invocation: Invocation, flags: int, body: Any) -> list[asyncio.Future[Any]]:
-        """Decode any other call; what has to be waited for before it runs."""
-        agent, peer = self._agent, self._link.peer
-        arrival = Arrival(peer, invocation.target.kind)
-
-        def expect(extra: dict[str, Any]) -> None:
-            self._noted(invocation, extra)
-            if invocation.kept:
-                arrival.kind = "remote"
-
-        value, _ = unpack(agent, flags, body, arrival, expect)
+    def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:
+        host, peer, target = self._host, self._channel.peer, invocation.target
+        flags = invocation.flags
+        head = open_head(flags, invocation.body, host.codec_for(peer))
+        self._read_head(invocation, head)
+        arrival = Arrival(peer, "remote" if invocation.token is not None else target.kind)
+        value = unpack_call(host, flags, head, arrival)
         invocation.carried = arrival.carried
         if invocation.kind != CALL:
-            invocation.args = value
-        elif invocation.target is agent.inside:  # the function came inside the call
+            invocation.args = value[0] if flags & FAST else value
+        elif target is host.inside:
             invocation.func, invocation.args, invocation.kwargs = value
             invocation.target = Target(invocation.func, function_name(invocation.func))
         else:
             invocation.args, invocation.kwargs = value
-        if invocation.carried is not None and agent.baggage is not None:
+        if arrival.carried is not None and host.baggage is not None:
             assert invocation.context is not None
-            invocation.context.run(agent.baggage.enter, invocation.carried)
+            invocation.context.run(host.baggage.enter, arrival.carried)
         return arrival.waits
 
-    # ── no longer wanted ────────────────────────────────────────────────────────────────────────
+    def _read_head(self, invocation: Invocation, head: Head) -> None:
+        # Before the arguments are decoded: a value that cannot be made because they cannot be read
+        # must be known as failed to those who already refer to it.
+        if head.token is not None:
+            self._announce(invocation, head.token)
+        if "record" in head.metadata and not self._host.restricts(self._channel.peer):
+            invocation.record = head.metadata["record"] is True
 
-    def cancel(self, id: int) -> None:
-        """The caller no longer wants it."""
-        invocation = self.running.get(id)
-        if invocation is not None:
-            self._abandon(invocation)
-        for at, (size, (kind, flags, number, _, *rest)) in enumerate(self._held):
-            if number == id:
-                self._held[at] = size, (kind, flags, number, NO_TIME, *rest)
+    def _announce(self, invocation: Invocation, token: bytes) -> None:
+        """Tell the result store of a result that will stay here, before anything waits or runs."""
+        # An op with plain arguments runs right here, so nothing can ask for its value before it is
+        # there: the store takes both in one step (`ResultStore.made`).
+        if invocation.target.kind != "op" or not invocation.flags & FAST:
+            store = self._host.result_store
+            assert store is not None
+            store.expect(self._channel.peer, token)  # raises if the peer may not keep it here
+            invocation.announced = True
+        invocation.token = token
 
-    def close(self) -> None:
-        """The peer is gone: nobody waits for anything that still runs."""
-        while self._held:
-            self._agent.budget.release(self._held.popleft()[0])
-        for invocation in list(self.running.values()):
-            self._abandon(invocation)
+
+def _context_for(host: CalleeHost, guest: PeerInfo | None) -> contextvars.Context:
+    """Return the context in which the calls of a peer run; in it a guest is known as one."""
+    if guest is None:
+        return host.context
+    context = host.context.copy()
+    context.run(SCOPE.set, CallScope(guest=guest))
+    return context

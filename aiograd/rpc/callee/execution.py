@@ -1,85 +1,183 @@
-"""Calls of one peer while they run: on the loop, as a task or in a thread, to their end or not.
+"""How an invocation runs: right here, as a task, in a thread, or as a stream; to its end or not.
 
-A coroutine is cancelled when its caller gives up or its time is over. A thread cannot be stopped:
-its result is dropped, and it counts as abandoned until it returns.
+    start ─┬─ service, op, @inline function ──▶ right here
+           ├─ coroutine function ─────────────▶ task
+           ├─ generator (stream) ─────────────▶ task
+           └─ any other function ─────────────▶ thread
+    an awaitable result ──▶ task ──▶ `responses`
+
+What runs right here cannot be cancelled and has ended before anything else happens, so it is not
+tracked. Everything else is tracked until it is answered: a coroutine is cancelled when its caller
+cancels the call, or its time is over. A thread cannot be stopped: its result is dropped, and it
+counts as abandoned until it returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, Final, Protocol
 
-from aiograd.errors import ProtocolError
-from aiograd.rpc.callee.functions import TASK, THREAD
-from aiograd.rpc.callee.invocation import Invocation, discard, itself, unfinished
-from aiograd.rpc.callee.responses import Answering
+from aiograd.errors import ProtocolError, SerializationError
+from aiograd.rpc.callee.functions import INLINE, TASK
+from aiograd.rpc.callee.invocation import Invocation
+from aiograd.rpc.callee.responses import ResponseHost, Responses
+from aiograd.rpc.channel import Channel
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.envelope import pack_value
+from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
-from aiograd.wire.messages import CALL
+from aiograd.rpc.scope import SCOPE, CallScope
+from aiograd.wire.framing import Frame
+from aiograd.wire.messages import CALL, ITEM
 
-if TYPE_CHECKING:
-    from aiograd.rpc.link.link import Link
+WINDOW: Final = 8  # items of a stream on their way: enough to hide the journey, few to stop soon
+AGES: Final = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
+_END: Final = object()
 
 
-class Running(Answering):
-    """The calls of one peer that run here."""
+class ExecutionHost(ResponseHost, Protocol):
+    """What running functions needs of the worker."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link)
+    profiles: Any  # recordings of everything that is called here; None: there are none
+
+    @property
+    def services(self) -> dict[str, Callable[..., Any]]: ...
+
+    @property
+    def pool(self) -> Any:
+        """The threads."""
+
+    @property
+    def polling(self) -> Any: ...
+
+    def restricts(self, peer: PeerInfo) -> bool: ...
+
+
+class Execution:
+    """What one peer has called here, and runs."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        host: ExecutionHost,
+        responses: Responses,
+        guest: PeerInfo | None,
+    ) -> None:
+        self._channel, self._host, self._responses = channel, host, responses
+        self._guest = guest  # the peer, if it may call only what is exposed
+        self._loop, self._deadlines = host.loop, host.deadlines
+        self.running: dict[int, Invocation] = {}  # tracked, by number
         self.abandoned = 0  # threads that compute for nobody
 
-    async def _wait_and_run(self, invocation: Invocation, waits: list[asyncio.Future[Any]]) -> None:
-        try:
-            while waits:  # none is carried on to: the traceback of its error would hold it in turn
-                await waits.pop(0)
-        except asyncio.CancelledError as error:
-            self._fail(invocation, error)
-            invocation.args, invocation.kwargs = (), None  # see `_abandon`
-            raise
-        except Exception as error:
-            return self._refuse(invocation, error)
-        invocation.task = None
-        if not invocation.abandoned:
-            self._run(invocation)
+    # ── starting ────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, invocation: Invocation) -> None:
-        context, agent = invocation.context, self._agent
-        assert context is not None
+    def start(self, invocation: Invocation) -> None:
+        """Run an invocation whose arguments are decoded and may be used."""
+        host, target = self._host, invocation.target
         if invocation.kind != CALL:
             return self._serve(invocation)
-        if invocation.record is not None or agent.profiles is not None:
-            invocation.visit = visit(invocation, agent)
+        here = target.mode == INLINE and invocation.stream is None
+        if invocation.execution is None:
+            if not here:
+                self.track(invocation)
+            elif target.kind != "op":  # ops make no calls, so nothing asks for their deadline
+                self._enter_scope(invocation)
+        if invocation.record is not None or host.profiles is not None:
+            invocation.visit = visit(invocation, host)
+        if here:
+            return self._run_here(invocation)
+        context = invocation.context
         if invocation.stream is not None:
-            invocation.task = agent.loop.create_task(invocation.stream.drive(), context=context)
-        elif invocation.target.mode == TASK:
-            invocation.task = agent.loop.create_task(self._perform(invocation), context=context)
-        elif invocation.target.mode == THREAD:
-            invocation.in_thread = True
-            agent.pool.submit(invocation)
+            invocation.task = self._loop.create_task(invocation.stream.drive(), context=context)
+        elif target.mode == TASK:
+            invocation.task = self._loop.create_task(self._perform(invocation), context=context)
         else:
-            try:
-                value = context.run(invocation.func, *invocation.args, **(invocation.kwargs or {}))
-            except BaseException as error:
-                return self._fail(invocation, error)
-            self._result(invocation, value)
+            invocation.in_thread = True
+            host.pool.submit(_ThreadJob(self, invocation))
+
+    def start_after(self, invocation: Invocation, waits: list[asyncio.Future[Any]]) -> None:
+        """Run an invocation when everything that its arguments brought may be used."""
+        self.track(invocation)
+        invocation.task = self._host.spawn(self._wait_and_start(invocation, waits))
+
+    async def _wait_and_start(
+        self, invocation: Invocation, waits: list[asyncio.Future[Any]]
+    ) -> None:
+        try:
+            while waits:  # none is held on to: the traceback of its error would hold it in turn
+                await waits.pop(0)
+        except asyncio.CancelledError as error:
+            self.fail(invocation, error)
+            invocation.args, invocation.kwargs = (), None  # see `abandon`
+            raise
+        except Exception as error:
+            self._forget(invocation)
+            return self._responses.refuse(invocation, error)
+        invocation.task = None
+        if not invocation.abandoned:
+            self.start(invocation)
+
+    def track(self, invocation: Invocation) -> None:
+        """Let an invocation be cancelled by its caller, and by its deadline."""
+        self.running[invocation.id] = invocation
+        invocation.execution = self
+        if invocation.kind == CALL:
+            self._enter_scope(invocation)
+        budget = invocation.budget
+        if budget <= AGES:
+            deadline = self._loop.time() + budget
+            invocation.bucket = bucket = self._deadlines.bucket(deadline, budget)
+            bucket[invocation] = None
+
+    def _enter_scope(self, invocation: Invocation) -> None:
+        """Let calls that the function makes inherit its deadline."""
+        budget, context = invocation.budget, invocation.context
+        assert context is not None
+        deadline = self._loop.time() + budget if budget <= AGES else math.inf
+        context.run(SCOPE.set, CallScope.of_call(deadline, self._guest))
+
+    # ── running ─────────────────────────────────────────────────────────────────────────────────
+
+    def _run_here(self, invocation: Invocation) -> None:
+        context, kwargs = invocation.context, invocation.kwargs
+        assert context is not None
+        try:
+            if kwargs:
+                value = context.run(invocation.func, *invocation.args, **kwargs)
+            else:
+                value = context.run(invocation.func, *invocation.args)
+        except BaseException as error:
+            return self.fail(invocation, error)
+        self._result(invocation, value)
 
     def _serve(self, invocation: Invocation) -> None:
-        """A service of the library itself: always on the loop."""
-        handler = self._agent.services.get(invocation.target.name)
-        assert invocation.context is not None
+        """Run a service of the library, which is always done right here."""
+        host, context = self._host, invocation.context
+        assert context is not None
+        handler = host.services.get(invocation.target.name)
+        if handler is None:
+            why = f"no service {invocation.target.name!r}"
+            return self._responses.refuse(invocation, ProtocolError(why, host.name))
         try:
-            if handler is None:
-                raise ProtocolError(f"no service {invocation.target.name!r}", self._agent.name)
-            value = invocation.context.run(handler, self._link.peer, *invocation.args)
+            value = context.run(handler, self._channel.peer, *invocation.args)
         except Exception as error:
-            return self._fail(invocation, error)
+            return self.fail(invocation, error)
         self._result(invocation, value)
 
     def _result(self, invocation: Invocation, value: Any) -> None:
-        if value is not None and unfinished(value):
-            invocation.func, invocation.args, invocation.kwargs = itself, (value,), None
-            self.running[invocation.id] = invocation
-            invocation.task = self._agent.loop.create_task(
+        """Answer with what a function has returned, or wait for it."""
+        if value is not None and is_unfinished(value):
+            if invocation.execution is None:
+                self.track(invocation)
+            else:  # a thread has returned it, perhaps after it was abandoned
+                self.running[invocation.id] = invocation
+            invocation.func, invocation.args, invocation.kwargs = _wait_for, (value,), None
+            invocation.task = self._loop.create_task(
                 self._perform(invocation), context=invocation.context
             )
         else:
@@ -89,43 +187,74 @@ class Running(Answering):
         try:
             value = await invocation.func(*invocation.args, **(invocation.kwargs or {}))
         except asyncio.CancelledError as error:
-            self._fail(invocation, error)
+            self.fail(invocation, error)
             if invocation.abandoned:
                 raise
         except BaseException as error:  # SystemExit in a function must not end the worker
-            self._fail(invocation, error)
+            self.fail(invocation, error)
         else:
             self.succeed(invocation, value)
         finally:
-            invocation.args, invocation.kwargs = (), None  # an error's traceback holds this frame
+            # An error's traceback holds this frame, which must not hold the arguments.
+            invocation.args, invocation.kwargs = (), None
 
-    def returned(self, invocation: Invocation) -> None:
-        """A thread is done with it."""
-        self._agent.polling.function_ended()
+    def returned(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
+        """Answer what a thread has computed."""
+        self._host.polling.function_ended()
         if invocation.abandoned:
             self.abandoned -= 1
-        error, invocation.error = invocation.error, None  # its traceback holds `invocation` in turn
         if error is not None:
-            self._fail(invocation, error)
-        elif invocation.abandoned and not invocation.kept:
+            self.fail(invocation, error)
+        elif invocation.abandoned and invocation.token is None:
             self._forget(invocation)
-            if unfinished(invocation.value):
-                discard(invocation.value)
+            if is_unfinished(value):
+                _discard(value)
         else:
             invocation.in_thread = False
-            self._result(invocation, invocation.value)
+            self._result(invocation, value)
 
-    # ── ending early ────────────────────────────────────────────────────────────────────────────
+    # ── ending ──────────────────────────────────────────────────────────────────────────────────
+
+    def succeed(self, invocation: Invocation, value: Any) -> None:
+        """Answer with a value; the invocation is over."""
+        if invocation.execution is not None:
+            self._forget(invocation)
+        self._responses.succeed(invocation, value)
+
+    def fail(self, invocation: Invocation, error: BaseException) -> None:
+        """Answer with an exception; the invocation is over."""
+        if invocation.execution is not None:
+            self._forget(invocation)
+        self._responses.fail(invocation, error)
+
+    def _forget(self, invocation: Invocation) -> None:
+        self.running.pop(invocation.id, None)
+        bucket = invocation.bucket
+        if bucket is not None:
+            bucket.pop(invocation, None)
+            invocation.bucket = None
 
     def credit(self, id: int, count: int) -> None:
-        """The reader of a stream can take more."""
+        """Let a stream go on: its reader can take `count` items more."""
         invocation = self.running.get(id)
         if invocation is not None and invocation.stream is not None:
             invocation.stream.credit(count)
 
+    def cancel(self, id: int) -> None:
+        """Abandon an invocation whose caller has cancelled it."""
+        invocation = self.running.get(id)
+        if invocation is not None:
+            self._abandon(invocation)
+
     def expired(self, invocation: Invocation) -> None:
+        """Abandon an invocation whose deadline has come."""
         invocation.bucket = None
         if invocation.id in self.running:
+            self._abandon(invocation)
+
+    def abandon_all(self) -> None:
+        """Abandon everything: the peer is gone."""
+        for invocation in list(self.running.values()):
             self._abandon(invocation)
 
     def _abandon(self, invocation: Invocation) -> None:
@@ -138,15 +267,148 @@ class Running(Answering):
             coroutine: Any = task.get_coro()
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 # A task cancelled before its first step never runs, so nothing in it can tell.
-                if invocation.func is itself:
-                    discard(invocation.args[0])
-                self._fail(invocation, asyncio.CancelledError())
-                # The task keeps its error, whose traceback holds the frame that holds `invocation`:
-                # a circle through a field of the task that the collector does not look at.
+                if invocation.func is _wait_for:
+                    _discard(invocation.args[0])
+                self.fail(invocation, asyncio.CancelledError())
+                # The task keeps its error, whose traceback holds the frame that holds the
+                # invocation: a circle through a field that the collector does not look at.
                 invocation.args, invocation.kwargs = (), None
         elif invocation.in_thread:
             self.abandoned += 1
             self.running.pop(invocation.id, None)
 
     def tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks of everything that runs."""
         return [each.task for each in self.running.values() if each.task is not None]
+
+
+class _ThreadJob:
+    """An invocation as a job of the thread pool."""
+
+    __slots__ = ("_error", "_execution", "_invocation", "_value")
+
+    def __init__(self, execution: Execution, invocation: Invocation) -> None:
+        self._execution, self._invocation = execution, invocation
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the function, in a thread."""
+        invocation = self._invocation
+        if invocation.abandoned and invocation.token is None:
+            return  # abandoned while it waited for a thread
+        assert invocation.context is not None
+        kwargs = invocation.kwargs or {}
+        try:
+            self._value = invocation.context.run(invocation.func, *invocation.args, **kwargs)
+        except BaseException as error:
+            self._error = error
+
+    def finished(self) -> None:
+        """Hand over the result, on the loop."""
+        # The traceback of the error holds frames that hold this job in turn.
+        error, self._error = self._error, None
+        self._execution.returned(self._invocation, self._value, error)
+
+
+class StreamSource:
+    """The writer's end of a stream: drives the generator as far as credits reach."""
+
+    def __init__(
+        self, channel: Channel, host: ExecutionHost, execution: Execution, invocation: Invocation
+    ) -> None:
+        self._channel, self._host, self._execution = channel, host, execution
+        self._invocation = invocation
+        self._credits = WINDOW
+        self._more = asyncio.Event()
+
+    def credit(self, count: int) -> None:
+        """Let `count` items more be sent."""
+        self._credits = min(self._credits + count, WINDOW)
+        self._more.set()
+
+    async def drive(self) -> None:
+        """Run the generator to its end, and answer."""
+        invocation, execution = self._invocation, self._execution
+        try:
+            generator = invocation.func(*invocation.args, **(invocation.kwargs or {}))
+            if inspect.isasyncgen(generator) or hasattr(generator, "__aiter__"):
+                await self._drive_async(generator)
+            elif inspect.isgenerator(generator) or hasattr(generator, "__iter__"):
+                await self._drive_plain(iter(generator))
+            else:
+                if inspect.iscoroutine(generator):
+                    generator.close()
+                kind = type(generator).__name__
+                raise TypeError(f"rpc_stream needs a generator function, this one gave {kind}")
+        except asyncio.CancelledError as error:
+            execution.fail(invocation, error)
+            if invocation.abandoned:
+                raise
+        except BaseException as error:
+            execution.fail(invocation, error)
+        else:
+            execution.succeed(invocation, None)
+
+    async def _drive_async(self, generator: Any) -> None:
+        try:
+            async for item in generator:
+                await self._send(item)
+        finally:
+            if hasattr(generator, "aclose"):
+                await generator.aclose()
+
+    async def _drive_plain(self, generator: Any) -> None:
+        run = self._host.pool.run
+        try:
+            while (item := await run(next, generator, _END)) is not _END:
+                await self._send(item)
+        finally:
+            if hasattr(generator, "close"):
+                # It may still be inside `next` in its thread: it is closed when that is over.
+                closing = self._host.spawn(_close(run, generator))
+                with contextlib.suppress(Exception):
+                    await asyncio.shield(closing)
+
+    async def _send(self, item: Any) -> None:
+        while self._credits == 0:
+            self._more.clear()
+            await self._more.wait()
+        self._credits -= 1
+        channel, host, invocation = self._channel, self._host, self._invocation
+        departure = Departure(channel.peer, "reply", invocation.carried)
+        try:
+            flags, payload = pack_value(host, item, departure, "item", channel.max_message)
+        except SerializationError as error:
+            raise SerializationError(error.path, error.what, host.name) from None
+        frame = Frame(ITEM, flags, invocation.id, 0.0, 0, payload)
+        channel.send(frame, "reply", departure.undo)
+
+
+async def _close(run: Any, generator: Any) -> None:
+    for _ in range(1000):
+        try:
+            await run(generator.close)
+        except ValueError:  # it is still executing
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    try:
+        return await awaitable
+    finally:
+        del awaitable  # a failed future, its error, the traceback and this frame: no circle
+
+
+def is_unfinished(value: Any) -> bool:
+    """Whether a result must be awaited. Other awaitables, such as an RRef, are values."""
+    return isinstance(value, CoroutineType) or asyncio.isfuture(value)
+
+
+def _discard(value: Any) -> None:
+    if inspect.iscoroutine(value):
+        value.close()
+    else:
+        value.cancel()

@@ -32,7 +32,6 @@ from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import OP
 
 if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
     from aiograd.rpc.directory import PeerInfo
     from aiograd.wire.codec import Codec
 
@@ -315,7 +314,7 @@ def function_name(func: Any) -> str:
 _NAME: Final = 1024  # bytes of a function's name; thousands of them are kept
 
 
-def resolve(agent: Agent, flags: int, data: bytes, peer: PeerInfo) -> Target:
+def resolve(agent: Any, flags: int, data: bytes, peer: PeerInfo) -> Target:
     """What a peer's DEFINE means here; a pickle is opened only for peers that are trusted."""
     trusts = agent.trusts(peer)
     if flags & BY_VALUE:
@@ -329,7 +328,8 @@ def resolve(agent: Agent, flags: int, data: bytes, peer: PeerInfo) -> Target:
             return _resolve_op(agent, name, trusts)
         return _resolve_exposed(agent, name, trusts)
     if not trusts:
-        return agent.refused
+        refused: Target = agent.refused
+        return refused
     try:
         func = pickle.loads(data)
     except Exception as error:
@@ -350,7 +350,7 @@ def _name(data: bytes, peer: PeerInfo) -> str:
         raise ProtocolError("a function's name is not UTF-8", peer.name) from None
 
 
-def _resolve_op(agent: Agent, name: str, trusts: bool) -> Target:
+def _resolve_op(agent: Any, name: str, trusts: bool) -> Target:
     op = agent.ops.get(name)
     if op is None or not (trusts or is_exposed(op)):
         why = f"there is no op {name[:80]!r} here" if op is None else f"{name} is not exposed here"
@@ -358,7 +358,7 @@ def _resolve_op(agent: Agent, name: str, trusts: bool) -> Target:
     return Target(op, name, "op")
 
 
-def _resolve_exposed(agent: Agent, name: str, trusts: bool) -> Target:
+def _resolve_exposed(agent: Any, name: str, trusts: bool) -> Target:
     if trusts:
         with contextlib.suppress(ImportError):
             importlib.import_module(name.partition(":")[0])

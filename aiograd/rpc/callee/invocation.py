@@ -1,81 +1,53 @@
-"""One call being served, and what it may give: a value, or something to await."""
+"""`Invocation`: one call, request or post of a peer, from its frame to its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiograd.rpc.callee.functions import Target
-from aiograd.rpc.caller.streams import StreamSource
-from aiograd.rpc.observe.tracing import Visit
+from aiograd.rpc.runtime.deadlines import Bucket
 
-if TYPE_CHECKING:
-    from aiograd.rpc.callee.execution import Running
-    from aiograd.rpc.runtime.deadlines import Bucket
+
+class Expiry(Protocol):
+    """What has to know that the deadline of an invocation has come."""
+
+    def expired(self, invocation: Invocation) -> None: ...
 
 
 class Invocation:
-    """One call being served."""
+    """One call, request or post that a peer has made here."""
 
-    # Defaults live in the class: most calls need few of these.
+    # Defaults live in the class, because most invocations need few of these fields.
+    size = 0  # bytes of its share in a batch
     args: Any = ()
     kwargs: Any = None
-    context: contextvars.Context | None = None
+    context: contextvars.Context | None = None  # in which it runs
     carried: Any = None  # the baggage it came with
-    token: Any = None
-    kept = False  # its result stays here
-    along = False  # …and a copy goes along with the reply
+    token: bytes | None = None  # its result stays here, under this token
+    announced = False  # the result store knows that
+    execution: Expiry | None = None  # while it is tracked
     bucket: Bucket | None = None  # where its deadline waits
     task: asyncio.Task[Any] | None = None
-    value: Any = None
-    error: BaseException | None = None
     answered = False
     refused = False  # its function or service never began
     abandoned = False  # nobody waits for the answer any more
     in_thread = False
-    stream: StreamSource | None = None
+    stream: Any = None  # the writer's end, if it gives items
     record: bool | None = None  # the caller wants to know what it does; True: in detail
-    visit: Visit | None = None  # while that is recorded
+    visit: Any = None  # while that is recorded
 
-    def __init__(self, callee: Running, id: int, target: Target, kind: int) -> None:
-        self.callee, self.id, self.target, self.kind = callee, id, target, kind
+    def __init__(
+        self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
+    ) -> None:
+        self.kind, self.flags, self.id = kind, flags, id
+        self.budget = budget  # seconds it may take
+        self.target = target
         self.func: Any = target.func
-
-    # As a job of the thread pool.
-
-    def run(self) -> None:
-        if self.abandoned and not self.kept:
-            return  # given up while it waited for a thread
-        assert self.context is not None
-        try:
-            self.value = self.context.run(self.func, *self.args, **(self.kwargs or {}))
-        except BaseException as error:
-            self.error = error
-
-    def finished(self) -> None:
-        self.callee.returned(self)
+        self.body = body  # a view, a `Transfer`, or its entry in a batch
 
     def expire(self) -> None:
-        self.callee.expired(self)
-
-
-async def itself(awaitable: Any) -> Any:
-    try:
-        return await awaitable
-    finally:
-        del awaitable  # a failed future, its error, the traceback and this frame: no circle
-
-
-def unfinished(value: Any) -> bool:
-    """Whether a result must be awaited. Other awaitables, such as an RRef, are values."""
-    return isinstance(value, CoroutineType) or asyncio.isfuture(value)
-
-
-def discard(value: Any) -> None:
-    if inspect.iscoroutine(value):
-        value.close()
-    else:
-        value.cancel()
+        """Let the execution know that the deadline has come (called by `Deadlines`)."""
+        if self.execution is not None:
+            self.execution.expired(self)

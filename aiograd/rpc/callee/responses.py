@@ -1,198 +1,209 @@
-"""What becomes of the outcome of a call: a reply, a fault, or a value that stays here.
+"""How an invocation is answered: with its value, an exception, or nothing but "it stays here".
 
-Every call is answered once at most; nobody answers one that its caller has given up.
+    succeed ─┬─ fast path ──▶ outbox, in a batch with others     small plain values
+             └─ general ────▶ channel.send REPLY
+    fail ───────────────────▶ channel.send FAULT
+
+Every invocation is answered once at most. One that its caller has abandoned is not answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Protocol
 
 from aiograd.errors import DeadlineExceeded, RemoteError, SerializationError
 from aiograd.rpc import remote_exceptions
 from aiograd.rpc.callee.invocation import Invocation
-from aiograd.rpc.envelope import FITS, check_size, in_front, labelled, pack
-from aiograd.rpc.extension import Departure
+from aiograd.rpc.channel import Channel, Host
+from aiograd.rpc.envelope import check_size, pack_value, with_metadata
+from aiograd.rpc.extension import Departure, ResultStore
+from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.wire.codec import Payload
-from aiograd.wire.fastcodec import ALONE, encode_value, value_entry
-from aiograd.wire.messages import CALL, EMPTY, FAST, FAULT, KEEP, METADATA, POST, REPLY
-
-if TYPE_CHECKING:
-    from aiograd.rpc.link.link import Link
+from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
+from aiograd.wire.framing import Frame
+from aiograd.wire.messages import (
+    CALL,
+    EMPTY,
+    FAST,
+    FAULT,
+    KEEP,
+    LAZY,
+    METADATA,
+    PIGGYBACK,
+    POST,
+    REPLY,
+)
 
 _log = logging.getLogger("aiograd")
-NOTHING = Payload(b"")
+_NOTHING: Final = Payload(b"")
+_REPLY: Final = (REPLY, FAST, 0.0, 0)  # the head of replies in a batch
 
 
-class Answering:
-    """The calls of one peer that run here, as far as their answers go."""
+class ResponseHost(Host, Protocol):
+    """What answers need of the worker."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._agent = link.agent
-        self._outbox = link.outbox
-        self.running: dict[int, Invocation] = {}
+    @property
+    def result_store(self) -> ResultStore | None: ...
+
+
+class Responses:
+    """Answers what one peer calls here."""
+
+    def __init__(self, channel: Channel, host: ResponseHost) -> None:
+        self._channel, self._host = channel, host
+        self._outbox = channel.outbox
+
+    # ── values ──────────────────────────────────────────────────────────────────────────────────
 
     def succeed(self, invocation: Invocation, value: Any) -> None:
-        self.running.pop(invocation.id, None)
-        bucket, invocation.bucket = invocation.bucket, None
-        if bucket is not None:
-            bucket.pop(invocation, None)
+        """Answer with a value, or keep it here."""
         if invocation.kind == POST or invocation.answered:
             return
         invocation.answered = True
-        peer, agent, link = self._link.peer, self._agent, self._link
-        extra = None if invocation.visit is None else self._seen(invocation, value, None)
-        if invocation.kept:
-            assert agent.result_store is not None
-            agent.result_store.keep(peer, invocation.token, value)
-            if invocation.along:
-                return self._send_along(invocation, value)
-            value = None
-        elif invocation.carried is not None:
-            return self._answer(invocation, value, extra)
-        if extra is not None:
-            return self._answer(invocation, value, extra)
-        if self._reply_batched(invocation.id, value):
-            return
-        data: bytes | None = b""
-        if value is not None:
-            data = None if link.restricted else encode_value(value, agent.travellers.boxes)
-        if data is None or len(data) > link.max_message:  # there it is refused
-            return self._answer(invocation, value)
-        flags = FAST if data else EMPTY
-        link.send(REPLY, flags, invocation.id, 0.0, 0, Payload(data), "reply")
+        spans = None if invocation.visit is None else self._spans(invocation, value, None)
+        if invocation.token is not None:
+            self._keep(invocation, value)
+            if not invocation.flags & PIGGYBACK:
+                value = None
+        if (
+            invocation.carried is not None  # the baggage wants to go back with the answer
+            or spans is not None
+            or not self._succeed_batched(invocation, value)
+        ):
+            self._succeed(invocation, value, spans)
 
-    def _reply_batched(self, id: int, value: Any) -> bool:
-        """Answer with a value that is plain and small, in one frame with others if there are any.
+    def _succeed_batched(self, invocation: Invocation, value: Any) -> bool:
+        """Fast path for small plain values; False if the answer has to take the general one.
 
-        False if it has to travel alone."""
-        link, agent = self._link, self._agent
-        if link.restricted or agent.fault_injector is not None or link.error is not None:
+        Replies that follow each other share a frame and one pickle, as calls do
+        (`Caller.start_batched`).
+        """
+        channel, host = self._channel, self._host
+        if channel.restricted or host.fault_injector is not None or channel.error is not None:
             return False
-        entry = value_entry(value, agent.travellers.boxes)
-        if entry is ALONE:
+        if value is None and invocation.flags & LAZY:
+            self._outbox.put(Frame(REPLY, EMPTY, invocation.id), LAZY_LANE)
+            return True
+        entry = encode_value_entry(value, host.travellers.boxes)
+        if entry is NOT_BATCHABLE:
             return False
-        self._outbox.put_batched(REPLY, FAST, id, 0.0, 0, entry)
+        self._outbox.put_batched(_REPLY, invocation.id, entry)
         return True
 
-    def _send_along(self, invocation: Invocation, value: Any) -> None:
-        """Answer a call whose result stays with a copy of it; without one if it cannot travel."""
-        departure = Departure(self._link.peer, "reply", invocation.carried)
+    def _succeed(self, invocation: Invocation, value: Any, spans: dict[str, Any] | None) -> None:
+        if value is None and invocation.carried is None and spans is None:
+            self._send(REPLY, EMPTY, invocation, _NOTHING)
+            return
+        channel = self._channel
+        departure = Departure(channel.peer, "reply", invocation.carried)
         try:
-            most = self._link.max_message
-            flags, payload = pack(self._agent, value, departure, "result", most)
-        except Exception:  # who asks for it once more is told why
-            flags, payload = EMPTY | KEEP, NOTHING
-            departure.cancel()
-        self._link.send(REPLY, flags, invocation.id, 0.0, 0, payload, "reply", departure.undo)
+            flags, payload = pack_value(
+                self._host, value, departure, "result", channel.max_message, metadata=spans
+            )
+        except Exception as error:
+            if invocation.token is not None:
+                # Only the copy cannot travel. Who asks for the value once more is told why.
+                self._send(REPLY, EMPTY | KEEP, invocation, _NOTHING)
+                return
+            if isinstance(error, SerializationError):
+                error = SerializationError(error.path, error.what, self._host.name)
+            return self._fault(invocation, error, spans)
+        self._send(REPLY, flags, invocation, payload, departure.undo)
 
-    def _seen(
+    def _keep(self, invocation: Invocation, value: Any) -> None:
+        store, peer = self._host.result_store, self._channel.peer
+        assert store is not None
+        if invocation.announced:
+            store.keep(peer, invocation.token, value)
+        else:
+            store.made(peer, invocation.token, value)
+
+    def _spans(
         self, invocation: Invocation, value: Any, error: BaseException | None
     ) -> dict[str, Any] | None:
-        """A recorded call has ended: what the caller wanted to know of it."""
-        assert invocation.visit is not None
+        """End the recording of a call; what its caller wanted to know."""
         spans, invocation.visit = invocation.visit.end(value, error), None
         return None if invocation.record is None else {"spans": spans}
 
-    def _answer(
-        self, invocation: Invocation, value: Any, extra: dict[str, Any] | None = None
-    ) -> None:
-        departure = Departure(self._link.peer, "reply", invocation.carried)
-        try:
-            most = self._link.max_message
-            flags, payload = pack(self._agent, value, departure, "result", most, extra)
-        except Exception as error:
-            if isinstance(error, SerializationError):
-                error = SerializationError(error.path, error.what, self._agent.name)
-            return self._answer_fault(invocation, error, extra)
-        self._link.send(REPLY, flags, invocation.id, 0.0, 0, payload, "reply", departure.undo)
+    # ── exceptions ──────────────────────────────────────────────────────────────────────────────
 
-    def _fail(self, invocation: Invocation, error: BaseException) -> None:
-        self._forget(invocation)
+    def refuse(self, invocation: Invocation, error: BaseException) -> None:
+        """Answer a message that takes no effect.
+
+        The sender of a post hears of that, too: something may depend on it."""
+        invocation.refused = True
+        self.fail(invocation, error)
+
+    def fail(self, invocation: Invocation, error: BaseException) -> None:
+        """Answer with an exception, or let the result store have it."""
         if invocation.answered:
             return
         invocation.answered = True
-        peer, agent = self._link.peer, self._agent
-        extra = None if invocation.visit is None else self._seen(invocation, None, error)
-        if invocation.kept:
-            assert agent.result_store is not None
-            if isinstance(error, asyncio.CancelledError) and invocation.abandoned:
-                error = DeadlineExceeded(agent.name, invocation.target.name, 0.0)
-            agent.result_store.fail(peer, invocation.token, error)
+        spans = None if invocation.visit is None else self._spans(invocation, None, error)
+        if invocation.token is not None:
+            self._keep_failure(invocation, error)
         if invocation.abandoned:
-            return  # the caller has given up, or its own clock tells it
-        if invocation.kept and extra is not None:
-            self._answer(invocation, None, extra)
-        elif invocation.kept:
-            flags = EMPTY | KEEP if invocation.along else EMPTY
-            self._link.send(REPLY, flags, invocation.id, 0.0, 0, NOTHING, "reply")
+            return  # the caller has cancelled it, or its own clock ended it
+        if invocation.token is None:
+            self._fault(invocation, error, spans)
+        elif spans is not None:
+            departure = Departure(self._channel.peer, "reply")
+            flags, payload = pack_value(
+                self._host, None, departure, "result", self._channel.max_message, metadata=spans
+            )
+            self._send(REPLY, flags, invocation, payload, departure.undo)
         else:
-            self._answer_fault(invocation, error, extra)
+            flags = EMPTY | KEEP if invocation.flags & PIGGYBACK else EMPTY
+            self._send(REPLY, flags, invocation, _NOTHING)
 
-    def _refuse(self, invocation: Invocation, error: BaseException) -> None:
-        """A message takes no effect. Of a post, too, the sender is told: it may depend on it."""
-        invocation.refused = True
-        self._fail(invocation, error)
+    def _keep_failure(self, invocation: Invocation, error: BaseException) -> None:
+        store, peer = self._host.result_store, self._channel.peer
+        assert store is not None
+        if isinstance(error, asyncio.CancelledError) and invocation.abandoned:
+            error = DeadlineExceeded(self._host.name, invocation.target.name, 0.0)
+        if not invocation.announced:
+            store.expect(peer, invocation.token)
+        store.fail(peer, invocation.token, error)
 
-    def _answer_fault(
-        self, invocation: Invocation, error: BaseException, extra: dict[str, Any] | None = None
+    def _fault(
+        self, invocation: Invocation, error: BaseException, spans: dict[str, Any] | None
     ) -> None:
-        name, sender = invocation.target.name, self._link.peer.name
-        text = remote_exceptions.traceback_text(error)
+        host, peer = self._host, self._channel.peer
+        name, text = invocation.target.name, remote_exceptions.traceback_text(error)
         if invocation.kind == POST:
-            _log.error("%s: %s from %s failed\n%s", self._agent.name, name, sender, text)
+            _log.error("%s: %s from %s failed\n%s", host.name, name, peer.name, text)
             if not invocation.refused:
                 return
         if invocation.kind == CALL:
-            _log.warning("%s: %s() called by %s failed\n%s", self._agent.name, name, sender, text)
-        departure = Departure(self._link.peer, "reply")
-        codec = self._agent.codec_for(self._link.peer)
-        fault = remote_exceptions.describe(codec, error, departure)
-        payload = codec.encode((fault, name, "" if codec.plain else text), departure)
+            _log.warning("%s: %s() called by %s failed\n%s", host.name, name, peer.name, text)
+        departure = Departure(peer, "reply")
+        codec = host.codec_for(peer)
+
+        def encoded(what: BaseException) -> Payload:
+            fault = remote_exceptions.describe(codec, what, departure)
+            return codec.encode((fault, name, "" if codec.plain else text), departure)
+
+        payload = encoded(error)
         try:
-            check_size(payload, "error", self._link.max_message)
+            check_size(payload, "error", self._channel.max_message)
         except SerializationError as large:
-            short = RemoteError(type(error).__name__, f"({large.what})", worker=self._agent.name)
-            fault = remote_exceptions.describe(codec, short, departure)
-            payload = codec.encode((fault, name, "" if codec.plain else text), departure)
+            short = RemoteError(type(error).__name__, f"({large.what})", worker=host.name)
+            payload = encoded(short)
         flags = 0
-        if extra is not None:
-            payload = Payload(in_front(extra, payload.data, codec), payload.buffers)
-            flags = METADATA
-        post = int(invocation.kind == POST)
-        self._link.send(FAULT, flags, invocation.id, 0.0, post, payload, "reply")
+        if spans is not None:
+            flags, payload = METADATA, with_metadata(spans, payload, codec)
+        self._send(FAULT, flags, invocation, payload)
 
-    def fail(self, invocation: Invocation, error: BaseException) -> None:
-        self._fail(invocation, error)
-
-    def _forget(self, invocation: Invocation) -> None:
-        self.running.pop(invocation.id, None)
-        bucket = invocation.bucket
-        if bucket is not None:
-            bucket.pop(invocation, None)
-            invocation.bucket = None
-
-    def _reply_at_once(self, id: int, value: Any, carried: Any, lazy: int = 0) -> bool:
-        """Answer with a value that is plain and small; False if it is not."""
-        agent = self._agent
-        if agent.fault_injector is not None or self._link.error is not None:
-            return False
-        if value is None and lazy:
-            self._outbox.put_lazy(REPLY, EMPTY, id, 0.0, 0, b"")
-            return True
-        if carried is None and self._reply_batched(id, value):
-            return True
-        if value is None:
-            self._outbox.put(REPLY, EMPTY, id, 0.0, 0, b"")
-            return True
-        departure = None if carried is None else Departure(self._link.peer, "reply", carried)
-        data = encode_value(value, agent.travellers.boxes, departure)
-        if data is None or len(data) > FITS:
-            return False
-        flags = FAST
-        if departure is not None:
-            flags, data = labelled(agent, data, departure)
-        self._outbox.put(REPLY, flags, id, 0.0, 0, data)
-        return True
+    def _send(
+        self,
+        kind: int,
+        flags: int,
+        invocation: Invocation,
+        payload: Payload,
+        undo: list[Any] | None = None,
+    ) -> None:
+        target = int(kind == FAULT and invocation.kind == POST)
+        frame = Frame(kind, flags, invocation.id, 0.0, target, payload)
+        self._channel.send(frame, "reply", undo)

@@ -62,13 +62,13 @@ class _Return:
         name, own = link.peer.name, self._agent.name
         _log.info("%s: the connection to %s broke: %s", own, name, self._why)
         dials = link.session.role == "dials"
-        while link.state == "away":
+        while link.is_away:
             if dials:
                 for address in self._addresses():
                     await self._knock(address, patience)
                 patience *= 2
             dials = True  # the side that waits gives the other one a moment first
-            if link.state == "away":
+            if link.is_away:
                 if self._now() >= self._limit:
                     self._give_up("it did not come back")
                     return
@@ -87,7 +87,7 @@ class _Return:
     async def _knock(self, address: str, patience: float) -> None:
         """Try one address; afterwards the link is open, lost, or still away."""
         link = self._link
-        if link.state != "away":
+        if not link.is_away:
             return
         try:
             greeting = await self._doors.knock(address, lambda _: link.offer(), link.peer, patience)
@@ -102,11 +102,11 @@ class _Return:
         if greeting.error is not None:
             if isinstance(greeting.error, WorkerLost):
                 self._give_up(greeting.error.why)
-        elif link.state == "away" and greeting.status == ACCEPTED:
+        elif link.is_away and greeting.status == ACCEPTED:
             self._doors.take(link, greeting, address)
         else:
             greeting.transport.abort()
-            if link.state == "away":
+            if link.is_away:
                 self._answered(greeting)
 
     def _answered(self, greeting: Greeting) -> None:

@@ -1,66 +1,163 @@
-"""A link: everything between this worker and one peer.
+"""A link: everything between this worker and one peer, over one session.
 
-It is dialled when first needed, and batches what is sent in one tick. A connection that breaks is
-made again within `Options.resume` seconds, and nobody notices; else the peer is lost, and every
-call under way fails with `WorkerLost`. A peer that is only silent is *suspect*: its process may be
-stopped or its loop blocked, and it resumes unharmed when it wakes.
+It is dialled when first needed. A connection that breaks is made again within `Options.resume`
+seconds, and nobody notices; else the peer is lost, and every call under way fails with
+`WorkerLost`. A peer that is only silent is *suspect*: its process may be stopped or its loop
+blocked, and it resumes unharmed when it wakes.
 
-A link is one session. A lost one stays lost; if the peer lives on, another link with a new session
+A link is one session. A lost link stays lost; if the peer lives on, another link with a new session
 takes its place (see `Links`), and shares nothing with it.
 
-What comes over it is sorted by `Receiving`; calls are the `Caller`'s and `Callee`'s business.
+    Link ─┬─ caller, replies    calls made to the peer
+          ├─ callee             calls of the peer
+          ├─ outbox             what is sent          (`send`)
+          └─ receiver           what comes            (`receive`)
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import errno
-import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Protocol
 
 from aiograd.errors import WorkerClosed, WorkerLost
 from aiograd.rpc.affinity import descriptor
-from aiograd.rpc.callee.dispatch import Callee
-from aiograd.rpc.callee.functions import TABLE, Shipment
+from aiograd.rpc.callee.dispatch import Callee, CalleeHost
+from aiograd.rpc.callee.functions import TABLE, Shipment, Target, resolve
 from aiograd.rpc.caller.calls import Caller
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.caller.replies import RefusedPosts, Replies
+from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
-from aiograd.rpc.link.receive import Connection, Receiving
-from aiograd.rpc.link.send import Outbox
+from aiograd.rpc.link.connection import Connection
+from aiograd.rpc.link.receive import Receiver
+from aiograd.rpc.link.send import LAZY as LAZY_LANE
+from aiograd.rpc.link.send import NORMAL, NOW, Outbox
 from aiograd.rpc.link.shared_memory import Shared, shared_memory
 from aiograd.wire.codec import Payload
-from aiograd.wire.framing import SMALL, FrameReader
+from aiograd.wire.framing import SMALL, Frame, FrameReader
 from aiograd.wire.messages import (
+    CALL,
     DEFINE,
     FORGET,
     GOODBYE,
     LARGE,
+    LAZY,
     NUMBERED,
     POST,
+    REQUEST,
     SHARED,
     SHM_RELEASE,
 )
 from aiograd.wire.session import ACCEPTED, LOOK, Offer, Session
 
-if TYPE_CHECKING:
-    from aiograd.rpc.agent import Agent
-    from aiograd.rpc.link.links import Loss
+_log = logging.getLogger("aiograd.link")
 
-_log = logging.getLogger("aiograd")
+# How TCP says that its time is up: with the last reason it heard of, if there was one.
+_TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+_NEVER: Final = float("inf")  # a post has no deadline
+
+
+class LinkState(enum.Enum):
+    """Where a link is in its life."""
+
+    NEW = "new"  # nothing was sent so far
+    DIALING = "dialing"
+    OPEN = "open"  # over a connection
+    AWAY = "away"  # the connection broke, and is being made again
+    LOST = "lost"
+    CLOSED = "closed"  # by this worker
+
+
+class LinkEvent(enum.Enum):
+    """What happens to a link."""
+
+    DIAL = "dial"
+    CONNECT = "connect"  # a proven connection is there, whoever dialled it
+    CUT = "cut"  # the connection broke
+    LOSE = "lose"
+    CLOSE = "close"
+
+
+_S, _E = LinkState, LinkEvent
+LINK_TRANSITIONS: Final = {
+    (_S.NEW, _E.DIAL): _S.DIALING,
+    (_S.NEW, _E.CONNECT): _S.OPEN,  # the peer dialled first, or the link leads to ourselves
+    (_S.DIALING, _E.CONNECT): _S.OPEN,
+    (_S.OPEN, _E.CONNECT): _S.OPEN,  # the peer has noticed before us that the last one broke
+    (_S.AWAY, _E.CONNECT): _S.OPEN,
+    (_S.OPEN, _E.CUT): _S.AWAY,
+    **{(state, _E.LOSE): _S.LOST for state in (_S.NEW, _S.DIALING, _S.OPEN, _S.AWAY)},
+    **{(state, _E.CLOSE): _S.CLOSED for state in (_S.NEW, _S.DIALING, _S.OPEN, _S.AWAY)},
+}
+
+
+class Loss(Protocol):
+    """The loss before a session, as far as the next one concerns it."""
+
+    fence: int  # dials of the peer up to this number are out of date
+    met: bool  # there was a session with the peer
+
+
+class LinkTable(Protocol):
+    """What has all the links of a worker."""
+
+    def dial(self, link: Link) -> None:
+        """Connect a link that has something to send."""
+
+    def next_dial(self) -> int:
+        """Return the number of the next connection that is dialled."""
+
+    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
+        """Connect a link again whose connection broke."""
+
+    def lost(self, link: Link, error: Exception, *, final: bool) -> None:
+        """Note that a link has lost its peer."""
+
+    def returned(self, peer: PeerInfo) -> None:
+        """Note that a new session with a peer begins that was lost before."""
+
+
+class LinkHost(CalleeHost, RefusedPosts, Protocol):
+    """What a link needs of the worker."""
+
+    @property
+    def links(self) -> LinkTable: ...
+
+    @property
+    def incarnation(self) -> bytes: ...
+
+    @property
+    def memory(self) -> Any:
+        """The buffers in which large messages arrive."""
+
+    @property
+    def copier(self) -> Any:
+        """What copies large arrays."""
+
+    @property
+    def runtime(self) -> Any: ...
+
+    @property
+    def directory(self) -> Directory: ...
+
+    @property
+    def refused(self) -> Target:
+        """Stands for functions that the peer may not call."""
 
 
 class Link:
-    """One peer. States: new → dialling → open ⇄ away → lost (or closed by us)."""
+    """One peer, and one session with it."""
 
-    def __init__(self, agent: Agent, peer: PeerInfo, after: Loss | None = None) -> None:
+    def __init__(self, agent: LinkHost, peer: PeerInfo, after: Loss | None = None) -> None:
         self.agent, self.peer = agent, peer
         self.after = after  # the loss before this session, until it has begun
-        self.state = "new"
-        self.quick = False  # open and unhindered: small messages may go straight to the outbox
+        self.state = LinkState.NEW
+        self.ready = False  # open: small messages may go straight to the outbox
         self.error: Exception | None = None  # why it is lost or closed
         self.suspect = False
         self.connection: Connection | None = None
@@ -70,42 +167,81 @@ class Link:
         self.session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
+        self.restricted = agent.restricts(peer)  # plain data only, functions by name only
+        self.max_message = agent.options.max_message  # the smaller one of both sides
         self.outbox = Outbox(agent.loop, self.session, self._large_sent)
-        self.caller = Caller(self)
-        self.callee = Callee(self)
+        self.caller = Caller(self, agent)
+        self.replies = Replies(self, agent, self.caller, agent)
+        self.callee = Callee(self, agent)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
-        self.restricted = agent.restricts(peer)  # plain data only, functions by name only
-        self.receiving = Receiving(self)
+        self.receiver = Receiver(self, self.callee, self.replies, agent.budget, agent.name)
+        self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)
+        self.shared: Shared | None = None  # memory that the peer can see, too
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
-        self.max_message = agent.options.max_message  # the smaller one of both sides
-        self.shared: Shared | None = None  # memory that the peer can see, too
+
+    def _move(self, event: LinkEvent) -> None:
+        self.state = LINK_TRANSITIONS[self.state, event]
+
+    @property
+    def peer_name(self) -> str:
+        """The name of the peer."""
+        return self.peer.name
+
+    @property
+    def is_dialing(self) -> bool:
+        """Whether this worker makes the first connection."""
+        return self.state is LinkState.DIALING
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self.state is LinkState.OPEN
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the connection broke and is being made again."""
+        return self.state is LinkState.AWAY
+
+    @property
+    def wants_connection(self) -> bool:
+        """Whether there was no connection so far."""
+        return self.state in (LinkState.NEW, LinkState.DIALING)
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
+    def dial(self) -> None:
+        """Note that the first connection is being made."""
+        self._move(LinkEvent.DIAL)
+
     def opened(self, transport: Any, received: int = 0) -> None:
-        """A proven connection to the peer, which has so much of what was sent; go on from there."""
+        """Go on over a proven connection to the peer, which has `received` bytes of the session."""
         if self._reader is None:
             self._reader = self._begin_reading(transport)
         self._stop_coming_back()
-        self.state = "open"
+        resumed = self.state is LinkState.AWAY
+        self._move(LinkEvent.CONNECT)
         if self.after is not None:  # before anything of the new session is delivered
             self.after = None
             self.agent.links.returned(self.peer)
         if self.error is not None:  # a callback ended it
             transport.abort()
             return
-        self.quick = True
+        self.ready = True
         self._silent, self.suspect = 0, False
         self.connection = Connection(self, transport, self._reader, self.session)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
+        if self.peer.incarnation != self.agent.incarnation:
+            how = "resumed the session with" if resumed else "connected to"
+            where = self.address or self.host or "a connection of its own"
+            _log.info("%s %s %s (%s)", self.agent.name, how, self.peer.name, where)
         self.outbox.open(transport, self.session.rest(received))
 
     def _begin_reading(self, transport: Any) -> FrameReader:
-        """Over the first connection: what reads its bytes, and those of all later ones."""
+        """Make what reads the bytes of the first connection, and those of all later ones."""
         if not self.restricted:
             self._share(transport)
         agent = self.agent
@@ -119,16 +255,16 @@ class Link:
         )
 
     def offer(self) -> Offer:
-        """What to say to the peer in a handshake that we began."""
-        if self.state in ("dialling", "away"):
+        """Return what to say to the peer in a handshake that this side began."""
+        if self.state in (LinkState.DIALING, LinkState.AWAY):
             return self.session.offer(self.agent.links.next_dial())
         return Offer(LOOK)
 
     def answer(self, offer: Offer) -> tuple[int, int]:
-        """What becomes of a connection that the peer has dialled, and how much came before it."""
+        """Decide about a connection that the peer has dialled; and how much came before it."""
         first = self.agent.incarnation < self.peer.incarnation
-        status = self.session.answer(offer, dialling=self.state == "dialling", first=first)
-        if self.state == "open":
+        status = self.session.answer(offer, dialling=self.is_dialing, first=first)
+        if self.is_open:
             if status == ACCEPTED:  # it broke, and the peer has noticed before us
                 self._detach()
             elif self.session.nudged(offer):
@@ -136,38 +272,43 @@ class Link:
         return status, self.session.received
 
     def _share(self, transport: Any) -> None:
-        """Let large messages pass through memory, if the peer is a process of ours."""
+        """Let large messages pass through memory, if the peer is a process of this user."""
         room = self.agent.options.outbound_buffer * 3 // 4
         copy = self.agent.copier.copy
         self.shared = shared = shared_memory(transport, room, self._put_shared, copy)
         if shared is not None:
-            self.outbox.lend = shared.place_chunk
-            self.caller.leave_room(room)  # what is lent waits for the peer, too
-            self.callee.leave_room(room)
-            self.receiving.share(shared)
+            self.outbox.place = shared.place_chunk
+            self.caller.reserve(room)  # what lies in shared memory waits for the peer, too
+            self.callee.reserve(room)
+            self.receiver.share(shared)
+
+    # ── disconnecting ───────────────────────────────────────────────────────────────────────────
 
     def broken(self, error: Exception) -> None:
-        """The peer broke the protocol: end the connection."""
+        """End the link: the peer broke the protocol."""
         self.agent.limits.reached("protocol")
         _log.error("%s: closing the connection to %s: %s", self.agent.name, self.peer.name, error)
         self.abort(WorkerLost(self.peer.name, why=str(error)))
 
-    def disconnected(self, connection: Connection, exc: Exception | None) -> None:
-        if connection is not self.connection or self.state != "open":
+    def disconnected(self, connection: Connection, error: Exception | None) -> None:
+        """Make the connection again that has ended, if the peer may still be there."""
+        if connection is not self.connection or not self.is_open:
             return
-        why = "it was shut down" if self.receiving.goodbye else str(exc or "connection closed")
+        goodbye = self.receiver.goodbye
+        why = "it was shut down" if goodbye else str(error or "connection closed")
         # A kernel that acknowledged nothing for seconds was given its time already.
-        late = isinstance(exc, OSError) and exc.errno in _GIVEN_UP
-        if self.receiving.goodbye or late or not self.agent.options.resume:
-            self.lose(WorkerLost(self.peer.name, why=why), final=self.receiving.goodbye)
+        late = isinstance(error, OSError) and error.errno in _TIMED_OUT
+        if goodbye or late or not self.agent.options.resume:
+            self.lose(WorkerLost(self.peer.name, why=why), final=goodbye)
         else:
             self.cut(why)
 
     def cut(self, why: str) -> None:
-        """The connection broke: the session goes on when there is another one."""
+        """Leave a connection that broke; the session goes on when there is another one."""
         silent = self._silent * self.agent.options.heartbeat
         self._detach()
-        self.state, self.quick, self.suspect = "away", False, True
+        self._move(LinkEvent.CUT)
+        self.ready, self.suspect = False, True
         self.session.own()
         self._comeback = self.agent.links.come_back(self, silent, why)
 
@@ -184,9 +325,12 @@ class Link:
             comeback.cancel()
 
     def lose(self, error: Exception, *, final: bool = False) -> None:
-        """The peer is gone, or was never there. `final`: this start of it will not come back."""
+        """End the link: the peer is gone, or was never there.
+
+        `final`: this incarnation of it will not come back."""
         if self.error is None:
-            self.state = "lost"
+            self._move(LinkEvent.LOSE)
+            _log.info("%s lost %s: %s", self.agent.name, self.peer.name, error)
             self._end(error)
             self.agent.links.lost(self, error, final=final)
 
@@ -196,8 +340,13 @@ class Link:
             self.connection.transport.abort()
         self.lose(error, final=final)
 
+    def refuse_all(self, error: Exception) -> None:
+        """Make this a link that fails every call, without ever having connected."""
+        self._move(LinkEvent.LOSE)
+        self.error = error
+
     def as_lost(self) -> Exception:
-        """A fresh error for a message that cannot be sent any more."""
+        """Return a fresh error for a message that cannot be sent any more."""
         error = self.error
         if isinstance(error, WorkerClosed):
             return WorkerClosed(str(error), self.agent.name)
@@ -205,23 +354,27 @@ class Link:
 
     @property
     def settled(self) -> bool:
-        """Lost, and nothing that the peer called here is still running."""
-        return self.error is not None and not (self.callee.running or self.callee.abandoned)
+        """Whether it is lost, and nothing that the peer called here is still running."""
+        execution = self.callee.execution
+        return self.error is not None and not (execution.running or execution.abandoned)
 
     def close(self) -> None:
-        """We leave: say so, end everything."""
+        """Leave: say so to the peer, and end everything."""
         if self.error is not None:
             return
-        if self.state == "open":
-            self.outbox.put(GOODBYE, 0, 0, 0.0, 0, b"")
+        if self.is_open:
+            self.outbox.put(Frame(GOODBYE, 0))
             self.outbox.flush()
-        self.state = "closed"
+        self._move(LinkEvent.CLOSE)
         self._end(WorkerClosed(f"{self.agent.name} was shut down", self.agent.name))
         if self.connection is not None:
             self.connection.transport.close()
 
     def _end(self, error: Exception) -> None:
-        self.error, self.quick, self.suspect = error, False, False
+        # The order matters. First nothing can be sent any more. Then what never left is asked of
+        # the outbox, before it forgets. Callers fail before what the peer called is abandoned,
+        # because an abandoned function may wait for one of these calls.
+        self.error, self.ready, self.suspect = error, False, False
         self._stop_coming_back()
         unsent = self.outbox.unsent() if self.session.role else None
         self.outbox.close()
@@ -233,38 +386,76 @@ class Link:
             self.connection.mute()
         self.caller.lose(error, unsent)
         self.callee.close()
-        self.receiving.close()
+        self.receiver.close()
         if self.shared is not None:
             self.shared.close()
+
+    # ── receiving ───────────────────────────────────────────────────────────────────────────────
+
+    def received(self, frames: list[Frame]) -> None:
+        """Let frames take effect."""
+        self.receiver.receive(frames)
+
+    def resolve(self, flags: int, data: bytes) -> Target:
+        """Find the function that the peer defines."""
+        return resolve(self.agent, flags, data, self.peer)
+
+    def chunk_read(self) -> None:
+        """Release shared memory that the peer waits for, as soon as it was read."""
+        shared = self.shared
+        if shared is not None and shared.awaited and shared.back:
+            shared.give_back()
+
+    def batch_read(self) -> None:
+        """Keep the loop awake after traffic."""
+        if self.agent.runtime.spin:
+            self.agent.polling.stay_awake()
+
+    def acknowledge(self) -> None:
+        """Tell the peer how much has come: it keeps everything until then."""
+        self.outbox.acknowledge()
+
+    def pause_writing(self, connection: Connection) -> None:
+        """Stop writing: the socket takes no more."""
+        if self.connection is connection:
+            self.outbox.pause()
+
+    def resume_writing(self, connection: Connection) -> None:
+        """Write again."""
+        if self.connection is connection:
+            self.outbox.resume()
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
     def send(
         self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        target: int,
-        payload: Payload,
+        frame: Frame,
         name: str,
         undo: list[Any] | None = None,
         future: Future[Any] | None = None,
     ) -> bool:
-        """Queue a message, unless somebody wants it to fail; False if it will not be sent."""
-        if self.state == "new":
+        """Queue a message whose body is a `Payload`; False if it will not be sent.
+
+        Fault injection knows it by `name`. If it is not sent, `undo` is run, and `future` fails in
+        the next tick."""
+        if self.state is LinkState.NEW:
             self.agent.links.dial(self)
         if self.error is not None:
             run_undo(undo)
             return False
         if self.agent.fault_injector is None:
-            self._put(kind, flags, id, budget, target, payload)
+            self._put(frame)
             return True
+        return self._send_injected(frame, name, undo, future)
+
+    def _send_injected(
+        self, frame: Frame, name: str, undo: list[Any] | None, future: Future[Any] | None
+    ) -> bool:
+        """Send a message, or let it fail, as fault injection wants it."""
+        assert self.agent.fault_injector is not None
         verdict = self.agent.fault_injector.on_send(name, self.peer.name)
-        put = functools.partial(self._put, kind, flags, id, budget, target, payload)
         if verdict.action == "delay":
-            late = functools.partial(self._put_late, kind, flags, id, budget, target, payload)
-            self.agent.loop.call_later(verdict.seconds, late)
+            self.agent.loop.call_later(verdict.seconds, self._put_late, frame)
         elif verdict.action == "fail":
             run_undo(undo)
             if future is not None:
@@ -272,9 +463,9 @@ class Link:
                 self.caller.refused(future, why)
             return False
         elif verdict.action != "drop":
-            put()
+            self._put(frame)
             if verdict.action == "duplicate":
-                put()
+                self._put(frame)
         return True
 
     def post(
@@ -282,92 +473,88 @@ class Link:
     ) -> None:
         """Send a message that nobody answers. Raises if it cannot be sent any more.
 
-        A post that is queued when the peer is lost fails with it: whoever depends on posts must
+        A post that is queued when the peer is lost is lost with it: what depends on posts must
         listen to `agent.lost`, too.
         """
         if self.error is not None:
             run_undo(undo)
             raise self.as_lost()
-        number = self.numbers.get(shipment) or self.number(shipment)
-        self.caller.last_id += 1
-        id, name = self.caller.last_id, shipment.name
-        if not self.send(POST, flags, id, _NEVER, number, payload, name, undo):
+        number = self.number(shipment)
+        self.caller.last_id = id = self.caller.last_id + 1
+        frame = Frame(POST, flags, id, _NEVER, number, payload)
+        if not self.send(frame, shipment.name, undo):
             if self.error is not None:
                 raise self.as_lost()
             raise WorkerLost(self.peer.name, "no", "a failure was injected")
 
-    def post_small(self, shipment: Shipment, flags: int, data: bytes) -> bool:
-        """The usual case in one step, as `Caller.begin_small`; False if it is another one."""
-        number = self.numbers.get(shipment)
-        if (
-            number is None
-            or not self.quick
-            or self.agent.fault_injector is not None
-            or len(data) > SMALL
-        ):
-            return False
-        self.caller.last_id = id = self.caller.last_id + 1
-        self.outbox.put_first(POST, flags, id, _NEVER, number, data)
-        return True
-
     def number(self, shipment: Shipment) -> int:
-        """The number under which the peer knows a function; it is told first if it does not."""
+        """Return the number of a function at the peer; define it there first if it has none."""
         number = self.numbers.get(shipment)
         if number is None:
             if len(self.numbers) >= TABLE:
                 _, old = self.numbers.popitem(last=False)
-                self.outbox.put(FORGET, 0, 0, 0.0, old, b"")
+                self.outbox.put(Frame(FORGET, 0, target=old))
             self._next_number += 1
             number = self.numbers[shipment] = self._next_number
             assert shipment.data is not None
-            self.outbox.put(DEFINE, shipment.flags, 0, 0.0, number, shipment.data)
+            self.outbox.put(Frame(DEFINE, shipment.flags, target=number, body=shipment.data))
         return number
 
-    def put_small(self, kind: int, id: int, target: int = 0) -> None:
+    def send_control(self, kind: int, id: int, target: int = 0) -> None:
+        """Queue a message without a body."""
         if self.error is None:
-            self.outbox.put(kind, 0, id, 0.0, target, b"")
+            self.outbox.put(Frame(kind, 0, id, target=target))
 
-    def _put(
-        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
-    ) -> None:
-        data, buffers, _ = payload
-        if not buffers and len(data) <= SMALL:
-            put = self.outbox.put_first if kind == POST else self.outbox.put
-            put(kind, flags, id, budget, target, data)
+    def _put(self, frame: Frame) -> None:
+        kind, flags, id, budget, target, (data, buffers, _) = frame
+        if buffers or len(data) > SMALL:
+            self._put_large(frame, [memoryview(part).cast("B") for part in (data, *buffers)])
             return
-        segments = [memoryview(segment).cast("B") for segment in (data, *buffers)]
-        if self.shared is not None and self.shared.back:
-            self.shared.give_back()  # before the peer needs room for its answer
-        if self.shared is not None and (place := self.shared.place(segments)) is not None:
-            self.outbox.put_now(kind, flags | LARGE | SHARED, id, budget, target, place)
-        else:
-            self.outbox.put_large(kind, flags, id, budget, target, segments)
+        lane = NORMAL
+        if flags & LAZY and kind == REQUEST:
+            lane = LAZY_LANE
+        elif kind == POST or (kind in _CALLS and len(self.caller.pending) == 1):
+            # Somebody waits for it. The other calls of a burst share a write at its end.
+            lane = NOW
+        self.outbox.put(Frame(kind, flags, id, budget, target, data), lane)
+
+    def _put_large(self, frame: Frame, segments: list[memoryview]) -> None:
+        shared = self.shared
+        if shared is not None and shared.back:
+            shared.give_back()  # before the peer needs room for its answer
+        if shared is None or (place := shared.place(segments)) is None:
+            self.outbox.put_large(frame, segments)
+            return
+        flags = frame.flags | LARGE | SHARED
+        self.outbox.put(frame._replace(flags=flags, body=place))
+        if not self.outbox.corked:
+            # The peer can read it while we go on: it costs more than the write.
+            self.outbox.flush_early()
 
     def _put_shared(self, kind: int, target: int, body: bytes) -> None:
         lazy = kind == SHM_RELEASE and not target
-        put = self.outbox.put_lazy if lazy else self.outbox.put
-        put(kind, 0, 0, 0.0, target, body)
+        self.outbox.put(Frame(kind, 0, target=target, body=body), LAZY_LANE if lazy else NORMAL)
 
-    def _put_late(
-        self, kind: int, flags: int, id: int, budget: float, target: int, payload: Payload
-    ) -> None:
+    def _put_late(self, frame: Frame) -> None:
         if self.error is None:
-            if kind in NUMBERED:  # others have taken later numbers meanwhile
-                id = self.caller.renumber(id)
-            self._put(kind, flags, id, budget, target, payload)
+            if frame.kind in NUMBERED:  # others have taken later numbers meanwhile
+                frame = frame._replace(id=self.caller.renumber(frame.id))
+            self._put(frame)
 
     def _large_sent(self) -> None:
         self.caller.proceed()
         self.callee.proceed()
 
+    # ── living ──────────────────────────────────────────────────────────────────────────────────
+
     def descriptors(self) -> Iterator[int]:
-        """What is open here for this peer."""
+        """Give the file descriptors that are open for this peer."""
         if self.connection is not None:
             yield descriptor(self.connection.transport)
 
     def beat(self) -> None:
-        """Once per heartbeat: say that we live, and notice when the peer does not."""
-        if self.state != "open":
+        """Say that this worker lives, once per heartbeat, and notice when the peer does not."""
+        if not self.is_open:
             return
         if self.outbox.empty:
             self.outbox.acknowledge()
@@ -383,6 +570,4 @@ class Link:
             self.caller.silent(silence)
 
 
-# How TCP says that its time is up: with the last reason it heard of, if there was one.
-_GIVEN_UP = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-_NEVER = float("inf")  # a post has no deadline
+_CALLS: Final = frozenset({CALL, REQUEST})

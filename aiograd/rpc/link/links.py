@@ -151,7 +151,7 @@ class Links:
         link = loss.refusal
         if link is None:
             link = loss.refusal = Link(self._agent, peer)
-            link.state, link.error = "lost", loss.error
+            link.refuse_all(loss.error)
         return link
 
     def get(self, incarnation: bytes) -> Link | None:
@@ -175,9 +175,9 @@ class Links:
     def outstanding(self) -> int:
         """Calls made here that have not ended."""
         return sum(
-            future._kind in _CALLS
+            future.info.label in _CALLS
             for link in self.all()
-            for future in (*link.caller.pending.values(), *link.caller.waiting)
+            for future in (*link.caller.pending.values(), *link.caller.window)
         )
 
     def counters(self) -> dict[str, int]:
@@ -185,16 +185,16 @@ class Links:
         links = self.all()
         return {
             "pending_calls": sum(
-                future._kind != "look"
+                future.info.label != "look"
                 for link in links
-                for future in (*link.caller.pending.values(), *link.caller.waiting)
+                for future in (*link.caller.pending.values(), *link.caller.window)
             ),
             "running_calls": sum(
                 invocation.kind == CALL and not invocation.target.quiet
                 for link in links
-                for invocation in link.callee.running.values()
+                for invocation in link.callee.execution.running.values()
             ),
-            "abandoned_calls": sum(link.callee.abandoned for link in links),
+            "abandoned_calls": sum(link.callee.execution.abandoned for link in links),
             "buffered_bytes": sum(link.outbox.size for link in links),
         }
 
@@ -216,7 +216,7 @@ class Links:
         if link.peer.incarnation == self._agent.incarnation:
             self._doors.open_self(link)
             return
-        link.state = "dialling"
+        link.dial()
         self._agent.spawn(self._doors.dial(link))
 
     def next_dial(self) -> int:
@@ -292,7 +292,7 @@ class Links:
         """
         link = self.table.get(peer.incarnation)
         for _ in range(_READ_OUT_ROUNDS):
-            if link is None or link.state != "open":
+            if link is None or not link.is_open:
                 return
             before = link.session.received
             await asyncio.sleep(_READ_OUT)

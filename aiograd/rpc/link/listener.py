@@ -207,7 +207,7 @@ class Doors:
             except (OSError, ProtocolError, SecurityError) as trouble:
                 error = trouble
                 continue
-            if link.state != "dialling":  # the peer's own dial was quicker
+            if not link.is_dialing:  # the peer's own dial was quicker
                 greeting.transport.abort()
                 return
             terms = greeting.peer is not None and greeting.peer.restricted
@@ -232,7 +232,7 @@ class Doors:
             error = WorkerLost(peer.name, "no", "the connection broke at once")
             if self._agent.loop.time() < limit:
                 addresses.insert(0, address)
-        if link.state == "dialling":
+        if link.is_dialing:
             if link.after is not None and link.after.met and isinstance(error, AuthError):
                 # It knew the secret before: a handshake that was not finished was cut.
                 error = WorkerLost(peer.name, "no", f"cannot connect: {error}")
@@ -256,7 +256,7 @@ class Doors:
 
     async def _their_dial_came(self, link: Link) -> bool:
         """Wait a moment for the connection that the peer is making."""
-        if link.state == "dialling":
+        if link.is_dialing:
             waiter = self._agent.loop.create_future()
             self._waiters.setdefault(link.peer.incarnation, []).append(waiter)
             try:
@@ -264,7 +264,7 @@ class Doors:
                     await waiter
             except TimeoutError:
                 pass
-        return link.state != "dialling"
+        return not link.is_dialing
 
     async def meet(self, address: str) -> PeerInfo:
         """Dial somebody unknown, and keep the connection for the link to them."""
@@ -281,7 +281,7 @@ class Doors:
         if link is None:
             greeting.transport.abort()
             raise WorkerLost(peer.name, "no", "it was declared lost")
-        if greeting.status != ACCEPTED or link.state not in ("new", "dialling"):
+        if greeting.status != ACCEPTED or not link.wants_connection:
             greeting.transport.abort()
         elif not self.take(link, greeting, address):
             raise WorkerLost(peer.name, "no", "the connection broke at once")
@@ -290,7 +290,7 @@ class Doors:
     def _introduction(self, server: Identity) -> Offer:
         """What to say to somebody who may turn out to be known."""
         link = self._agent.links.get(server.incarnation)
-        if link is not None and link.state not in ("new", "dialling"):
+        if link is not None and not link.wants_connection:
             return Offer(LOOK)
         number = self._agent.links.next_dial()
         # Another dial of the same link may be under way: both begin the same session.

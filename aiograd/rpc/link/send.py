@@ -1,15 +1,20 @@
-"""What waits to be written to one peer: small messages at once, large ones in turns.
+"""The outbox: what waits to be written to one peer, in three lanes.
 
-The small messages of a tick leave in one write, or in a few, so that the peer can begin with the
-first while the last are made. A call leaves at once if no other is under way, so do gradients and
-what tells of shared memory: somebody waits, and we have other things to do meanwhile.
-Calls and replies that are alike share a frame (`rows`). Large messages are announced in order and
-then share the connection chunk by chunk, so that nothing small waits behind a gigabyte. Nothing is
-written while the transport asks for a pause, so what waits for a slow peer waits here, where it is
-counted. What is written goes into the `Session`, too, in case that it has to be written again.
+    NOW      leaves at once: a call that is alone under way, gradients. Somebody waits for it, and
+             this worker has other things to do meanwhile
+    NORMAL   leaves at the end of the tick, with everything else of that tick in one write, so that
+             the peer can begin with the first message while the last one is made
+    LAZY     leaves in front of the next message of another lane, or after `LAZY_DELAY` seconds.
+             Nobody waits for it, and waking up a peer takes longer than making a message
 
-Messages at lazy, for which nobody waits, leave with the next one that somebody does wait for: to
-wake up a peer takes longer than to make a message. Alone, they leave after `LAZY_DELAY` seconds.
+Calls of one function and replies that follow each other share a frame, a *batch*: nobody but the
+outbox knows which messages will be one. A call whose result stays at the peer stays *open* until
+the end of the tick, because its reply may still be asked to bring a copy.
+
+Large messages are announced in order and then share the connection chunk by chunk, so that nothing
+small waits behind a gigabyte. Nothing is written while the transport asks for a pause, so what
+waits for a slow peer waits here, where it is counted. What is written is kept in the `Session`,
+too, in case that it has to be written again over another connection.
 """
 
 from __future__ import annotations
@@ -17,28 +22,52 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiograd.wire.fastcodec import decode_batch, encode_batch
 from aiograd.wire.framing import (
     CHUNK_SIZE,
-    HEADER,
-    HEADER_SIZE,
-    MAGIC,
     SMALL,
+    Frame,
+    FrameReader,
+    Transfer,
     announce,
-    header,
+    pack_header,
 )
-from aiograd.wire.messages import BATCH, CHUNK, LARGE, SHARED
+from aiograd.wire.messages import BATCH, CHUNK, LARGE, OP, PIGGYBACK, POST, SHARED
 from aiograd.wire.session import Piece, Session
 
-EARLY = 64  # headers and bodies that do not wait for the end of the tick
-_ROW = 32  # entries of a row that do not, either
-# Seconds that a message waits for company: longer than a pass through many workers takes, in the
-# middle of which it would wake up two that have nothing to do.
-LAZY_DELAY = 0.05
-Lend = Callable[[memoryview], bytes | None]  # where it lies; b"": not yet; None: it cannot
-_TURNS = 4  # chunks written before the loop gets a turn
+NOW: Final = 0
+NORMAL: Final = 1
+LAZY: Final = 2
+
+EARLY: Final = 64  # queued headers and bodies that do not wait for the end of the tick
+_BATCH: Final = 32  # entries of a batch that do not, either
+# Longer than a backward pass through many workers takes. In the middle of one, a lazy message on
+# its own would wake up two workers that have nothing to do.
+LAZY_DELAY: Final = 0.05
+_TURNS: Final = 4  # chunks written before the loop gets a turn
+
+Place = Callable[[memoryview], bytes | None]  # where a piece lies; b"": not yet; None: it cannot
+Head = tuple[int, int, float, int]  # kind, flags, budget and target, which a batch has in common
+
+
+class OpenCall:
+    """A queued call that may still change: whether its reply brings a copy of the result."""
+
+    __slots__ = ("body", "flags", "head", "id", "sealed")
+
+    def __init__(self, head: Head, id: int, body: Any) -> None:
+        self.head, self.id = head, id
+        self.flags = head[1]
+        self.body = body  # an entry of a batch, or the bytes of a frame of its own
+        self.sealed = False  # no change is possible any more
+
+    def piggyback(self) -> bool:
+        """Let the reply bring a copy of the result; False if the call cannot be changed."""
+        if not self.sealed:
+            self.flags |= PIGGYBACK
+        return not self.sealed
 
 
 class _Parcel:
@@ -46,11 +75,18 @@ class _Parcel:
 
     __slots__ = ("at", "id", "kind", "left", "number", "segments")
 
-    def __init__(self, number: int, kind: int, id: int, segments: list[memoryview]) -> None:
-        self.number, self.kind, self.id = number, kind, id
+    def __init__(self, number: int, frame: Frame, segments: list[memoryview]) -> None:
+        self.number, self.kind, self.id = number, frame.kind, frame.id
         self.segments = segments
         self.at = 0  # bytes of the first segment already gone
         self.left = sum(map(len, segments))
+
+    def advance(self, size: int) -> None:
+        """Leave behind `size` bytes of the first segment."""
+        self.at += size
+        if self.at == len(self.segments[0]):
+            self.segments.pop(0)
+            self.at = 0
 
 
 class Outbox:
@@ -61,168 +97,165 @@ class Outbox:
     ) -> None:
         self._call_soon, self._call_later = loop.call_soon, loop.call_later
         self._session = session
-        self._sent = sent  # told when something large has left, or the peer reads again
-        self.small: list[bytes] = []
-        self.row: list[Any] = []  # entries of the row that is being made, the latest of all
-        self._head = (0, 0, 0.0, 0)  # its kind, flags, budget and target
-        self._next = 0  # the id of the entry that would be the next
+        self._sent = sent  # called when something large has left, or the peer reads again
+        self._queue: list[bytes] = []  # headers and bodies, in order
+        self._batch: list[Any] = []  # entries of the batch that is being made, the latest of all
+        self._head: Head = (0, 0, 0.0, 0)  # what its entries have in common
+        self._next = 0  # the id that its next entry would have
+        self._open: list[OpenCall] = []  # behind the queue; never together with a batch
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
-        self.paused = False
-        self.scheduled = False
-        self.ticks = 0  # so far; what is put in one of them leaves by its end
+        self.paused = False  # the transport takes nothing more for now
+        self.scheduled = False  # a flush comes at the end of this tick
         self.corked = False  # while a batch is read: everything it causes leaves in one write
-        self._lazy = 0  # headers and bodies among the small ones that are in no hurry
-        self._lingering = False  # their time will come
+        self._lazy = 0  # headers and bodies in the queue that are in no hurry
+        self._delayed = False  # a timer will flush them
         self.waiting = 0  # bytes of large messages that have not left
-        self.lend: Lend | None = None  # puts pieces of these into memory that the peer can see
+        self.place: Place | None = None  # puts pieces of these into memory that the peer can see
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
 
-    def put(self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes) -> None:
-        """Queue one small message."""
-        small = self.small
-        if self.row:
-            self.end_batch()
-        small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
-        if body:
-            small.append(body)
-        if len(small) > EARLY:
-            self.flush_early()
-        elif not self.scheduled and not self.corked:
-            self.schedule()
-
-    def put_now(
-        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
-    ) -> None:
-        """Queue one small message that tells of much, and let the peer begin with it at once."""
-        if self.row:
-            self.end_batch()
-        self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
-        self.small.append(body)
-        if not self.corked:
+    def put(self, frame: Frame, lane: int = NORMAL) -> None:
+        """Queue one small message; its body is bytes."""
+        if self._batch or self._open:
+            self._close_batch()
+        kind, flags, id, budget, target, body = frame
+        queue = self._queue
+        queue.append(pack_header(kind, flags, len(body), id, budget, target))
+        queue.append(body)
+        if lane == LAZY:
+            self._lazy += 2
+        if len(queue) > EARLY:
             self._write()
+        elif self.scheduled or self.corked:
+            pass
+        elif lane == NORMAL:
+            self._schedule()
+        elif lane == NOW:
+            self._write()
+            if kind == POST:
+                # Posts come in bursts: the others of this tick share a write at its end. A call
+                # that was alone under way is followed by silence, so nothing is scheduled for it.
+                self._schedule()
+        elif not self._delayed:
+            self._delay()
 
-    def put_first(
-        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
-    ) -> None:
-        """Queue one small message that leaves at once; those that follow in this tick share one."""
-        if self.scheduled or self.corked:
-            self.put(kind, flags, id, budget, target, body)
-        else:
-            self.put_now(kind, flags, id, budget, target, body)
-            self.schedule()
-
-    def put_lazy(
-        self, kind: int, flags: int, id: int, budget: float, target: int, body: bytes
-    ) -> None:
-        """Queue one small message that may wait for others."""
-        if self.row:
-            self.end_batch()
-        before = len(self.small)
-        self.small.append(HEADER.pack(MAGIC, kind, flags, len(body), id, budget, target))
-        if body:
-            self.small.append(body)
-        self.linger(len(self.small) - before)
-
-    def put_batched(
-        self,
-        kind: int,
-        flags: int,
-        id: int,
-        budget: float,
-        target: int,
-        entry: Any,
-        first: bool = False,
-    ) -> None:
-        """Queue a call or reply that may share a frame with others; the `first` waits for none."""
-        row, head = self.row, (kind, flags, budget, target)
-        if row and (head != self._head or id != self._next):
-            self.end_batch()
-            row = self.row
+    def put_batched(self, head: Head, id: int, entry: Any, lane: int = NORMAL) -> None:
+        """Queue a call or reply that may share a frame with others of the same `head`."""
+        if self._open:
+            self._close_batch()
+        batch = self._batch
+        if batch and (head != self._head or id != self._next):
+            self._close_batch()
+            batch = self._batch
         self._head, self._next = head, id + 1
-        row.append(entry)
-        if len(row) >= _ROW:
-            self.flush_early()
+        batch.append(entry)
+        if len(batch) >= _BATCH:
+            self._write()
         elif not self.scheduled and not self.corked:
-            if first:
-                self.flush_early()
+            if lane == NOW:
+                self._write()
             else:
-                self.schedule()
+                self._schedule()
 
-    def end_batch(self) -> None:
-        """What comes next must not go before it."""
-        row, self.row = self.row, []
-        self._put_batch(row, self._next - len(row))
+    def put_open(self, call: OpenCall) -> None:
+        """Queue a call that stays open: until the end of the tick, or until another one follows.
 
-    def _put_batch(self, row: list[Any], first: int) -> None:
-        body = encode_batch(row)
-        if len(body) > SMALL:
-            half = len(row) // 2
-            self._put_batch(row[:half], first)
-            self._put_batch(row[half:], first + half)
-        else:
-            kind, flags, budget, target = self._head
-            frame = HEADER.pack(MAGIC, kind, flags | BATCH, len(body), first, budget, target)
-            self.small += (frame, body)
-
-    def linger(self, count: int) -> None:
-        """The last so many headers and bodies are in no hurry."""
-        self._lazy += count
-        if len(self.small) > EARLY:
-            self.flush_early()
-        elif not self._lingering and not self.scheduled and not self.corked:
-            self._wait_for_company()
-
-    def _wait_for_company(self) -> None:
-        self._lingering = True
-        self._call_later(LAZY_DELAY, self._waited)
-
-    def _waited(self) -> None:
-        self._lingering = False
+        A copy that comes with the reply is as of the end of its call. So nothing that could change
+        the value may be sent before the copy is asked for, except ops whose results stay as well.
+        """
+        if self._batch or (self._open and not call.flags & OP):
+            self._close_batch()
+        self._open.append(call)
         if not self.scheduled and not self.corked:
-            self.flush()
+            self._schedule()
 
-    def put_large(
-        self, kind: int, flags: int, id: int, budget: float, target: int, segments: Sequence[Any]
-    ) -> None:
+    def put_large(self, frame: Frame, segments: Sequence[Any]) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
         views = [memoryview(segment) for segment in segments]
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
-        body = announce(number, target, [len(view) for view in views])
-        self.put(kind, flags | LARGE, id, budget, 0, body)
-        parcel = _Parcel(number, kind, id, [view for view in views if len(view)])
+        body = announce(number, frame.target, [len(view) for view in views])
+        self.put(frame._replace(flags=frame.flags | LARGE, target=0, body=body))
+        parcel = _Parcel(number, frame, [view for view in views if len(view)])
         self._parcels.append(parcel)
         self.waiting += parcel.left
         if not self.scheduled and not self.corked:
-            self.schedule()
-
-    def flush_early(self) -> None:
-        """Let the peer begin with what there is while more is made."""
-        self._write()
+            self._schedule()
 
     def acknowledge(self) -> None:
-        """Say how much has come, and with that that we live."""
-        if self.row:
-            self.end_batch()
-        self.small.append(self._session.acknowledge())
+        """Queue a ping: it says how much has come, and with that that this worker lives."""
+        if self._batch or self._open:
+            self._close_batch()
+        self._queue.append(self._session.acknowledge())
         if not self.scheduled and not self.corked:
-            self.schedule()
+            self._schedule()
 
-    def schedule(self) -> None:
+    def _close_batch(self) -> None:
+        """Put the batch, or the open calls, into the queue: what comes next must not overtake."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._put_batch(self._head, self._next - len(batch), batch)
+        elif self._open:
+            calls, self._open = self._open, []
+            self._seal(calls)
+
+    def _put_batch(self, head: Head, first: int, entries: list[Any]) -> None:
+        body = encode_batch(entries)
+        if len(body) > SMALL:
+            half = len(entries) // 2
+            self._put_batch(head, first, entries[:half])
+            self._put_batch(head, first + half, entries[half:])
+            return
+        kind, flags, budget, target = head
+        header = pack_header(kind, flags | BATCH, len(body), first, budget, target)
+        self._queue += (header, body)
+
+    def _seal(self, calls: list[OpenCall]) -> None:
+        """Queue open calls for good; those that are alike and follow each other as batches."""
+        run: list[Any] = []
+        head: Head = (0, 0, 0.0, 0)
+        following = 0  # the id that would continue the run
+        for call in calls:
+            call.sealed = True
+            kind, _, budget, target = call.head
+            own = (kind, call.flags, budget, target)
+            alone = isinstance(call.body, bytes)
+            if run and (alone or own != head or call.id != following or len(run) >= _BATCH):
+                self._put_batch(head, following - len(run), run)
+                run = []
+            if alone:
+                body = call.body
+                header = pack_header(kind, call.flags, len(body), call.id, budget, target)
+                self._queue += (header, body)
+            else:
+                head, following = own, call.id + 1
+                run.append(call.body)
+        if run:
+            self._put_batch(head, following - len(run), run)
+
+    def _delay(self) -> None:
+        self._delayed = True
+        self._call_later(LAZY_DELAY, self._delay_over)
+
+    def _delay_over(self) -> None:
+        self._delayed = False
+        if not self.scheduled and not self.corked:
+            self.flush()
+
+    def _schedule(self) -> None:
         self.scheduled = True
         self._call_soon(self.flush)
 
     def uncork(self) -> None:
-        """A batch has been read: let leave what it caused."""
+        """Let leave what a batch of messages has caused, now that all of it has been read."""
         self.corked = False
         if self.scheduled:
             return
-        if self.row or len(self.small) > self._lazy or self._parcels:
+        if self._batch or self._open or len(self._queue) > self._lazy or self._parcels:
             self.flush()
-        elif self.small and not self._lingering:
-            self._wait_for_company()
+        elif self._queue and not self._delayed:
+            self._delay()
 
     # ── emptying ────────────────────────────────────────────────────────────────────────────────
 
@@ -236,42 +269,50 @@ class Outbox:
         self.flush()
 
     def detach(self) -> None:
-        """There is no connection for a while."""
+        """Write to no connection for a while."""
         self._transport, self.paused = None, False
 
     def close(self) -> None:
+        """Drop everything that has not been written."""
         self._transport = None
-        self.small.clear()
-        self.row.clear()
+        self._queue.clear()
+        self._batch.clear()
+        self._open.clear()
         self._lazy = 0
         self._parcels.clear()
         self.waiting = 0
 
     def pause(self) -> None:
+        """Write nothing more until `resume`: the transport has enough."""
         self.paused = True
 
     def resume(self) -> None:
+        """Write again, and say that there is room."""
         self.paused = False
         self.flush()
         self._sent()
 
     def flush(self) -> None:
+        """Write everything, at the end of a tick."""
         self.scheduled = False
-        self.ticks += 1
+        self._write()
+
+    def flush_early(self) -> None:
+        """Write what there is, so that the peer can begin with it while more is made."""
         self._write()
 
     def _write(self) -> None:
-        if self.row:
-            self.end_batch()
+        if self._batch or self._open:
+            self._close_batch()
         if self._transport is None or self.paused:
             return
-        small = self.small
-        if small:
+        queue = self._queue
+        if queue:
             session = self._session
             if session.received >= session.due:
-                small.insert(0, session.acknowledge())
-            data = b"".join(small)
-            small.clear()
+                queue.insert(0, session.acknowledge())
+            data = b"".join(queue)
+            queue.clear()
             self._lazy = 0
             session.keep(data)
             self._transport.write(data)
@@ -285,7 +326,7 @@ class Outbox:
                 break
             parcel = self._parcels.popleft()
             if not self._send_chunk(parcel):
-                self._parcels.appendleft(parcel)  # it goes on when the peer has returned something
+                self._parcels.appendleft(parcel)  # it goes on when the peer has released something
                 break
             if parcel.left:
                 self._parcels.append(parcel)
@@ -293,65 +334,63 @@ class Outbox:
                 sent = True
         else:
             if self._parcels and not self.scheduled and not self.paused:
-                self.schedule()
+                self._schedule()
         if sent:  # not earlier: what it lets in must be announced before its chunks leave
             self._sent()
 
     def _send_chunk(self, parcel: _Parcel) -> bool:
         """Send the next piece of a large message; False if that has to wait."""
-        place = self.lend and self.lend(parcel.segments[0][parcel.at : parcel.at + CHUNK_SIZE])
+        place = self.place and self.place(parcel.segments[0][parcel.at : parcel.at + CHUNK_SIZE])
         if place is not None:
             return self._send_place(parcel, place)
         size = min(CHUNK_SIZE, parcel.left)
-        if self.lend is not None:  # what comes next may have a place
+        if self.place is not None:  # what comes next may have a place
             size = min(size, len(parcel.segments[0]) - parcel.at)
         write, keep = self._transport.write, self._session.keep
-        head = header(CHUNK, 0, size, 0, 0.0, parcel.number)
-        keep(head)
-        write(head)
+        header = pack_header(CHUNK, 0, size, 0, 0.0, parcel.number)
+        keep(header)
+        write(header)
         parcel.left -= size
         self.waiting -= size
         while size:
-            segment = parcel.segments[0]
-            piece = segment[parcel.at : parcel.at + size]
+            piece = parcel.segments[0][parcel.at : parcel.at + size]
             keep(piece)
             write(piece)
             size -= len(piece)
-            parcel.at += len(piece)
-            if parcel.at == len(segment):
-                parcel.segments.pop(0)
-                parcel.at = 0
+            parcel.advance(len(piece))
         return True
 
     def _send_place(self, parcel: _Parcel, place: bytes) -> bool:
-        """The next piece lies in memory that the peer can see: say where."""
+        """Say where the next piece lies in memory that the peer can see."""
         if not place:
             return False
-        data = header(CHUNK, SHARED, len(place), 0, 0.0, parcel.number) + place
+        data = pack_header(CHUNK, SHARED, len(place), 0, 0.0, parcel.number) + place
         self._session.keep(data)
         self._transport.write(data)
-        segment = parcel.segments[0]
-        size = min(CHUNK_SIZE, len(segment) - parcel.at)
+        size = min(CHUNK_SIZE, len(parcel.segments[0]) - parcel.at)
         parcel.left -= size
         self.waiting -= size
-        parcel.at += size
-        if parcel.at == len(segment):
-            parcel.segments.pop(0)
-            parcel.at = 0
+        parcel.advance(size)
         return True
 
     # ── what waits ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def empty(self) -> bool:
-        return not self.small and not self.row and not self._parcels
+        """Whether nothing waits to be written."""
+        return not (self._queue or self._batch or self._open or self._parcels)
+
+    @property
+    def length(self) -> int:
+        """Headers and bodies in the queue."""
+        return len(self._queue)
 
     @property
     def size(self) -> int:
-        """Bytes not yet handed to the kernel, but for those that only wait for company."""
+        """Bytes not yet handed to the kernel, except messages that are only lazy."""
         waiting = self.waiting
-        if len(self.small) > self._lazy:
-            waiting += sum(map(len, self.small))
+        if len(self._queue) > self._lazy:
+            waiting += sum(map(len, self._queue))
         return waiting + self._unwritten
 
     @property
@@ -360,23 +399,21 @@ class Outbox:
         return 0 if self._transport is None else int(self._transport.get_write_buffer_size())
 
     def over(self, limit: int) -> bool:
-        """Whether more than so many bytes wait for a peer that does not read them."""
+        """Whether more than `limit` bytes wait for a peer that does not read them."""
         if self.waiting > limit or not self.paused:
             return self.waiting > limit
         # Few messages cannot be too many bytes, and to add them up for every call takes long.
-        most = len(self.small) * SMALL + self.waiting + self._unwritten
+        most = len(self._queue) * SMALL + self.waiting + self._unwritten
         return most > limit and self.size > limit
 
     def unsent(self) -> set[tuple[int, int]]:
-        """(kind, id) of messages that have not left completely."""
-        if self.row:
-            self.end_batch()
+        """Return (kind, id) of messages that have not left completely."""
+        if self._batch or self._open:
+            self._close_batch()
         found = {(parcel.kind, parcel.id) for parcel in self._parcels}
-        data, at = b"".join(self.small), 0
-        while at < len(data):
-            _, kind, flags, length, id, _, _ = HEADER.unpack_from(data, at)
-            at += HEADER_SIZE
-            count = len(decode_batch(data[at : at + length])) if flags & BATCH else 1
-            found.update((kind, id + index) for index in range(count))
-            at += length
+        # Read back from the queue, because a link ends once and messages are queued all the time.
+        reader = FrameReader(reserve=lambda _: False, shared=lambda kind, _: Transfer(kind, 0, []))
+        for frame in reader.feed(b"".join(self._queue)):
+            count = len(decode_batch(frame.body)) if frame.flags & BATCH else 1
+            found.update((frame.kind, frame.id + index) for index in range(count))
         return found

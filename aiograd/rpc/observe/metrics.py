@@ -29,7 +29,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.scope import current
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -107,7 +107,7 @@ class LoopLag:
 
 def measure_lag(on: bool = True) -> None:
     """Begin to measure the lag of the current worker's event loop anew, or end it."""
-    agent = current_agent()
+    agent = current()
     if threading.get_ident() == agent.thread:
         _switch(agent, on)
     else:
@@ -125,7 +125,7 @@ def _switch(agent: Agent, on: bool) -> None:
 
 def metrics() -> dict[str, float]:
     """Return what is measured on the current worker beyond `debug_info`; nothing by default."""
-    lag: LoopLag | None = current_agent().parts.get(LoopLag)
+    lag: LoopLag | None = current().parts.get(LoopLag)
     return {} if lag is None else lag.metrics()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.scope import current
 
 if TYPE_CHECKING:
     from aiograd.rpc.observe.profile import Span
@@ -31,7 +31,7 @@ _KINDS: Final = {
 def export(spans: Iterable[Span], tracer: Tracer | None = None) -> int:
     """Give spans to a tracer, the program's own if none is named; how many there were."""
     tracer = tracer if tracer is not None else trace.get_tracer("aiograd")
-    offset = time.time_ns() - round(current_agent().runtime.time() * 1e9)
+    offset = time.time_ns() - round(current().runtime.time() * 1e9)
     found = sorted(spans, key=lambda span: (span.start, span.id))
     known = {span.id for span in found}
     children: dict[int, list[Span]] = {}

@@ -26,11 +26,10 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiograd.errors import RpcError
-from aiograd.rpc.scope import current_agent
+from aiograd.rpc.scope import SCOPE, current
 
 F = TypeVar("F", bound=Callable[..., Any])
 LIMIT: Final = 100_000  # spans of one recording: more than a person or a viewer can look through
@@ -144,9 +143,6 @@ class Scope(NamedTuple):
     parent: int
 
 
-SCOPE: Final[ContextVar[Scope | None]] = ContextVar("aiograd_scope", default=None)
-
-
 def key(kind: str, function: str, source: str, destination: str) -> str:
     """The key of a call."""
     return f"rpc_{kind}#{function}({source} -> {destination})"
@@ -158,7 +154,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 
     May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
     """
-    outer = SCOPE.get()
+    outer = SCOPE.get().recording
     made = Profile(details, None if outer is None else outer.profile)
     with _under(Scope(made, 0 if outer is None else outer.parent)):
         yield made
@@ -167,12 +163,12 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
     """Note how long this block takes, if anybody records."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     if scope is None:
         yield
         return
     recording, parent = scope
-    agent, id, error = current_agent(), recording.number(), ""
+    agent, id, error = current(), recording.number(), ""
     start = agent.runtime.time()
     try:
         with _under(Scope(recording, id)):
@@ -187,7 +183,7 @@ def span(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _under(scope: Scope) -> Iterator[None]:
-    token = SCOPE.set(scope)
+    token = SCOPE.set(SCOPE.get().recorded(scope))
     try:
         yield
     finally:
@@ -207,7 +203,7 @@ def start_profile(*, details: bool = False) -> None:
 
     Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
     """
-    agent = current_agent()
+    agent = current()
     stack = agent.profiles or []
     agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
 
@@ -215,9 +211,10 @@ def start_profile(*, details: bool = False) -> None:
 @_looking
 def stop_profile() -> Profile:
     """End the recording on the current worker that was started last, and return it."""
-    agent = current_agent()
+    agent = current()
     if not agent.profiles:
         raise RpcError(f"no profile was started on {agent.name}")
+    last: Profile
     *rest, last = agent.profiles
     agent.profiles = rest or None
     return last

@@ -17,9 +17,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.rpc.envelope import split
-from aiograd.rpc.observe.profile import SCOPE, Profile, Scope, Span, key
-from aiograd.wire.framing import Transfer
+from aiograd.rpc.envelope import open_head
+from aiograd.rpc.observe.profile import Profile, Scope, Span, key
+from aiograd.rpc.scope import SCOPE, record
 from aiograd.wire.messages import METADATA
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Trace:
         if flags & METADATA and not self._agent.restricts(self._peer):
             # Whatever is wrong with the message is told when it is unpacked.
             with contextlib.suppress(Exception):
-                data = body.segments[0] if isinstance(body, Transfer) else body
-                spans = [Span(*each) for each in split(data)[0].get("spans", ())]
+                head = open_head(flags, body, self._agent.codec_for(self._peer))
+                spans = [Span(*each) for each in head.metadata.get("spans", ())]
         self._end(future, spans[0].error if spans else "", spans)
 
     def end(self, future: Future[Any], error: BaseException | None = None) -> None:
@@ -61,9 +61,9 @@ class Trace:
         self._end(future, "" if error is None else type(error).__name__, ())
 
     def _end(self, future: Future[Any], error: str, spans: Iterable[Span]) -> None:
-        future._trace = None
+        future.info.trace = None
         agent, (recording, parent) = self._agent, self._scope
-        name = key(self._kind, future._function, agent.name, self._peer.name)
+        name = key(self._kind, future.info.name, agent.name, self._peer.name)
         start, end, id = self._start, agent.runtime.time(), recording.number()
         call = Span(name, self._kind, agent.name, start, end, id, parent, error)
         recording.add(call)
@@ -73,7 +73,7 @@ class Trace:
 
 def trace(agent: Agent, peer: PeerInfo, kind: str) -> Trace | None:
     """What records a call made here and now."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     return None if scope is None else Trace(scope, agent, peer, kind)
 
 
@@ -107,7 +107,7 @@ class Visit:
 
     __slots__ = ("_agent", "_asked", "_func", "_id", "_inputs", "_name", "_stream", "_times")
 
-    def __init__(self, invocation: Invocation, agent: Agent) -> None:
+    def __init__(self, invocation: Invocation, agent: Any) -> None:
         assert invocation.context is not None
         self._agent, self._name, self._func = agent, invocation.target.name, invocation.func
         self._stream = invocation.stream is not None
@@ -116,7 +116,7 @@ class Visit:
         self._id = self._asked.number()
         self._inputs: list[tuple[int, ...]] = []
         self._times: list[float] = []  # when the function began and, if that is known, ended
-        invocation.context.run(SCOPE.set, Scope(self._asked, self._id))
+        invocation.context.run(record, Scope(self._asked, self._id))
         invocation.func = self.run
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ class Visit:
         return [tuple(span), *inside]
 
 
-def visit(invocation: Invocation, agent: Agent) -> Visit | None:
+def visit(invocation: Invocation, agent: Any) -> Visit | None:
     """What records a call that starts to run here."""
     return None if invocation.target.quiet else Visit(invocation, agent)
 
@@ -182,7 +182,7 @@ class PassTrace:
 
 def trace_pass(agent: Agent) -> PassTrace | None:
     """What records a pass that starts, or is joined, here and now."""
-    scope = SCOPE.get()
+    scope = SCOPE.get().recording
     if scope is None and agent.profiles:
         scope = Scope(agent.profiles[-1], 0)
     return None if scope is None else PassTrace(scope, agent, f"backward({agent.name})")

@@ -26,15 +26,15 @@ from aiograd.rpc.caller import calls
 from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link.dialer import _Return
+from aiograd.rpc.link.inbox import Once
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
-from aiograd.rpc.link.receive import Once, Receiving
+from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rref.refcount.owner import OwnerTable
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.user import UserTable
-from aiograd.wire.messages import NUMBERED
 from aiograd.wire.session import Session
 
 
@@ -69,11 +69,12 @@ async def _soon(self: Any, *args: Any) -> None:
 
 def _no_cancel(original: Any) -> Any:
     def cancelled(self: Caller, future: Any) -> None:
-        put, self._link.put_small = self._link.put_small, _nothing(None)  # type: ignore[method-assign]
+        channel: Any = self._channel
+        send, channel.send_control = channel.send_control, _nothing(None)
         try:
             original(self, future)
         finally:
-            self._link.put_small = put  # type: ignore[method-assign]
+            channel.send_control = send
 
     return cancelled
 
@@ -242,17 +243,17 @@ def _fresh_reader(original: Any) -> Any:
 
 
 def _forget_overtaken(original: Any) -> Any:
-    def take(self: Receiving, kind: int, flags: int, id: int, *rest: Any) -> None:
-        if kind not in NUMBERED or id > self._once._last - 4096:
-            original(self, kind, flags, id, *rest)
+    def call_taker(self: Receiver, call: Any) -> Any:
+        take = original(self, call)
+        return lambda: take() if call.id > self._once._last - 4096 else None
 
-    return take
+    return call_taker
 
 
 BUGS: Final[dict[str, Bug]] = {
     "run_twice": Bug("copies of a message are not noticed", Once, "fresh", _run_twice),
     "forget_overtaken": Bug(
-        "a call that thousands overtake never runs", Receiving, "_take", _forget_overtaken
+        "a call that thousands overtake never runs", Receiver, "_call_taker", _forget_overtaken
     ),
     "no_cancel": Bug("a cancelled call goes on over there", Caller, "cancelled", _no_cancel),
     "lost_drain": Bug("nothing is sent after a pause", Outbox, "resume", _never_drained),

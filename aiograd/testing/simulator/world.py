@@ -21,7 +21,6 @@ from aiograd.autograd.op import OPS
 from aiograd.dist import attach as attach_autograd
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.callee.invocation import itself
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Verdict
 from aiograd.rpc.options import Options
@@ -118,8 +117,8 @@ class Node:
     def close_unbegun(self) -> None:
         """End the coroutines that calls gave here, and that nobody will await any more."""
         for link in list(self.agent.links.all()) if self.parts else ():  # else it has never started
-            for incoming in link.callee.running.values():
-                for given in incoming.args if incoming.func is itself else ():
+            for invocation in link.callee.execution.running.values():
+                for given in invocation.args:
                     if inspect.iscoroutine(given) and _unbegun(given):
                         given.close()
 

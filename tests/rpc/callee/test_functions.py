@@ -157,9 +157,9 @@ class Definitions:
         self.count = 0
         put = link.outbox.put
 
-        def counting(kind, *rest):
-            self.count += kind == DEFINE
-            put(kind, *rest)
+        def counting(frame, *rest):
+            self.count += frame.kind == DEFINE
+            put(frame, *rest)
 
         link.outbox.put = counting
 
@@ -199,7 +199,7 @@ async def test_both_tables_stay_bounded(agents, monkeypatch):
             exec(code, cell.__dict__)
             assert await rpc_async("worker1", cell.f, (1,)) == i + 1
         assert len(a.link("worker1").numbers) <= 10
-        assert len(b.link("worker0").receiving._targets) <= 12
+        assert len(b.link("worker0").receiver._targets) <= 12
         assert TABLE > 10
 
 

@@ -8,9 +8,9 @@ import math
 import pytest
 
 from aiograd.errors import Overloaded
+from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.rpc.options import Options
-from aiograd.rpc.scope import current_agent
 
 ONE = Options(max_inflight=1, timeout=20.0)
 
@@ -139,8 +139,8 @@ async def test_nothing_is_left_of_calls_that_waited(agents):
             await asyncio.sleep(0.001)
         for agent in (a, b):
             for link in agent.links.table.values():
-                assert not link.caller.waiting
-                assert not link.caller.waiting.families
+                assert not link.caller.window
+                assert not link.caller.window.families
 
 
 async def test_calls_that_wait_are_lost_with_the_peer(agents):

@@ -96,7 +96,7 @@ def lose_what_is_written(link):
 async def resumed(a, b, number):
     """Wait until both are open again, over a later connection."""
     first, second = a.link("worker1"), b.link("worker0")
-    await until(lambda: first.state == second.state == "open" and first.session.number > number)
+    await until(lambda: first.is_open and second.is_open and first.session.number > number)
 
 
 # ── coming back ─────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ async def test_a_cut_that_the_one_who_dialled_notices_first_replaces_the_old_con
         b.link("worker0").connection.transport.pause_reading()
         a.link("worker1").cut("on purpose")
         assert await rpc_async("worker1", add, (3, 4)) == 7
-        assert b.link("worker0").state == "open"
+        assert b.link("worker0").is_open
 
 
 async def test_a_cancel_during_a_cut_arrives_after_it(agents, address):
@@ -188,7 +188,7 @@ async def test_a_cancel_during_a_cut_arrives_after_it(agents, address):
         a.link("worker1").cut("on purpose")
         call.cancel()
         await until(lambda: not b.links.counters()["running_calls"])
-        assert a.link("worker1").state == "open"
+        assert a.link("worker1").is_open
 
 
 async def test_a_deadline_during_a_cut_is_kept(agents, tmp_path):
@@ -202,7 +202,7 @@ async def test_a_deadline_during_a_cut_is_kept(agents, tmp_path):
         assert time.monotonic() - start < 4 * 0.55
         proxy.silent = False
         proxy.cut()
-        await until(lambda: b.link("worker0").state == "open")
+        await until(lambda: b.link("worker0").is_open)
         await until(lambda: not b.links.counters()["running_calls"])
         assert RUNS[1] <= 1
 
@@ -216,11 +216,11 @@ async def test_a_connection_cut_again_and_again_during_its_handshake_comes_back(
         call = rpc_async("worker1", at_the_gate, (1,))
         await until(lambda: RUNS[1])
         proxy.cut()
-        await until(lambda: not cuts and a.link("worker1").state == "open")
+        await until(lambda: not cuts and a.link("worker1").is_open)
         GATES[1].set()
         assert await call == 1
         assert RUNS == {1: 1}
-        assert b.link("worker0").state == "open"
+        assert b.link("worker0").is_open
 
 
 # ── what is kept ────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +322,7 @@ async def test_a_network_that_stays_away_is_a_lost_worker_on_both_sides(agents, 
         proxy.silent = True
         start = time.monotonic()
         proxy.cut()
-        await until(lambda: a.link("worker1").state == "away")
+        await until(lambda: a.link("worker1").is_away)
         later = rpc_async("worker1", add, (1, 2))
         for future, executed in ((call, "unknown"), (later, "no")):
             with pytest.raises(WorkerLost) as caught:
@@ -347,7 +347,7 @@ async def test_a_network_that_tcp_waited_for_is_not_waited_for_again(agents, add
 async def test_nothing_comes_back_where_that_is_switched_off(agents, address):
     async with agents(2, address=address, options=Options(resume=0)) as (a, _):
         call = rpc_async("worker1", forever)
-        await until(lambda: a.link("worker1").state == "open")
+        await until(lambda: a.link("worker1").is_open)
         sever(a, "worker1")
         with pytest.raises(WorkerLost):
             await call

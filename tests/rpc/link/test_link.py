@@ -19,7 +19,7 @@ from aiograd.rpc.api import rpc_async
 from aiograd.rpc.extension import DROP, DUPLICATE, FAIL, SEND, Verdict
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.options import Options
-from aiograd.wire.framing import HEADER_SIZE, header
+from aiograd.wire.framing import HEADER_SIZE, pack_header
 from aiograd.wire.messages import CHUNK
 from tests.support.agents import SECRET, crash
 from tests.support.waiting import until
@@ -221,7 +221,9 @@ async def test_bytes_that_are_no_frames_end_only_that_link(agents):
 async def test_chunks_of_nothing_end_the_link(agents):
     async with agents(2) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
-        a.link("worker1").connection.transport.write(header(CHUNK, 0, 5, 0, 0.0, 77) + b"12345")
+        a.link("worker1").connection.transport.write(
+            pack_header(CHUNK, 0, 5, 0, 0.0, 77) + b"12345"
+        )
         await until(lambda: is_lost(b, a))
 
 
@@ -270,7 +272,7 @@ async def test_a_silent_peer_is_not_waited_for_without_a_deadline(agents, monkey
         assert not limited.done()
         with pytest.raises(DeadlineExceeded):
             await limited
-        assert a.link("worker1").state == "open"  # suspect, not dead
+        assert a.link("worker1").is_open  # suspect, not dead
 
 
 async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):

@@ -107,7 +107,7 @@ async def test_the_other_side_loses_the_old_session_before_the_new_one_begins(ag
         link.lose(WorkerLost("worker1", why="on purpose"))
         seen = watch(b)
         b.returned.append(lambda peer: EVENTS.append(f"{peer.name} is back"))
-        assert old.state == "open"
+        assert old.is_open
         await a.call("worker1", note, ("the first message",))
         assert seen == [("lost", "worker0"), ("returned", "worker0")]
         assert EVENTS == ["worker0 is back", "the first message"]
@@ -328,9 +328,9 @@ async def test_threads_that_work_for_a_lost_session_are_counted_beside_the_new_o
     async with agents(2, options=QUICK) as (a, b):
         assert await a.call("worker1", add, (1, 2)) == 3
         old = b.links.get(a.incarnation)
-        old.callee.abandoned = 1  # a thread that cannot be stopped
+        old.callee.execution.abandoned = 1  # a thread that cannot be stopped
         lose(a, b)
         assert await a.call("worker1", add, (1, 2)) == 3
         assert b.links.counters()["abandoned_calls"] == 1
-        old.callee.abandoned = 0
+        old.callee.execution.abandoned = 0
         await until(lambda: not b.links._ending, within=20)

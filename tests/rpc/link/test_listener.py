@@ -84,7 +84,8 @@ async def test_two_that_dial_at_once_keep_one_connection(agents, address):
                 a.call("worker1", add, (1, 1)), b.call("worker0", add, (2, 2))
             )
             assert results == [2, 4]
-            assert a.link("worker1").state == b.link("worker0").state == "open"
+            assert a.link("worker1").is_open
+            assert b.link("worker0").is_open
             ours = a.link("worker1").connection.transport
             theirs = b.link("worker0").connection.transport
             assert not ours.is_closing()

@@ -65,7 +65,7 @@ async def run_as_a_task(x):
 
 async def arriving(link):
     """Wait until a large message was announced and is not complete."""
-    while not link.receiving._inbox.entries:
+    while not link.receiver._inbox.entries:
         await asyncio.sleep(0)
 
 
@@ -78,11 +78,11 @@ async def test_a_call_cancelled_while_its_pieces_arrive_never_runs(agents, funct
         call = rpc_async("worker1", function, (np.ones(64 << 20, np.uint8),))
         await arriving(link)
         call.cancel()
-        await until(lambda: not link.receiving._inbox.entries)
+        await until(lambda: not link.receiver._inbox.entries)
         assert await rpc_async("worker1", add, (1, 2)) == 3
         await until(lambda: not any(b.links.counters().values()))
         assert RAN == []
-        assert not link.receiving._unwanted
+        assert not link.receiver._cancelled
         assert a.budget.used == b.budget.used == 0
 
 
@@ -98,7 +98,7 @@ async def test_a_small_call_cancelled_while_it_waits_for_a_large_message_never_r
         call.cancel()
         await other
         assert RAN == ["note", "task"]
-        assert not link.receiving._unwanted
+        assert not link.receiver._cancelled
 
 
 async def test_many_large_calls_share_the_link(agents, tmp_path):

@@ -116,10 +116,10 @@ async def test_each_can_be_cancelled(agents):
         futures = [a.call("worker1", for_ever, (i,)) for i in range(20)]
         await a.call("worker1", later, (0, 0))
         callee = b.link("worker0").callee
-        assert len(callee.running) == 20
+        assert len(callee.execution.running) == 20
         for future in futures[::2]:
             future.cancel()
-        while len(callee.running) > 10:
+        while len(callee.execution.running) > 10:
             await a.call("worker1", later, (0, 0))
         for future in futures:
             future.cancel()
@@ -133,7 +133,7 @@ async def test_no_more_than_agreed_run_at_once(agents):
 
         async def watch():
             while True:
-                seen.append(len(callee.running))
+                seen.append(len(callee.execution.running))
                 await asyncio.sleep(0)
 
         watching = asyncio.ensure_future(watch())

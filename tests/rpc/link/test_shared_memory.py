@@ -13,7 +13,7 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.link.shared_memory import _CHUNKS, _IDLE, LEAST, Shared
 from aiograd.rpc.options import Options
-from aiograd.wire.framing import FrameReader, announce, header
+from aiograd.wire.framing import FrameReader, announce, pack_header
 from aiograd.wire.messages import CALL, CHUNK, LARGE, SHARED, SHM_ACCEPT
 
 kept: list[np.ndarray] = []
@@ -335,13 +335,13 @@ def test_a_chunk_in_memory_must_belong_to_a_message():
     ):
         reader = FrameReader(shared=theirs.arrived)
         announced = announce(1, 3, [100])
-        reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+        reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
         with pytest.raises(ProtocolError):
-            reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
+            reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, number) + body)
     reader = FrameReader(shared=theirs.arrived)
-    reader.feed(header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
+    reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
     body = struct.pack("<QQ", 0, 100)
-    (frame,) = reader.feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+    (frame,) = reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
     assert frame[5].complete
     with pytest.raises(ProtocolError):
-        FrameReader().feed(header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
+        FrameReader().feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)

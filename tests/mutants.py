@@ -34,11 +34,14 @@ MODULES = {  # module → the tests that should kill its mutants
     "wire/framing.py": ["wire/test_framing.py"],
     "wire/session.py": ["wire/test_session.py"],
     "rref/refcount/owner.py": [
+        "rref/refcount/test_owner.py",
         "rref/refcount/test_protocol.py",
+        "rref/refcount/test_protocol_losses.py",
         "rref/refcount/test_protocol_random.py",
     ],
     "rref/refcount/protocol.py": [
         "rref/refcount/test_protocol.py",
+        "rref/refcount/test_protocol_losses.py",
         "rref/refcount/test_protocol_random.py",
     ],
     "dist/backward/state.py": [

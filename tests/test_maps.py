@@ -22,10 +22,7 @@ NAME = re.compile(r"\w+/?")
 
 # Packages whose docstring has no map yet. Remove a package when its map is complete: the set can
 # only shrink.
-TODO: set[str] = {
-    "rref",
-    "rref/refcount",
-}
+TODO: set[str] = {}
 
 
 def label(package: Path) -> str:

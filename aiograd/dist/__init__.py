@@ -75,7 +75,7 @@ def attach(agent: Agent) -> ContextRegistry:
     agent.post_refused["gradients.outcomes"] = engine.reports.refused
     if RRefs in agent.parts:
         agent.parts[RRefs].backward_hook = engine.from_value
-        agent.parts[RRefs].serving.context_guard = access.takes_part
+        agent.parts[RRefs].value_services.context_guard = access.takes_part
     agent.lost.append(registry.peer_lost)
     agent.returned.append(registry.peer_returned)
     return registry

@@ -29,9 +29,8 @@ from aiograd.errors import (
 )
 from aiograd.rpc.agent import Agent, current_agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rref.company import Company
-from aiograd.rref.refcount.records import Party
-from aiograd.rref.telling import Telling
+from aiograd.rpc.coalesce import Coalescer
+from aiograd.rpc.notify import Notifier
 
 _log = logging.getLogger("aiograd.dist")
 
@@ -71,10 +70,10 @@ class ContextRegistry:
         self.lost_peers = LostPeers()
         self.steps = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
-        self._notifier = Telling(agent, self.lost_peers, self._variables)
+        self._notifier = Notifier(agent, self.lost_peers, self._variables)
         # Releases still to be sent, by the incarnation of their recipient.
         self._releases: dict[bytes, tuple[PeerInfo, list[int]]] = {}
-        self._coalescer = Company(agent.loop, self._variables, self._send_releases)
+        self._coalescer = Coalescer(agent.loop, self._variables, self._send_releases)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, float] = OrderedDict()  # id → loop time of its release
         # A restarted worker must not give out the ids of its former self.
@@ -180,7 +179,7 @@ class ContextRegistry:
             if peer.name != self.channel.name:
                 self._releases.setdefault(peer.incarnation, (peer, []))[1].append(context.id)
         if self._releases:
-            self._coalescer.expect()
+            self._coalescer.schedule()
         # A user may hold on to the context, but not to the graph and its arrays through it.
         context.sends.clear()
         context.receives.clear()
@@ -189,9 +188,8 @@ class ContextRegistry:
     def _send_releases(self) -> None:
         releases, self._releases = self._releases, {}
         for peer, ids in releases.values():
-            to = Party(peer.name, peer.rank, peer.incarnation)
             # Lazy: nobody waits for a release, so it rides in front of the next message.
-            self._notifier.tell(to, _ignore, "context.release", *ids, lazy=True)
+            self._notifier.notify(peer, _ignore, "context.release", *ids, lazy=True)
 
     def release_received(self, sender: PeerInfo, *context_ids: int) -> None:
         """Release contexts that a peer has released."""

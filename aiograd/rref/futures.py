@@ -16,7 +16,7 @@ from aiograd.errors import DeadlineExceeded, RRefExpired, WorkerLost
 from aiograd.rpc import api
 from aiograd.rpc.caller.replies import NO_VALUE
 from aiograd.rpc.future import CallInfo, Future
-from aiograd.rref.refcount.records import Held, Owned, again, join
+from aiograd.rref.refcount.records import OwnerRecord, UserRecord, fresh_copy, with_callback
 from aiograd.rref.services import owner_lost
 
 if TYPE_CHECKING:
@@ -61,27 +61,27 @@ def wake(future: asyncio.Future[None]) -> Callable[[], None]:
 _end = asyncio.Future.set_result  # without the detour of `super()`: it is done by the thousand
 
 
-class Answer(Future[Any]):
+class OwnerFuture(Future[Any]):
     """What the owner of a reference says. It keeps the reference, so that no release overtakes."""
 
     __slots__ = ("_rref",)
     _rref: RRef | None  # set by who makes it
 
-    def follow(self, held: Held) -> None:
+    def follow(self, held: UserRecord) -> None:
         """End with the creation if that fails: the owner may never hear of it, and would wait."""
         if held.unanswered:
-            held.on_failed = join(held.on_failed, functools.partial(self._failed, held))
+            held.on_failed = with_callback(held.on_failed, functools.partial(self._failed, held))
 
-    def _failed(self, held: Held) -> None:
+    def _failed(self, held: UserRecord) -> None:
         if not self.done():
             # In the next tick: if the owner is lost, that ends this answer too, and says more.
             assert held.error is not None
-            self.get_loop().call_soon(self._give_up, held.error)
+            self.get_loop().call_soon(self._abandon, held.error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _abandon(self, error: Exception) -> None:
         if not self.done():
             caller = self.info.caller
-            self.set_exception(again(error))
+            self.set_exception(fresh_copy(error))
             if caller is not None:
                 caller.cancelled(self)
 
@@ -92,18 +92,18 @@ class Answer(Future[Any]):
     def set_exception(self, exception: Any) -> None:
         if (rref := self._rref) is not None:
             self._rref = None
-            if rref._type is self:  # an awaited error holds frames that hold the reference
-                rref._type = None
-            held = rref._ref
-            if isinstance(held, Held):
+            if rref.type_future is self:  # an awaited error holds frames that hold the reference
+                rref.type_future = None
+            held = rref.record
+            if isinstance(held, UserRecord):
                 if getattr(exception, "worker", None) == held.owner.name:
                     exception = owner_lost(exception)
                 if isinstance(exception, RRefExpired):
-                    held.error = again(exception)
+                    held.error = fresh_copy(exception)
         super().set_exception(exception)
 
 
-class Creation(Answer):
+class CreateFuture(OwnerFuture):
     """The answer to a creation, and to a fetch that comes along with it.
 
     By itself it never fails: what came of the creation is told to `_refs`. With a reference, it is
@@ -113,7 +113,8 @@ class Creation(Answer):
     # Set by who makes it: an `__init__` of our own would cost as much as the future.
     __slots__ = ("_held", "_inherited", "_limited", "_made", "_refs", "_subject", "_until")
     _refs: RRefs
-    _made: Owned | Held | None  # None: it was answered, and the value is asked for by itself
+    # None: it was answered, and the value is asked for by itself
+    _made: OwnerRecord | UserRecord | None
     _subject: RRef | None  # kept until then
     _held: Any  # the baggage it took along
     _limited: bool  # by a timeout of its own
@@ -128,7 +129,7 @@ class Creation(Answer):
         if self._rref is None:
             _end(self, None)
         elif result is NO_VALUE:
-            self._refs.ask_again(self, self._until)
+            self._refs.fetch_separately(self, self._until)
         else:
             self._rref = None
             _end(self, result)
@@ -141,19 +142,19 @@ class Creation(Answer):
         if self._rref is None:
             _end(self, None)
         else:
-            super().set_exception(self._means(exception))
+            super().set_exception(self._fetch_error(exception))
 
-    def _means(self, error: Exception) -> Exception:
+    def _fetch_error(self, error: Exception) -> Exception:
         """What the end of a creation is to a fetch that should come along."""
         assert self._rref is not None
-        held = self._rref._ref
-        assert isinstance(held, Held)
+        held = self._rref.record
+        assert isinstance(held, UserRecord)
         if isinstance(error, DeadlineExceeded) and not self._limited:
             return DeadlineExceeded(held.owner.name, "rref.fetch", self.info.seconds)
         if isinstance(error, WorkerLost):
             return owner_lost(error)  # type: ignore[no-any-return]
         # Given back already, because this worker shuts down: the creation itself has no outcome.
-        return error if held.error is None else again(held.error)
+        return error if held.error is None else fresh_copy(held.error)
 
     def cancel(self, msg: Any | None = None) -> bool:
         caller = self.info.caller
@@ -165,9 +166,9 @@ class Creation(Answer):
             self._rref = self._made = None
         return super().cancel(msg)
 
-    def _without_fetch(self) -> Creation:
+    def _without_fetch(self) -> CreateFuture:
         """Return what waits for the creation instead: only the fetch was cancelled."""
-        other = Creation(loop=self.get_loop())
+        other = CreateFuture(loop=self.get_loop())
         other.info, other._rref = self.info, None
         other._refs, other._made, other._subject = self._refs, self._made, self._subject
         other._held, other._limited, other._inherited = self._held, self._limited, self._inherited
@@ -178,12 +179,12 @@ def _on_thread_of(agent: Agent) -> bool:
     return threading.get_ident() == agent.thread
 
 
-class Wait(Future[Any]):
+class LocalWait(Future[Any]):
     """The outcome of a value that is made here."""
 
     __slots__ = ("_owned", "_owner")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owned: Owned, owner: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, owned: OwnerRecord, owner: str) -> None:
         super().__init__(loop=loop)
         self.info = CallInfo()
         self._owned, self._owner = owned, owner
@@ -203,10 +204,10 @@ class Wait(Future[Any]):
         self._leave()
         owned = self._owned
         if not self.done():
-            if owned.doubt is not None:  # it was given up because of that
-                self.set_exception(again(owned.doubt))
+            if owned.creator_error is not None:  # it was given up because of that
+                self.set_exception(fresh_copy(owned.creator_error))
             elif owned.error is not None:
-                self.set_exception(again(owned.error, owned.trace))
+                self.set_exception(fresh_copy(owned.error, owned.traceback))
             else:
                 self.set_result(owned.value)
 

@@ -21,8 +21,8 @@ from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
 from aiograd.rpc.scope import current_guest
-from aiograd.rref.futures import Answer, block_on
-from aiograd.rref.refcount.records import Held, Owned, pack_fork
+from aiograd.rref.futures import OwnerFuture, block_on
+from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
 
 if TYPE_CHECKING:
     from aiograd.rpc.extension import Arrival, Departure
@@ -40,7 +40,10 @@ class Subject:
 
 
 class SubjectTraveller:
-    """Names the value by its fork; the call itself keeps the reference until it is answered."""
+    """Names the value by its fork, without making another one for the message.
+
+    The call itself keeps the reference until it is answered, so the owner knows the fork as long.
+    """
 
     tag = "rref.subject"
 
@@ -48,30 +51,43 @@ class SubjectTraveller:
         self._refs = refs
 
     def depart(self, subject: Subject, departure: Departure) -> Any:
-        ref = self._refs.usable(subject.rref)
-        if isinstance(ref, Held):
-            return pack_fork(ref.id, ref.fork, ref.known)
-        return self._refs.depart(subject.rref, departure)  # to oneself
+        """Return the packed fork, or a fork of its own for a call to ourselves."""
+        record = self._refs.usable(subject.rref)
+        if isinstance(record, UserRecord):
+            return pack_fork(record.id, record.fork, record.known)
+        # A value of our own has no fork to name, and may not even be in the table.
+        return self._refs.depart(subject.rref, departure)
 
-    def arrive(self, data: Any, arrival: Arrival) -> Owned:
+    def arrive(self, data: Any, arrival: Arrival) -> OwnerRecord:
+        """Return the owner's record; the call waits until its value is there."""
         refs = self._refs
         if isinstance(data, bytes):
-            owned = refs.serving.found(arrival.sender, data)
+            record = refs.value_services.found(arrival.sender, data)
         else:
             found = refs.receive(data, arrival.sender)
-            if not isinstance(found, Owned):
-                raise ProtocolError("a method is called where its object is", arrival.sender.name)
-            owned = found
-        if not owned.ready:
-            arrival.waits.append(refs.serving.later(owned))
-        return owned
+            if not isinstance(found, OwnerRecord):
+                raise ProtocolError(
+                    "rref.subject: a method is called on a worker that does not own the value",
+                    arrival.sender.name,
+                )
+            record = found
+        if not record.ready:
+            arrival.waits.append(refs.value_services.later(record))
+        return record
 
 
 @expose
-def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run at the owner: call a method of the value. A coroutine is awaited by the worker."""
-    if type(subject) is not Owned:
-        raise ProtocolError("a method is called without its object", current_agent().name)
+def call_method(
+    subject: OwnerRecord, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a method of the value, at its owner. The worker awaits a coroutine."""
+    # It is exposed, so a guest may call it with anything.
+    if type(subject) is not OwnerRecord:
+        raise ProtocolError(
+            f"call_method: the subject is {type(subject).__name__}, not a reference",
+            current_agent().name,
+        )
+    # The call waited for the value, or for the error of its function, which is raised here.
     value = subject.result()
     result = _method(value, name)(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -83,6 +99,7 @@ def call_method(subject: Owned, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
+    # A trusted worker may call anything, callable attributes of the instance included.
     if current_guest() is None:
         return getattr(value, name)  # type: ignore[no-any-return]
     method = exposed_method(value, name)
@@ -95,11 +112,12 @@ def _method(value: Any, name: str) -> Callable[..., Any]:
 class _Proxy:
     """Attributes are methods of the value; one proxy may be used for many calls."""
 
-    __slots__ = ("_rref", "_timeout")
+    __slots__ = ("_refs", "_rref", "_timeout")
 
-    def __init__(self, rref: RRef, timeout: float | None) -> None:
-        self._rref, self._timeout = rref, timeout
+    def __init__(self, refs: RRefs, rref: RRef, timeout: float | None) -> None:
+        self._refs, self._rref, self._timeout = refs, rref, timeout
 
+    # Any name is a method: whether the value has it is known at the owner only.
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return functools.partial(self._call, name)
 
@@ -109,24 +127,31 @@ class _Proxy:
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
+    def _owner(self) -> str:
+        """Return the owner's name; raises if the reference cannot be used."""
+        record = self._refs.usable(self._rref)
+        if isinstance(record, UserRecord):
+            return self._refs.messenger.reach(record.owner)
+        return self._refs.agent.name
+
     def _begin(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> Future[Any]:
-        rref, refs = self._rref, self._rref._refs
-        refs.usable(rref)
-        answer = Answer(loop=refs.agent.loop)
+        rref, refs, owner = self._rref, self._refs, self._owner()
+        # It keeps the reference until the answer: a release must not overtake the call.
+        answer = OwnerFuture(loop=refs.agent.loop)
         answer._rref = rref
         refs.agent.call(
-            refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name,
+            owner,
             call_method,
             (Subject(rref), name, args, kwargs),
             timeout=self._timeout,
             frame=frame,
             future=answer,
         )
-        answer.info.name = name
-        if isinstance(rref._ref, Held):
-            answer.follow(rref._ref)
+        answer.info.name = name  # in errors and traces, not "call_method"
+        if isinstance(rref.record, UserRecord):
+            answer.follow(rref.record)
         return answer
 
 
@@ -136,6 +161,7 @@ class AsyncProxy(_Proxy):
     __slots__ = ()
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        # The frame of user code: `functools.partial` has none of its own.
         return self._begin(name, args, kwargs, sys._getframe(1))
 
 
@@ -147,7 +173,7 @@ class SyncProxy(_Proxy):
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if asyncio._get_running_loop() is not None:
             raise WrongThread("this is an event loop: await rref.rpc_async().method(...)")
-        return block_on(self._rref._refs.agent, self._begin(name, args, kwargs, sys._getframe(1)))
+        return block_on(self._refs.agent, self._begin(name, args, kwargs, sys._getframe(1)))
 
 
 class RemoteProxy(_Proxy):
@@ -156,12 +182,10 @@ class RemoteProxy(_Proxy):
     __slots__ = ()
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> RRef:
-        rref, refs = self._rref, self._rref._refs
-        refs.usable(rref)
-        to = refs.control.reach(rref._ref.owner) if isinstance(rref._ref, Held) else refs.agent.name
+        rref, owner = self._rref, self._owner()
         self._check(name)
-        return refs.remote(
-            to,
+        return self._refs.remote(
+            owner,
             call_method,
             (Subject(rref), name, args, kwargs),
             timeout=self._timeout,
@@ -170,19 +194,25 @@ class RemoteProxy(_Proxy):
         )
 
     def _check(self, name: str) -> None:
-        """Refuse an unknown attribute at once, where finding out does not stop a loop."""
+        """Raise AttributeError for an unknown attribute, where finding out does not stop a loop.
+
+        On a loop the new reference will say it.
+        """
         rref = self._rref
-        ref = rref._ref
-        if isinstance(ref, Owned):
-            if ref.ready and ref.error is None and not hasattr(ref.value, name):
-                getattr(ref.value, name)
+        record = rref.record
+        if isinstance(record, OwnerRecord):
+            if record.ready and record.error is None and not hasattr(record.value, name):
+                getattr(record.value, name)  # raises with the text of the value's class
             return
-        known = rref._type
-        told = known is not None and known.done() and not known.cancelled()
-        if known is not None and told and hasattr(known.result(), name):
+        known = rref.type_future
+        # Only a yes of the class is an answer: an instance may have more attributes.
+        answered = known is not None and known.done() and not known.cancelled()
+        if known is not None and answered and hasattr(known.result(), name):
             return
         if asyncio._get_running_loop() is not None:
-            return  # the new reference will say it
-        refs = rref._refs
+            return
+        refs = self._refs
+        # No variable holds the future: the traceback of its error would hold this frame, the frame
+        # the future, and that the reference.
         if not block_on(refs.agent, refs.ask(rref, "rref.has", name, timeout=self._timeout)):
-            raise AttributeError(f"the value on {ref.owner.name} has no attribute {name!r}")
+            raise AttributeError(f"the value on {record.owner.name} has no attribute {name!r}")

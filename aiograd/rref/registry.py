@@ -38,24 +38,23 @@ from aiograd.rpc import scope
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import SCOPE
-from aiograd.rref.futures import Answer, Creation, Wait, wake
+from aiograd.rref.futures import CreateFuture, LocalWait, OwnerFuture, wake
 from aiograd.rref.refcount.records import (
     ID_SIZE,
-    Held,
-    Owned,
-    Party,
-    Place,
-    Places,
+    CallSite,
+    CallSites,
+    OwnerRecord,
     RefId,
     Use,
-    again,
-    join,
+    UserRecord,
+    fresh_copy,
     pack_creation,
     pack_fork,
     stamp_of,
     unpack_id,
+    with_callback,
 )
-from aiograd.rref.services import BackwardHook, Control, Serving, owner_lost
+from aiograd.rref.services import BackwardHook, Messenger, ValueServices, owner_lost
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -71,22 +70,22 @@ class RRefs:
 
     def __init__(self, agent: Agent, wrap: Callable[..., RRef]) -> None:
         self.agent = agent
-        self.control = Control(agent)
-        self.protocol = self.control.protocol
-        self.serving = Serving(agent, self.control)
+        self.messenger = Messenger(agent)
+        self.protocol = self.messenger.protocol
+        self.value_services = ValueServices(agent, self.messenger)
         self.closed = False
         self._wrap = wrap
-        self._places = Places()
-        agent.result_store = Keeping(agent, self.control, self._places)
+        self._call_sites = CallSites()
+        agent.result_store = ValueStore(agent, self.messenger, self._call_sites)
 
     @property
     def backward_hook(self) -> BackwardHook | None:
         """Starts a backward pass from a value; set by the autograd layer."""
-        return self.serving.backward_hook
+        return self.value_services.backward_hook
 
     @backward_hook.setter
     def backward_hook(self, hook: BackwardHook | None) -> None:
-        self.serving.backward_hook = hook
+        self.value_services.backward_hook = hook
 
     # ── making ──────────────────────────────────────────────────────────────────────────────
 
@@ -106,15 +105,15 @@ class RRefs:
         link = agent.links.routes.get(to) if type(to) is str else None
         if link is None:
             link = agent.link(to)
-        owner = self.control.party(link.peer)
+        owner = self.messenger.party(link.peer)
         # Our paths are nothing to a partner.
-        place = b"" if frame is None or link.restricted else self._places.name(frame)
-        made: Owned | Held
+        place = b"" if frame is None or link.restricted else self._call_sites.encode(frame)
+        made: OwnerRecord | UserRecord
         if owner is protocol.me:
-            made = protocol.create_here(self._places.read(place))
+            made = protocol.create_here(self._call_sites.decode(place))
         else:
             made = protocol.create(owner)
-        future = Creation(loop=agent.loop)
+        future = CreateFuture(loop=agent.loop)
         future._refs, future._made, future._subject = self, made, subject
         future._rref = None
         future._limited, future._inherited = timeout is not None, SCOPE.get().deadline
@@ -125,23 +124,23 @@ class RRefs:
                 to, func, args, kwargs, timeout=timeout, keep=token, frame=frame, future=future
             )
         except BaseException:
-            protocol.forget(made)
+            protocol.discard_creation(made)
             raise
         return self._wrap(self, made, future)
 
-    def creation_ended(self, made: Owned | Held, error: Exception | None) -> None:
+    def creation_ended(self, made: OwnerRecord | UserRecord, error: Exception | None) -> None:
         """The owner has answered, or never will."""
         if error is not None:
             error = self._creation_error(made, error)
-        if isinstance(made, Held):
-            self.protocol.using.answered(made, error)
+        if isinstance(made, UserRecord):
+            self.protocol.user_table.answered(made, error)
         else:
             self.protocol.created_here(made, error)
-        self.control.soon()
+        self.messenger.schedule_flush()
 
-    def _creation_error(self, made: Owned | Held, error: Exception) -> Exception:
+    def _creation_error(self, made: OwnerRecord | UserRecord, error: Exception) -> Exception:
         if isinstance(error, DeadlineExceeded):
-            where = made.owner.name if isinstance(made, Held) else self.agent.name
+            where = made.owner.name if isinstance(made, UserRecord) else self.agent.name
             late = RRefError(
                 f"RRef creation timed out: {error.function}() did not end on {where} within "
                 f"{error.seconds:g} s, so its value may not exist",
@@ -160,27 +159,27 @@ class RRefs:
     tag = "rref"
 
     def depart(self, rref: RRef, departure: Departure) -> Any:
-        to = self.control.party(departure.to)
-        data = self.control.on_loop(self._depart, rref, to, departure.plain)
+        to = self.messenger.party(departure.to)
+        data = self.messenger.on_loop(self._depart, rref, to, departure.plain)
         departure.undo.append(functools.partial(self._undo, data))
         return data
 
     def _depart(self, rref: RRef, to: Any, plain: bool = False) -> Any:
         ref = self.usable(rref)
-        if plain or (isinstance(ref, Held) and self._is_partner(ref.owner)):
-            self.control.partners.may_send(ref, to)
+        if plain or (isinstance(ref, UserRecord) and self._is_partner(ref.owner)):
+            self.messenger.access.may_send(ref, to)
         data = self.protocol.depart(ref, to)
-        self.control.watch()
+        self.messenger.schedule_audit()
         return data
 
-    def _is_partner(self, party: Party) -> bool:
+    def _is_partner(self, party: PeerInfo) -> bool:
         peer = self.agent.directory.get(party.name)
         return peer is not None and self.agent.restricts(peer)
 
     def _undo(self, data: Any) -> None:
         def undo() -> None:
             self.protocol.undo(data)
-            self.control.flush()
+            self.messenger.flush()
 
         if threading.get_ident() == self.agent.thread:
             undo()
@@ -189,20 +188,20 @@ class RRefs:
 
     def arrive(self, data: Any, arrival: Arrival) -> RRef:
         ref = self.receive(data, arrival.sender)
-        if isinstance(ref, Held) and ref.use is Use.CONFIRMING:
+        if isinstance(ref, UserRecord) and ref.use is Use.CONFIRMING:
             arrival.waits.append(self._confirmation(ref))
         return self._wrap(self, ref)
 
-    def receive(self, data: Any, sender: PeerInfo) -> Owned | Held:
+    def receive(self, data: Any, sender: PeerInfo) -> OwnerRecord | UserRecord:
         """Take in a reference that a message brought."""
-        party = self.control.party(sender)
+        party = self.messenger.party(sender)
         if self.agent.restricts(sender):
-            self.control.partners.may_bring(party, data)
+            self.messenger.access.may_bring(party, data)
         ref = self.protocol.arrive(data, party)
-        self.control.soon()
+        self.messenger.schedule_flush()
         return ref
 
-    def _confirmation(self, held: Held) -> asyncio.Future[None]:
+    def _confirmation(self, held: UserRecord) -> asyncio.Future[None]:
         """What a function that was given this reference waits for."""
         future: asyncio.Future[None] = self.agent.loop.create_future()
 
@@ -212,18 +211,18 @@ class RRefs:
             if held.error is None:
                 future.set_result(None)
             else:
-                future.set_exception(again(held.error))
+                future.set_exception(fresh_copy(held.error))
                 future.exception()  # not the only one perhaps; the first is the outcome
 
-        held.on_confirmed = join(held.on_confirmed, answered)
+        held.on_confirmed = with_callback(held.on_confirmed, answered)
         return future
 
     # ── using ───────────────────────────────────────────────────────────────────────────────
 
-    def usable(self, rref: RRef) -> Owned | Held:
+    def usable(self, rref: RRef) -> OwnerRecord | UserRecord:
         """What a reference stands for; raises why it cannot be used."""
-        ref = rref._ref
-        if rref._released:
+        ref = rref.record
+        if rref.released:
             owner = rref.owner_name()
             raise RRefReleased(
                 f"this reference to a value on {owner} was used after deletion: it was released; "
@@ -236,15 +235,15 @@ class RRefs:
     def ask(
         self, rref: RRef, service: str, *args: Any, timeout: float | None, carry: bool = False
     ) -> Future[Any]:
-        """Ask the owner of a `Held` reference. Errors are in the future."""
-        held = rref._ref
-        answer = Answer(loop=self.agent.loop)
+        """Ask the owner of a `UserRecord` reference. Errors are in the future."""
+        held = rref.record
+        answer = OwnerFuture(loop=self.agent.loop)
         answer._rref = rref
-        assert isinstance(held, Held)
+        assert isinstance(held, UserRecord)
         try:
-            if held.error is not None or rref._released or held.use >= Use.RELEASING:
+            if held.error is not None or rref.released or held.use >= Use.RELEASING:
                 self.usable(rref)
-            name = self.control.reach(held.owner)
+            name = self.messenger.reach(held.owner)
             self.agent.request(
                 name,
                 service,
@@ -261,7 +260,7 @@ class RRefs:
             answer.set_exception(error.with_traceback(None))
         return answer
 
-    def fetch_along(self, rref: RRef, creation: Creation) -> bool:
+    def piggyback_fetch(self, rref: RRef, creation: CreateFuture) -> bool:
         """Let the value come along with the reply to its creation, if that has not been sent yet.
 
         Then creating and fetching is one message, one reply and one future.
@@ -282,12 +281,12 @@ class RRefs:
         creation._rref = rref
         return True
 
-    def ask_again(self, answer: Answer, deadline: float) -> None:
+    def fetch_separately(self, answer: OwnerFuture, deadline: float) -> None:
         """The value did not come along: it cannot travel, or there is none."""
         rref = answer._rref
         assert rref is not None
-        held = rref._ref
-        assert isinstance(held, Held)
+        held = rref.record
+        assert isinstance(held, UserRecord)
         # In a context of its own: who reads the reply may have a deadline, too.
         left = max(deadline - self.agent.loop.time(), 0.001)
         request = functools.partial(self.agent.request, timeout=left, future=answer)
@@ -299,9 +298,9 @@ class RRefs:
 
     def wait(self, rref: RRef, timeout: float | None, what: str) -> Future[Any]:
         """The outcome of a value of this worker. Errors are in the future."""
-        agent, owned = self.agent, rref._ref
-        assert isinstance(owned, Owned)
-        wait = Wait(agent.loop, owned, agent.name)
+        agent, owned = self.agent, rref.record
+        assert isinstance(owned, OwnerRecord)
+        wait = LocalWait(agent.loop, owned, agent.name)
         wait.info.name = what
         try:
             self.usable(rref)
@@ -318,24 +317,24 @@ class RRefs:
             agent.from_thread(self._enter, wait, deadline)
         return wait
 
-    def _enter(self, wait: Wait, deadline: float) -> None:
+    def _enter(self, wait: LocalWait, deadline: float) -> None:
         wait.begin(self.agent.deadlines.bucket(deadline) if deadline != math.inf else None)
 
     async def created(self, rref: RRef) -> None:
         """Wait until a value is there; raise what prevented it."""
-        ref = rref._ref
-        if isinstance(ref, Owned):
+        ref = rref.record
+        if isinstance(ref, OwnerRecord):
             if ref.id in ref.forks:  # sent to ourselves, and not answered
                 told = self.agent.loop.create_future()
-                ref.on_answered = join(ref.on_answered, wake(told))
+                ref.on_answered = with_callback(ref.on_answered, wake(told))
                 await told
-            if ref.doubt is not None:
-                raise _first(ref.doubt)
+            if ref.creator_error is not None:
+                raise _first(ref.creator_error)
             await self.wait(rref, math.inf, "RRef.future")
             return
         if ref.unanswered:
             told = self.agent.loop.create_future()
-            ref.on_confirmed = join(ref.on_confirmed, wake(told))
+            ref.on_confirmed = with_callback(ref.on_confirmed, wake(told))
             await told
         if ref.error is not None:
             raise _first(ref.error)
@@ -350,11 +349,12 @@ class RRefs:
         """
         now = self.agent.loop.time()
         limit = now + (deadline - now) / 2 if deadline != math.inf else now + 60.0
-        await self.control.settle(limit)
-        leaks = self.protocol.owning.leaks()
+        await self.messenger.release_all(limit)
+        leaks = self.protocol.owner_table.leaks()
         if not leaks:
             return
-        where = [f"{owned.line[0]}:{owned.line[1]}" for owned in leaks if owned.line[0]]
+        sites = [leak.call_site for leak in leaks]
+        where = [f"{file}:{line}" for file, line in sites if file]
         text = (
             f"Leaking RRef: {len(leaks)} value(s) on {self.agent.name} were still in use elsewhere "
             f"at shutdown, made at {', '.join(sorted(set(where))[:20]) or 'unknown lines'}"
@@ -365,20 +365,20 @@ class RRefs:
 
     async def close(self) -> None:
         self.closed = True
-        self.control.close()
+        self.messenger.close()
 
     def counters(self) -> dict[str, int]:
         """For `debug_info`; all 0 at rest."""
         return {
-            "owner_rrefs": len(self.protocol.owning.owners),
-            "user_rrefs": len(self.protocol.using.held),
+            "owner_rrefs": len(self.protocol.owner_table.records),
+            "user_rrefs": len(self.protocol.user_table.records),
         }
 
 
 def _first(error: Exception) -> Exception:
     """What the creation future ends with: the cause, where the error is what it means for uses."""
     cause = error.__cause__
-    return again(cause if isinstance(cause, Exception) else error)
+    return fresh_copy(cause if isinstance(cause, Exception) else error)
 
 
 def current_rrefs() -> RRefs:
@@ -400,43 +400,43 @@ def attach(agent: Agent) -> RRefs:
     return refs
 
 
-VALUES = 65_536  # kept at once by a worker before it takes no more from partners
+MAX_VALUES = 65_536  # kept at once by a worker before it takes no more from partners
 
 
-class Keeping:
+class ValueStore:
     """Keeps what others create on one worker."""
 
-    def __init__(self, agent: Agent, control: Control, places: Places) -> None:
-        self._agent, self._control, self._places = agent, control, places
-        self._owning, self._me = control.protocol.owning, control.protocol.me
+    def __init__(self, agent: Agent, messenger: Messenger, places: CallSites) -> None:
+        self._agent, self._messenger, self._call_sites = agent, messenger, places
+        self._owner_table, self._me = messenger.protocol.owner_table, messenger.protocol.me
 
     def expect(self, sender: PeerInfo, token: Any) -> None:
-        self._owning.expect(sender.incarnation, *self._announced(sender, token))
+        self._owner_table.expect(sender.incarnation, *self._announced(sender, token))
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
-        self._owning.settle(unpack_id(token), value)
-        self._control.changed()
+        self._owner_table.settle(unpack_id(token), value)
+        self._messenger.check_rest()
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
-        self._owning.settle(unpack_id(token), None, self._outcome(error))
-        self._control.changed()
+        self._owner_table.settle(unpack_id(token), None, self._outcome(error))
+        self._messenger.check_rest()
 
     def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
         ref_id, fork, place = self._announced(sender, token)
-        self._owning.made(sender.incarnation, ref_id, fork, place, value)
+        self._owner_table.made(sender.incarnation, ref_id, fork, place, value)
 
-    def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, Place]:
+    def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, CallSite]:
         """What somebody creates here: the id, the creator's fork, and the line."""
         rank, stamp, number = ref_id = unpack_id(token)
-        creator = self._control.party(sender)
+        creator = self._messenger.party(sender)
         if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
-        if len(self._owning.owners) >= VALUES and self._agent.restricts(sender):
+        if len(self._owner_table.records) >= MAX_VALUES and self._agent.restricts(sender):
             self._agent.limits.reached("values")
-            raise Overloaded(self._agent.name, f"{VALUES} values are kept for others already")
+            raise Overloaded(self._agent.name, f"{MAX_VALUES} values are kept for others already")
         # The creator's own fork: see `Protocol.create`, `create_here`.
         fork = ref_id if creator is self._me else (rank, stamp, number + 1)
-        return ref_id, fork, self._places.read(token[ID_SIZE:])
+        return ref_id, fork, self._call_sites.decode(token[ID_SIZE:])
 
     def _outcome(self, error: BaseException) -> Exception:
         """What users of a value get that could not be made."""

@@ -1,7 +1,8 @@
 """`RRef`: a value that stays where it is, and may be used from anywhere.
 
-What users see. It stands for one record of this worker's part of the protocol: an `Owned` value,
-or a `Held` fork of a value elsewhere. Everything that needs the network is done by `RRefs`.
+What users see. It wraps one record of this worker's part of the protocol: the `OwnerRecord` of a
+value here, or the `UserRecord` of a fork of a value elsewhere. `RRefs` does everything that needs
+the network.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import users_frame
-from aiograd.rref.futures import Creation, block_on, wake
+from aiograd.rref.futures import CreateFuture, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
-from aiograd.rref.refcount.records import Held, Owned, Use, join, show
+from aiograd.rref.refcount.records import (
+    OwnerRecord,
+    Record,
+    Use,
+    UserRecord,
+    format_id,
+    with_callback,
+)
 from aiograd.rref.registry import RRefs, current_rrefs
 
 
@@ -31,59 +39,73 @@ class RRef:
     fetches a copy.
     """
 
-    __slots__ = ("__weakref__", "_call", "_creation", "_ref", "_refs", "_released", "_type")
+    # Of these, `record`, `released` and `type_future` are for the library: see `futures.Reference`.
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_creation",
+        "_refs",
+        "record",
+        "released",
+        "type_future",
+    )
 
-    _ref: Owned | Held
+    record: Record  # of this worker's part of the protocol; the RRef keeps it alive
+    released: bool  # by `release`
+    type_future: Future[type] | None  # asked for by `_get_type`; None again after an error
     _refs: RRefs
+    _call: CreateFuture | None  # the creation under way, until the value is first asked for
+    _creation: Future[None] | None  # asked for by `future`
 
     def __init__(self, value: Any) -> None:
         self._refs = refs = current_rrefs()
         frame = users_frame()
-        self._ref = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
-        self._released = False
-        self._call: Creation | None = None  # under way, until the value is first asked for
-        self._creation: Future[None] | None = None  # asked for by `future`
-        self._type: Future[type] | None = None  # asked for by `_get_type`
+        self.record = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
+        self.released = False
+        self._call = self._creation = self.type_future = None
 
     def __del__(self) -> None:
         # Runs anywhere and at any time, also while the interpreter ends and globals are gone.
-        ref = getattr(self, "_ref", None)
-        if ref is not None and ref.must_be_dropped and not self._released:
-            self._refs.control.let_go(ref)
+        # No `record` if __init__ raised.
+        record = getattr(self, "record", None)
+        if record is not None and record.needs_release and not self.released:
+            self._refs.messenger.schedule_drop(record)
 
-    # ── who has it ──────────────────────────────────────────────────────────────────────────
+    # ── ownership ───────────────────────────────────────────────────────────────────────────
 
     def owner(self) -> WorkerInfo:
         """Return the worker that has the value."""
-        ref = self._ref
-        party = ref.owner if isinstance(ref, Held) else self._refs.protocol.me
-        return WorkerInfo(party.name, party.rank)
+        record = self.record
+        owner = record.owner if isinstance(record, UserRecord) else self._refs.protocol.me
+        return WorkerInfo(owner.name, owner.rank)
 
     def owner_name(self) -> str:
-        ref = self._ref
-        return ref.owner.name if isinstance(ref, Held) else self._refs.agent.name
+        """Return the name of the worker that has the value."""
+        record = self.record
+        return record.owner.name if isinstance(record, UserRecord) else self._refs.agent.name
 
     def is_owner(self) -> bool:
         """Return whether the value is on this worker."""
-        return isinstance(self._ref, Owned)
+        return isinstance(self.record, OwnerRecord)
 
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner knows of this reference; inside a called function it does."""
-        ref = self._ref
-        return isinstance(ref, Owned) or ref.use is Use.CONFIRMED
+        record = self.record
+        return isinstance(record, OwnerRecord) or record.use is Use.CONFIRMED
 
-    # ── its value ───────────────────────────────────────────────────────────────────────────
+    # ── value ───────────────────────────────────────────────────────────────────────────────
 
     def to_here(self, timeout: float | None = None) -> Future[Any]:
         """Fetch the value: a fresh copy, or at the owner the object itself.
 
         Waits for its creation; the error of the creating function is raised here too.
         """
-        if type(self._ref) is Owned:
+        if type(self.record) is OwnerRecord:
             return self._refs.wait(self, timeout, "RRef.to_here")
         if (creation := self._call) is not None:
+            # Only the first fetch can piggyback on the creation, and only before that has left.
             self._call = None
-            if timeout is None and self._refs.fetch_along(self, creation):
+            if timeout is None and self._refs.piggyback_fetch(self, creation):
                 return creation
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
 
@@ -95,15 +117,16 @@ class RRef:
 
         While it is being created, this waits in a thread, and is an RRefError on an event loop.
         """
-        ref = self._refs.usable(self) if isinstance(self._ref, Owned) else self._ref
-        if isinstance(ref, Held):
-            me, owner = self._refs.protocol.me, ref.owner
+        mine = isinstance(self.record, OwnerRecord)
+        record = self._refs.usable(self) if mine else self.record
+        if isinstance(record, UserRecord):
+            me, owner = self._refs.protocol.me, record.owner
             raise NotOwner(
                 f"{self} has no local value on {me.name} (rank {me.rank}): it is on its owner "
                 f"{owner.name} (rank {owner.rank}); use `await rref`, or call a function there",
                 owner.name,
             )
-        if not ref.ready:
+        if not record.ready:
             if asyncio._get_running_loop() is not None:
                 raise RRefError(
                     f"{self} is still being created, and waiting would stop this event loop: "
@@ -111,7 +134,7 @@ class RRef:
                     self._refs.agent.name,
                 )
             block_on(self._refs.agent, self._refs.wait(self, None, "RRef.local_value"))
-        return ref.result()
+        return record.result()
 
     def future(self) -> Future[None]:
         """Return the future of its creation: ends with None, or with the creator's error."""
@@ -124,36 +147,40 @@ class RRef:
         try:
             await self._refs.created(self)
         except BaseException:
-            self._creation = None  # an awaited error holds frames that hold us: do not hold it
+            # An awaited error holds frames that hold this reference, which must not hold it.
+            self._creation = None
             raise
 
     def _begin(self, work: Callable[[], Any], what: str) -> Future[Any]:
-        """A future of something asynchronous about this reference, from any thread."""
+        """Run a coroutine function about this reference on the loop, from any thread."""
         agent = self._refs.agent
         future: Future[Any] = Future(loop=agent.loop)
         future.info = CallInfo(f"RRef {what}")
-        self._refs.control.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
+        self._refs.messenger.on_loop(lambda: agent.spawn(_run(work, future, agent.name)))
         return future
 
     # ── calling its methods ─────────────────────────────────────────────────────────────────
 
     def rpc_async(self, timeout: float | None = None) -> AsyncProxy:
         """Call a method at the owner: `await rref.rpc_async().method(...)`."""
-        return AsyncProxy(self, timeout)
+        return AsyncProxy(self._refs, self, timeout)
 
     def rpc_sync(self, timeout: float | None = None) -> SyncProxy:
         """Call a method at the owner and wait, off the loop: `rref.rpc_sync().method(...)`."""
-        return SyncProxy(self, timeout)
+        return SyncProxy(self._refs, self, timeout)
 
     def remote(self, timeout: float | None = None) -> RemoteProxy:
         """Call a method at the owner and leave its result there: `rref.remote().method(...)`."""
-        return RemoteProxy(self, timeout)
+        return RemoteProxy(self._refs, self, timeout)
 
     def _get_type(self, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Return the type of the value; it is asked for once. `blocking=False` gives the future."""
-        known = self._type
+        """Return the type of the value; it is fetched once. `blocking=False` gives the future.
+
+        On an event loop WrongThread, unless the type is known.
+        """
+        known = self.type_future
         if known is None or known.cancelled():
-            known = self._type = self._ask_type(timeout)
+            known = self.type_future = self._ask_type(timeout)
         if not blocking:
             return known
         if not known.done():
@@ -163,21 +190,23 @@ class RRef:
         return known.result()
 
     def _ask_type(self, timeout: float | None) -> Future[type]:
-        if isinstance(self._ref, Held):
+        if isinstance(self.record, UserRecord):
             return self._refs.ask(self, "rref.type", timeout=timeout)
 
         async def find() -> type:
             try:
                 return type(await self._refs.wait(self, timeout, "RRef._get_type"))
             except BaseException:
-                self._type = None  # as in `_created`
+                self.type_future = None  # as in `_created`
                 raise
 
-        owned = self._ref
-        if owned.ready and owned.error is None and owned.doubt is None and not self._released:
+        record = self.record
+        usable = record.creator_error is None and not self.released
+        if record.ready and record.error is None and usable:
+            # Without a task: `blocking=True` may then be used on the loop, too.
             future: Future[type] = Future(loop=self._refs.agent.loop)
             future.info = CallInfo("RRef type")
-            future.set_result(type(owned.value))
+            future.set_result(type(record.value))
             return future
         return self._begin(find, "type")
 
@@ -191,9 +220,9 @@ class RRef:
         context_id = getattr(ctx_or_id, "id", ctx_or_id)
         if context_id is not None and type(context_id) is not int:
             raise TypeError(f"a context or its id is needed, not {type(ctx_or_id).__name__}")
-        if isinstance(self._ref, Owned):
+        if isinstance(self.record, OwnerRecord):
             value = await self._refs.wait(self, None, "RRef.backward")
-            await self._refs.serving.backward(value, context_id, retain_graph)
+            await self._refs.value_services.backward(value, context_id, retain_graph)
             return
         if context_id is None:
             raise RRefError(
@@ -202,24 +231,25 @@ class RRef:
             )
         await self._refs.ask(self, "rref.backward", context_id, retain_graph, timeout=None)
 
-    # ── letting go ──────────────────────────────────────────────────────────────────────────
+    # ── release ─────────────────────────────────────────────────────────────────────────────
 
     async def release(self) -> None:
-        """Give the reference back; returns when the owner has let go. Later use: RRefReleased."""
-        first, self._released = not self._released, True
-        ref, control = self._ref, self._refs.control
-        if isinstance(ref, Owned):
-            if first and ref.must_be_dropped:
-                control.let_go(ref)
+        """Release the reference; returns when the owner has. Later use: RRefReleased."""
+        first, self.released = not self.released, True
+        record, messenger = self.record, self._refs.messenger
+        if isinstance(record, OwnerRecord):
+            if first and record.needs_release:
+                messenger.schedule_drop(record)
             return
-        if ref.use is Use.RELEASED:
+        if record.use is Use.RELEASED:
             return
-        let_go = self._refs.agent.loop.create_future()
-        ref.on_released = join(ref.on_released, wake(let_go))
+        acknowledged = self._refs.agent.loop.create_future()
+        record.on_released = with_callback(record.on_released, wake(acknowledged))
         if first:
-            self._refs.protocol.using.drop(ref)
-            control.flush()
-        await let_go
+            # At once, not coalesced: somebody waits.
+            self._refs.protocol.user_table.drop(record)
+            messenger.flush()
+        await acknowledged
 
     async def __aenter__(self) -> RRef:
         return self
@@ -228,28 +258,28 @@ class RRef:
         await self.release()
         return False
 
-    # ── showing ─────────────────────────────────────────────────────────────────────────────
+    # ── display ─────────────────────────────────────────────────────────────────────────────
 
     def __str__(self) -> str:
-        ref = self._ref
-        if isinstance(ref, Owned):
-            return f"OwnerRRef({show(ref.id)})"
-        return f"UserRRef(RRefId = {show(ref.id)}, ForkId = {show(ref.fork)})"
+        record = self.record
+        if isinstance(record, OwnerRecord):
+            return f"OwnerRRef({format_id(record.id)})"
+        return f"UserRRef(RRefId = {format_id(record.id)}, ForkId = {format_id(record.fork)})"
 
     def _state(self) -> str:
-        ref = self._ref
-        if self._released:
+        record = self.record
+        if self.released:
             return "released"
-        if isinstance(ref, Owned):
-            if not ref.ready:
+        if isinstance(record, OwnerRecord):
+            if not record.ready:
                 return "being created"
-            return "failed" if ref.error is not None else type(ref.value).__name__
-        if ref.use is Use.CONFIRMED:
-            known = self._type
+            return "failed" if record.error is not None else type(record.value).__name__
+        if record.use is Use.CONFIRMED:
+            known = self.type_future
             with contextlib.suppress(Exception):
                 if known is not None and known.done():
                     return known.result().__name__
-        return ref.use.name.lower()
+        return record.use.name.lower()
 
     def __repr__(self) -> str:
         return f"<RRef on {self.owner_name()}: {self._state()}>"
@@ -272,15 +302,15 @@ class RRef:
 
 
 async def _run(work: Callable[[], Any], future: Future[Any], name: str) -> None:
-    """End a future with what some work gives."""
+    """End a future with the outcome of a coroutine function."""
     try:
         result = await work()
-    except asyncio.CancelledError:  # not by who awaits it: the worker of this name closes
+    except asyncio.CancelledError:  # not of a waiter: the worker of this name closes
         if not future.done():
             future.set_exception(WorkerClosed(f"{name} was shut down", name))
         raise
     except Exception as error:
-        if not future.done():  # its frames hold the reference, and who awaits holds the error
+        if not future.done():  # its frames hold the reference, and the waiter holds the error
             future.set_exception(error.with_traceback(None))
     else:
         if not future.done():
@@ -289,11 +319,11 @@ async def _run(work: Callable[[], Any], future: Future[Any], name: str) -> None:
         del future, work
 
 
-def wrap(refs: RRefs, ref: Owned | Held, creation: Creation | None = None) -> RRef:
-    """Make what user code sees of a record."""
+def wrap(refs: RRefs, record: Record, creation: CreateFuture | None = None) -> RRef:
+    """Make the RRef of a record; `creation` is under way."""
     rref = RRef.__new__(RRef)
-    rref._refs, rref._ref, rref._call = refs, ref, creation
-    rref._released, rref._creation, rref._type = False, None, None
+    rref._refs, rref.record, rref._call = refs, record, creation
+    rref.released, rref._creation, rref.type_future = False, None, None
     return rref
 
 
@@ -310,6 +340,7 @@ def remote(
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
     the function appears wherever the reference is used. `timeout` limits the creation.
     """
+    # A caller inside the library, such as `LocalCluster`, is not where user code made it.
     frame = sys._getframe(1)
     if frame.f_globals.get("__name__", "").startswith("aiograd."):
         frame = users_frame()

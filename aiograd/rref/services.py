@@ -1,24 +1,26 @@
-"""Carries what workers tell each other about references.
+"""The messages that workers exchange about references, and the services that answer them.
+
+`Messenger` carries the reference-count protocol:
 
     rref.fork      user → owner     I hold these forks       answer: which of them count
     rref.accept    child → parent   these are confirmed      answer: nothing
     rref.release   user → owner     I am done with these     answer: nothing
-    rref.audit     sharer → holder  do you know these?       answer: how far each has come
+    rref.audit     sharer → holder  do you know these?       answer: UNKNOWN, CONFIRMING, SETTLED
     rref.session   creator → owner  creations up to this id never come; posted when a lost session
                                     is followed by a new one
 
-The first four are sent again until answered, so the protocol takes them in any order and number.
-What collects in one tick of the loop leaves as one message per receiver and kind; what user code
-drops one by one, in a few milliseconds (`Company`). Leases of lost workers and questions about
-forks not heard of run on timers of the loop; what they mean is the protocol's business.
+The first three are retried until answered, so the protocol takes them in any order and number.
+What collects in one tick of the loop leaves as one message per recipient and kind; references that
+user code drops one by one are coalesced for a few milliseconds. Leases of lost workers and audits
+run on timers of the loop; the protocol decides what they mean.
 
-The owner's answers to those who use its values.
+`ValueServices` answers the users of this worker's values:
 
     rref.fetch     the value            rref.type      its type        rref.created   is it there?
     rref.has       an attribute?        rref.backward  start a backward pass from it
 
-All of them wait until the value is there, and raise what its function raised. Whether the asker
-may use the value is for the protocol to say.
+All of them wait until the value is there, and raise what its function raised. The protocol decides
+whether the sender may use the value.
 """
 
 from __future__ import annotations
@@ -43,17 +45,19 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import exposed_method
+from aiograd.rpc.coalesce import Coalescer
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rref.company import Company
-from aiograd.rref.refcount.access import Partners
+from aiograd.rpc.notify import Notifier, give_outcome
+from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import (
-    Held,
-    Owned,
-    Party,
+    FORK_SIZE,
+    OwnerRecord,
+    Record,
     RefId,
     Use,
-    again,
+    UserRecord,
+    fresh_copy,
     pack_fork,
     pack_ids,
     pack_releases,
@@ -62,34 +66,36 @@ from aiograd.rref.refcount.records import (
     unpack_ids,
 )
 from aiograd.rref.refcount.user import Batch
-from aiograd.rref.telling import Telling, hand_over
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 
 T = TypeVar("T")
-ANSWERING: Final = 5.0  # seconds to answer a question; a lease may be shorter than the way is long
+
+# Seconds to answer an audit. Not the lease: that may be shorter than a round trip, and a question
+# that times out every time would never abandon a fork.
+AUDIT_TIMEOUT: Final = 5.0
 
 
-class Control:
-    """The protocol of one worker, on its loop."""
+class Messenger:
+    """The reference-count protocol of one worker, on its loop."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.protocol = Protocol(Party(agent.name, agent.rank, agent.incarnation))
-        self.partners = Partners(self.protocol)
-        self._parties = {agent.incarnation: self.protocol.me}  # everybody met so far
-        self._dropped: deque[Held | Owned] = deque()  # by finalizers, in any thread
-        self._waking = False  # a flush is on its way
-        # Not of the call in which a reference happened to be dropped: its deadline is not ours.
+        self.protocol = Protocol(PeerInfo(agent.name, agent.rank, agent.incarnation))
+        self.access = AccessChecks(self.protocol)
+        # What finalizers dropped, in any thread. A deque: its append is atomic.
+        self._dropped: deque[Record] = deque()
+        self._flush_scheduled = False
+        # A copy of the agent's own context, not that of the call in which a reference happened to
+        # be dropped or sent: a message of ours must not inherit that call's deadline.
         self._context = agent.context.copy()
-        self._company = Company(agent.loop, self._context, self.flush)  # of those dropped
-        self.telling = Telling(agent, self.protocol.gone, self._context)
-        self.reach = self.telling.reach
-        self._timers: set[asyncio.TimerHandle] = set()  # of leases
-        self._audit: asyncio.TimerHandle | None = None
-        self._resting: list[asyncio.Future[None]] = []  # done when nothing is left
+        self._coalescer = Coalescer(agent.loop, self._context, self.flush)  # of `_dropped`
+        self._notifier = Notifier(agent, self.protocol.unreachable, self._context)
+        self._lease_timers: set[asyncio.TimerHandle] = set()
+        self._audit_timer: asyncio.TimerHandle | None = None
+        self._resting: list[asyncio.Future[None]] = []  # of `rest`; done when nothing is left
         agent.services["rref.fork"] = self._on_fork
         agent.services["rref.accept"] = self._on_accept
         agent.services["rref.release"] = self._on_release
@@ -98,18 +104,24 @@ class Control:
         agent.lost.append(self._on_lost)
         agent.returned.append(self._on_returned)
 
-    # ── who is who ──────────────────────────────────────────────────────────────────────────
+    def party(self, peer: PeerInfo) -> PeerInfo:
+        """Return the protocol's record of a peer."""
+        me = self.protocol.me
+        return me if peer.incarnation == me.incarnation else peer
 
-    def party(self, peer: PeerInfo) -> Party:
-        """The protocol's name for a peer."""
-        party = self._parties.get(peer.incarnation)
-        if party is None:
-            party = Party(peer.name, peer.rank, peer.incarnation)
-            self._parties[peer.incarnation] = party
-        return party
+    def reach(self, peer: PeerInfo) -> str:
+        """Return how to address a worker; OwnerLost unless this very incarnation is a member."""
+        member = self.agent.directory.get(peer.name)
+        if member is None or member.incarnation != peer.incarnation:
+            raise OwnerLost(peer.name, "no", "another worker has its name now" if member else "")
+        return peer.name
 
     def on_loop(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something with the protocol, whose state belongs to the loop, from any thread."""
+        """Run `work(*args)` on the loop, which owns the protocol's state, from any thread.
+
+        Blocks the thread meanwhile. Raises what `work` raised, and WorkerClosed if the loop is
+        closed.
+        """
         if threading.get_ident() == self.agent.thread:
             return work(*args)
         outcome: list[Any] = []
@@ -127,6 +139,7 @@ class Control:
             self.agent.loop.call_soon_threadsafe(run, context=self._context)
         except RuntimeError:
             raise WorkerClosed(f"{self.agent.name} was shut down", self.agent.name) from None
+        # By the pool: it counts this thread as blocked and may start another one meanwhile.
         self.agent.pool.acquire(ended)
         value, error = outcome.pop()
         try:
@@ -136,172 +149,188 @@ class Control:
         finally:
             del error  # its traceback holds this frame, which must not hold it in turn
 
-    # ── telling ─────────────────────────────────────────────────────────────────────────────
+    # ── notifications ───────────────────────────────────────────────────────────────────────
 
-    def let_go(self, ref: Held | Owned) -> None:
-        """User code dropped a reference. Called by finalizers, so anywhere and at any moment."""
-        self._dropped.append(ref)
+    def schedule_drop(self, record: Record) -> None:
+        """Take note that user code dropped a reference.
+
+        Finalizers call this, so in any thread and at any moment.
+        """
+        # No lock: the garbage collector may interrupt code that holds it, in this very thread.
+        self._dropped.append(record)
         try:
-            self._company.expect()
-        except RuntimeError:  # the loop is closed: there is nobody to tell
+            self._coalescer.schedule()
+        except RuntimeError:  # the loop is closed: nothing can be sent any more
             self._dropped.clear()
 
-    def soon(self) -> None:
-        """There may be something to tell; say it at the end of this tick."""
-        if self.protocol.using.outbox and not self._waking:
-            self._waking = True
+    def schedule_flush(self) -> None:
+        """Send the outbox at the end of this tick, if there is anything in it."""
+        if self.protocol.user_table.outbox and not self._flush_scheduled:
+            self._flush_scheduled = True
             self.agent.loop.call_soon(self.flush, context=self._context)
         if self._resting:
-            self.changed()
+            self.check_rest()
 
     def flush(self) -> None:
-        """Tell everybody what they should know."""
-        self._waking = False
-        using, owning = self.protocol.using, self.protocol.owning
+        """Send all notifications that have collected."""
+        self._flush_scheduled = False
+        user_table, owner_table = self.protocol.user_table, self.protocol.owner_table
+        # Before the outbox is taken, so that releases leave with what is there already.
         while self._dropped:
-            ref = self._dropped.popleft()
-            if isinstance(ref, Held):
-                using.drop(ref)
+            record = self._dropped.popleft()
+            if isinstance(record, UserRecord):
+                user_table.drop(record)
             else:
-                owning.drop(ref)
-        for batch in using.take():
-            # What belongs to a lost session is nothing to dial for. A fork may have come after the
-            # loss, from another user: then it is worth it.
-            out_of_reach = batch.to.incarnation in self.protocol.gone
-            if batch.releases and out_of_reach:
-                for held in batch.releases:
-                    using.released(held)
+                owner_table.drop(record)
+        for batch in user_table.take():
+            # Releases and acceptances belong to a lost session and end with it: no reason to dial
+            # its worker. A fork may have arrived after the loss, from another user: then it is.
+            unreachable = batch.to.incarnation in self.protocol.unreachable
+            if batch.releases and unreachable:
+                for record in batch.releases:
+                    user_table.released(record)
             elif batch.releases:
-                self._tell_releases(batch)
-            if batch.forks:  # some may have failed with a session since they came
-                batch.forks = [held for held in batch.forks if held.use is Use.CONFIRMING]
-                self._tell_forks(batch)
-            if batch.accepts and not out_of_reach:
-                self.telling.tell(batch.to, _nothing, "rref.accept", pack_ids(batch.accepts))
-        self.changed()
+                self._send_releases(batch)
+            if batch.forks:
+                self._send_forks(batch)
+            if batch.accepts and not unreachable:
+                self._notifier.notify(
+                    batch.to, _ignore, "rref.accept", pack_ids(batch.accepts), lazy=False
+                )
+        self.check_rest()
 
-    def _tell_releases(self, batch: Batch) -> None:
+    def _send_releases(self, batch: Batch) -> None:
         def ended(answer: Any, error: Any) -> None:
-            using = self.protocol.using
-            for held in batch.releases:  # also if the owner is gone: then nothing is left to give
-                using.released(held)
-            self.changed()
+            user_table = self.protocol.user_table
+            for record in batch.releases:  # also after an error: the owner is gone then
+                user_table.released(record)
+            self.check_rest()
 
-        lazy = not any(held.on_released for held in batch.releases)
+        # Low priority unless `RRef.release` waits for the answer.
+        lazy = not any(record.on_released for record in batch.releases)
         releases = pack_releases(batch.releases)
-        self.telling.tell(batch.to, ended, "rref.release", releases, lazy=lazy)
+        self._notifier.notify(batch.to, ended, "rref.release", releases, lazy=lazy)
 
-    def _tell_forks(self, batch: Batch) -> None:
+    def _send_forks(self, batch: Batch) -> None:
+        # Some may have failed with a session since they arrived.
+        batch.forks = [record for record in batch.forks if record.use is Use.CONFIRMING]
         if not batch.forks:
             return
-        owner, using = batch.to, self.protocol.using
-        number, low = using.number(owner)
+        owner, user_table = batch.to, self.protocol.user_table
+        number, low = user_table.number(owner)
 
         def ended(answer: Any, error: Any) -> None:
-            using.close(owner, number)
-            for held, counts in zip(batch.forks, answer or bytes(len(batch.forks)), strict=True):
-                using.answered(held, None if counts else owner_lost(error) or _refused(owner))
-            self.soon()
+            user_table.close(owner, number)
+            # Without an answer none of them counts.
+            for record, counts in zip(batch.forks, answer or bytes(len(batch.forks)), strict=True):
+                user_table.answered(record, None if counts else owner_lost(error) or _freed(owner))
+            self.schedule_flush()
 
-        forks = [pack_fork(held.id, held.fork, held.claim) for held in batch.forks]
-        self.telling.tell(owner, ended, "rref.fork", number, low, b"".join(forks))
+        forks = [pack_fork(record.id, record.fork, record.claim) for record in batch.forks]
+        packed = b"".join(forks)
+        self._notifier.notify(owner, ended, "rref.fork", number, low, packed, lazy=False)
 
-    # ── being told ──────────────────────────────────────────────────────────────────────────
+    # ── services ────────────────────────────────────────────────────────────────────────────
 
     def _on_fork(self, sender: PeerInfo, number: int, low: int, forks: bytes) -> bytes:
-        party, told = self.party(sender), list(unpack_forks(forks))
+        requested = unpack_forks(forks)
         if self.agent.restricts(sender):
-            self.partners.may_claim(party, told)
-        return bytes(self.protocol.requested(party, number, low, told))
+            self.access.may_claim(sender, requested)
+        return bytes(self.protocol.requested(sender, number, low, requested))
 
     def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
-        party, told = self.party(sender), list(unpack_ids(forks))
+        accepted = unpack_ids(forks)
         if self.agent.restricts(sender):
-            self.partners.may_confirm(party, told)
-        self.protocol.accepted(told)
-        self.soon()
+            self.access.may_confirm(sender, accepted)
+        self.protocol.accepted(accepted)
+        self.schedule_flush()
 
-    def _on_release(self, sender: PeerInfo, releases: bytes) -> None:
-        party, told = self.party(sender), unpack_forks(releases)
+    def _on_release(self, sender: PeerInfo, forks: bytes) -> None:
+        releases = unpack_forks(forks)
         if self.agent.restricts(sender):
-            self.partners.may_give_back(party, told)
-        self.protocol.released(told)
-        self.changed()
+            self.access.may_release(sender, releases)
+        self.protocol.released(releases)
+        self.check_rest()
 
     def _on_audit(self, sender: PeerInfo, forks: bytes) -> bytes:
-        return bytes(self.protocol.look_for(unpack_ids(forks)))
+        return bytes(self.protocol.report_forks(unpack_ids(forks)))
 
     def _on_session(self, sender: PeerInfo, number: int) -> None:
         if type(number) is not int or number < 0:
-            raise ProtocolError("rref.session: no id of a reference", sender.name)
-        self.protocol.session_begun(self.party(sender), number)
-        self.changed()
+            raise ProtocolError(
+                f"rref.session: malformed id of a reference ({number!r:.80}, expected an int ≥ 0)",
+                sender.name,
+            )
+        self.protocol.session_begun(sender, number)
+        self.check_rest()
 
     # ── loss and return ─────────────────────────────────────────────────────────────────────
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
-        number = self.protocol.lost(peer.incarnation)
+        number = self.protocol.lost(peer)
 
         def over() -> None:
-            self._timers.discard(timer)
-            out_of_reach = self.protocol.lease_over(self.party(peer), number)
-            # What was sent to it since then is still asked about, or lost again.
-            if out_of_reach and not self.protocol.watch.held_by(peer.incarnation):
-                self._parties.pop(peer.incarnation, None)
-            self.soon()
+            self._lease_timers.discard(timer)
+            self.protocol.lease_over(number)
+            self.schedule_flush()
 
         timer = self.agent.loop.call_later(self.agent.options.lease, over, context=self._context)
-        self._timers.add(timer)
-        self.soon()  # forks that failed are told to who shared them
+        self._lease_timers.add(timer)
+        self.schedule_flush()  # acceptances of forks that failed: their sharers need not wait
 
     def _on_returned(self, peer: PeerInfo) -> None:
+        # The number of the loss is an id, so it tells the sessions apart: uses of a value whose
+        # creation was lost with the old one end at once, and those of the new one are waited for.
         number = self.protocol.returned(peer.incarnation)
         if number is not None:
             self.agent.post(peer, "rref.session", number)
 
-    # ── forks not heard of ──────────────────────────────────────────────────────────────────
+    # ── audits ──────────────────────────────────────────────────────────────────────────────
 
-    def watch(self) -> None:
-        """Something was sent away: ask about it if nothing is heard of it."""
-        if self._audit is None:
-            # Two questions half a lease apart, after one of patience: gone within two leases.
-            # In a context of its own: the call that sent it has a deadline, the question has not.
-            self._audit = self.agent.loop.call_later(
-                self.agent.options.lease / 2, self._ask, context=self._context
+    def schedule_audit(self) -> None:
+        """Let an audit run, because a fork was sent that may never be heard of."""
+        if self._audit_timer is None:
+            # A fork ages for one round, then there are two questions half a lease apart: a fork
+            # that was thrown away is abandoned within two leases.
+            self._audit_timer = self.agent.loop.call_later(
+                self.agent.options.lease / 2, self._run_audit, context=self._context
             )
 
-    def _ask(self) -> None:
-        self._audit = None
-        self.audit(hurry=False)
-        if self.protocol.watch:
-            self.watch()
+    def _run_audit(self) -> None:
+        self._audit_timer = None
+        self.audit(at_shutdown=False)
+        if self.protocol.audit:
+            self.schedule_audit()
 
-    def audit(self, hurry: bool) -> list[asyncio.Future[Any]]:
-        """Ask everybody about the forks they were sent and said nothing about."""
+    def audit(self, at_shutdown: bool) -> list[asyncio.Future[Any]]:
+        """Ask all holders about the forks they were sent and are silent about."""
         futures: list[asyncio.Future[Any]] = []
-        for holder, forks in self.protocol.watch.round(hurry).items():
+        for holder, forks in self.protocol.audit.round(at_shutdown):
             try:
-                name = self.reach(self._parties[holder])
+                name = self.reach(holder)
+                # Calls to it are held back here by flow control, perhaps those with the forks in
+                # question; the holder would not know these, rightly.
                 if self.agent.link(name).caller.window:
-                    continue  # calls are held back here, perhaps those with the forks in question
-                patience = max(self.agent.options.lease, ANSWERING)
-                future = self.agent.request(name, "rref.audit", pack_ids(forks), timeout=patience)
+                    continue
+                timeout = max(self.agent.options.lease, AUDIT_TIMEOUT)
+                future = self.agent.request(name, "rref.audit", pack_ids(forks), timeout=timeout)
             except AiogradError:
-                continue  # gone: its lease will tell
-            done = functools.partial(self._audited, forks, hurry)
-            future.add_done_callback(functools.partial(hand_over, done), context=self._context)
+                continue  # gone: its lease decides
+            done = functools.partial(self._audited, forks, at_shutdown)
+            future.add_done_callback(functools.partial(give_outcome, done), context=self._context)
             futures.append(future)
         return futures
 
-    def _audited(self, forks: list[RefId], hurry: bool, answer: Any, error: Any) -> None:
-        if error is None:
-            self.protocol.audited(forks, answer, hurry)
-            self.soon()
+    def _audited(self, forks: list[RefId], at_shutdown: bool, answer: Any, error: Any) -> None:
+        if error is None:  # else the next round asks again
+            self.protocol.take_audit(forks, answer, at_shutdown)
+            self.schedule_flush()
 
-    # ── the end ─────────────────────────────────────────────────────────────────────────────
+    # ── shutdown ────────────────────────────────────────────────────────────────────────────
 
-    def changed(self) -> None:
-        """Something may have left a table."""
+    def check_rest(self) -> None:
+        """Wake `rest` if the last record has left the tables."""
+        # Called for every release, and `_resting` is empty until a shutdown.
         if self._resting and self.protocol.at_rest:
             waiting, self._resting = self._resting, []
             for future in waiting:
@@ -310,53 +339,57 @@ class Control:
 
     async def rest(self) -> None:
         """Wait until nothing is owned for others, used or shared here."""
+        # A loop: another reference may arrive between the wake-up and this task's turn.
         while self._dropped or not self.protocol.at_rest:
             future = self.agent.loop.create_future()
             self._resting.append(future)
             await future
 
-    async def settle(self, limit: float) -> None:
-        """Give everything back, and wait until the others have; at most until `limit`."""
+    async def release_all(self, limit: float) -> None:
+        """Release everything, and wait until others have, too; at most until loop time `limit`."""
         protocol = self.protocol
+        # What user code dropped first: `force` marks the rest as dropped.
         self.flush()
-        for held in list(protocol.using.held.values()):
-            protocol.using.force(held)
-        for gone in list(self._parties.values()):
-            protocol.end_of(gone)
+        for record in list(protocol.user_table.records.values()):
+            protocol.user_table.force(record)
+        protocol.end_leases()
         self.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(limit):
-                for _ in range(2):  # a give-up of the first round is told in the second
-                    if answers := self.audit(hurry=True):
+                # Twice: what is abandoned in the first round shows elsewhere in the second.
+                for _ in range(2):
+                    if answers := self.audit(at_shutdown=True):
                         await asyncio.wait(answers)
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(0)  # their callbacks run in the next iteration
                 await self.rest()
 
     def close(self) -> None:
-        for timer in self._timers:
+        """Cancel all timers and end all forks: no answer will come any more."""
+        for timer in self._lease_timers:
             timer.cancel()
-        self._timers.clear()
-        self._company.close()
-        self.telling.close()
-        if self._audit is not None:
-            self._audit.cancel()
-        using = self.protocol.using
-        for held in list(using.held.values()):
-            using.released(held)
+        self._lease_timers.clear()
+        self._coalescer.close()
+        self._notifier.close()
+        if self._audit_timer is not None:
+            self._audit_timer.cancel()
+        user_table = self.protocol.user_table
+        for record in list(user_table.records.values()):
+            user_table.released(record)  # wakes `RRef.release`
 
 
 def owner_lost(error: Any) -> Any:
-    """Say what the loss of a worker means for a reference whose owner it was."""
+    """Return the loss of a worker as the loss of a value's owner; other errors as they are."""
+    # The exact class: a subclass says more than OwnerLost would.
     if type(error) is WorkerLost:
         return OwnerLost(error.worker, error.executed, error.why)
     return error
 
 
-def _nothing(answer: Any, error: Any) -> None:
-    """An acceptance was taken, or the parent is gone."""
+def _ignore(answer: Any, error: Any) -> None:
+    """Ignore the outcome of an acceptance: it was taken, or the parent is gone."""
 
 
-def _refused(owner: Party) -> RRefExpired:
+def _freed(owner: PeerInfo) -> RRefExpired:
     return RRefExpired(
         f"{owner.name} gave the value up before this reference to it arrived", owner.name
     )
@@ -366,95 +399,102 @@ BackwardHook = Callable[[Any, int | None, bool], Awaitable[None] | None]
 """hook(value, context id, retain_graph), on the owner's loop."""
 
 
-class Serving:
-    """What others may ask about the values of one worker."""
+class ValueServices:
+    """What other workers may ask about the values of one worker."""
 
-    def __init__(self, agent: Agent, control: Control) -> None:
+    def __init__(self, agent: Agent, messenger: Messenger) -> None:
         self._agent = agent
-        self._control = control
+        self._messenger = messenger
         self.backward_hook: BackwardHook | None = None  # set by the autograd layer
         self.context_guard: Callable[[PeerInfo, int], None] | None = None  # so is this; may refuse
         for name in ("fetch", "type", "created", "has", "backward"):
             agent.services[f"rref.{name}"] = getattr(self, f"_on_{name}")
 
-    def found(self, sender: PeerInfo, fork: bytes) -> Owned:
-        """What a user may use by this fork, ready or not."""
+    def found(self, sender: PeerInfo, fork: bytes) -> OwnerRecord:
+        """Return the value that `sender` may use by this packed fork, ready or not.
+
+        Raises ProtocolError, NotAllowed, RRefExpired or RRefReleased.
+        """
         try:
             ref_id, fork_id, known = unpack_fork(fork)
         except (struct.error, TypeError):
-            raise ProtocolError("a fork of another form", sender.name) from None
-        party = self._control.party(sender)
+            got = f"{len(fork)} bytes" if isinstance(fork, bytes) else type(fork).__name__
+            raise ProtocolError(
+                f"malformed fork of a reference ({got}, expected {FORK_SIZE} bytes)", sender.name
+            ) from None
         if self._agent.restricts(sender):
-            self._control.partners.may_use(party, ref_id, fork_id)
-        return self._control.protocol.look_up(party, ref_id, fork_id, known)
+            self._messenger.access.may_use(sender, ref_id, fork_id)
+        return self._messenger.protocol.look_up(sender, ref_id, fork_id, known)
 
     def later(
-        self, owned: Owned, look: Callable[[Owned], Any] = lambda owned: owned.value
+        self,
+        record: OwnerRecord,
+        look: Callable[[OwnerRecord], Any] = lambda record: record.value,
     ) -> asyncio.Future[Any]:
-        """A future of the value, or of something about it; without a deadline of its own.
+        """Return a future of the value, or of something about it; without a deadline of its own.
 
-        If there is no value, `look` is not asked: the error is the answer.
+        If the creating function failed, `look` is not called: its error is the outcome.
         """
         future: asyncio.Future[Any] = self._agent.loop.create_future()
 
         def ready() -> None:
             if future.done():
                 return
-            if owned.error is not None:  # not raised: its traceback would hold this future
-                future.set_exception(again(owned.error, owned.trace))
+            if record.error is not None:  # not raised: its traceback would hold this future
+                future.set_exception(fresh_copy(record.error, record.traceback))
                 return
             try:
-                future.set_result(look(owned))
+                future.set_result(look(record))
             except Exception as error:  # of a property of the value, say
                 future.set_exception(error.with_traceback(None))
 
-        if owned.ready:
+        if record.ready:
             ready()
         else:
-            owned.waiters[future] = ready
-            future.add_done_callback(lambda _: owned.waiters.pop(future, None))  # cancelled
+            record.waiters[future] = ready
+            # A call that is cancelled must not keep an abandoned record in the table.
+            future.add_done_callback(lambda _: record.waiters.pop(future, None))
         return future
 
     async def backward(self, value: Any, context_id: int | None, retain_graph: bool) -> None:
-        """Start a backward pass from a value of this worker."""
+        """Start a backward pass from a value of this worker; RRefError without autograd."""
         if self.backward_hook is None:
             raise RRefError("no autograd is attached to this worker", self._agent.name)
         if (pending := self.backward_hook(value, context_id, retain_graph)) is not None:
             await pending
 
-    # ── the services ────────────────────────────────────────────────────────────────────────
+    # ── services ────────────────────────────────────────────────────────────────────────────
 
     def _on_fetch(self, sender: PeerInfo, fork: bytes) -> Any:
-        owned = self.found(sender, fork)
-        # A value that is itself a future or a coroutine must not be awaited for its caller: inside
-        # the future of `later` it is a result, which cannot travel, and the caller is told so.
-        if (
-            owned.ready
-            and not asyncio.isfuture(owned.value)
-            and not asyncio.iscoroutine(owned.value)
-        ):
-            return owned.result()
-        return self.later(owned)
+        record = self.found(sender, fork)
+        # The value itself, if it is there, spares a future and its callback. A value that is itself
+        # a future or a coroutine must not be awaited for its caller: inside the future of `later`
+        # it is a result, which cannot travel, and the caller is told so.
+        value = record.value
+        if record.ready and not asyncio.isfuture(value) and not asyncio.iscoroutine(value):
+            return record.result()
+        return self.later(record)
 
     def _on_type(self, sender: PeerInfo, fork: bytes) -> Any:
-        if self._agent.restricts(sender):  # types are code
+        if self._agent.restricts(sender):  # a type is code, and only plain data go to a partner
             raise NotAllowed("a partner may fetch a value, not look at its type", self._agent.name)
-        return self.later(self.found(sender, fork), lambda owned: type(owned.value))
+        return self.later(self.found(sender, fork), lambda record: type(record.value))
 
     def _on_created(self, sender: PeerInfo, fork: bytes) -> Any:
-        return self.later(self.found(sender, fork), lambda owned: None)
+        return self.later(self.found(sender, fork), lambda record: None)
 
     def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
         if self._agent.trusts(sender):
-            return self.later(self.found(sender, fork), lambda owned: hasattr(owned.value, name))
+            return self.later(self.found(sender, fork), lambda record: hasattr(record.value, name))
+        # A guest learns of exposed methods only; `hasattr` would run properties for it, too.
         return self.later(
-            self.found(sender, fork), lambda owned: exposed_method(owned.value, name) is not None
+            self.found(sender, fork), lambda record: exposed_method(record.value, name) is not None
         )
 
     async def _on_backward(
         self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool
     ) -> None:
-        owned = self.found(sender, fork)
+        record = self.found(sender, fork)
         if self.context_guard is not None:
             self.context_guard(sender, context_id)
-        await self.backward(await self.later(owned), context_id, retain_graph)
+        await self.backward(await self.later(record), context_id, retain_graph)

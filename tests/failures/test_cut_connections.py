@@ -133,8 +133,7 @@ def take_for_gone(name: str) -> None:
     """Let the lease of a worker expire although it is still connected."""
     agent = current_agent()
     protocol = agent.parts[RRefs].protocol
-    user = agent.parts[RRefs].control.party(agent.directory.find(name))
-    protocol.lease_over(user, protocol.lost(user.incarnation))
+    protocol.lease_over(protocol.lost(agent.directory.find(name)))
 
 
 async def test_f10_a_user_that_returns_after_its_lease_gets_rref_expired(cluster, figure):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.errors import DeadlineExceeded, OwnerLost, RRefError
+from aiograd.errors import DeadlineExceeded, Overloaded, OwnerLost, RRefError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.extension import SEND, FaultAction
 from aiograd.rref import RRef, RRefs, attach, remote
@@ -78,7 +78,7 @@ async def test_an_agent_without_references_says_so() -> None:
         refs = attach(agent)
         assert agent.parts[RRefs] is refs is current_rrefs()
         assert await remote("alone", value) == "a value"
-        await refs.control.rest()
+        await refs.messenger.rest()
         assert refs.counters() == {"owner_rrefs": 0, "user_rrefs": 0}
     finally:
         await agent.close()
@@ -102,6 +102,21 @@ async def test_fi_remote_delayed_registered(workers: Any) -> None:
                 await rref
             del rref
         await w.at_rest()
+
+
+async def never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_a_local_fetch_of_a_creation_that_never_left_says_why(
+    workers: Any,
+) -> None:
+    async with workers(1, options=ag.Options(max_inflight=1)):
+        first = ag.rpc_async("worker0", never)
+        rref = remote("worker0", never, timeout=0.05)
+        with pytest.raises(Overloaded, match="until the deadline"):
+            await rref.to_here(timeout=20)
+        assert first.cancel()
 
 
 # ── real processes ──────────────────────────────────────────────────────────────────────────────

@@ -536,16 +536,16 @@ async def test_a_fetch_covers_the_wait_for_the_creation(workers: Any, gate: str)
                 await rref.to_here(timeout=0.02)
             with pytest.raises(ValueError, match="timeout"):
                 await rref.to_here(timeout=0)
-            given_up = rref.to_here()
+            abandoned = rref.to_here()
             await asyncio.sleep(0)
-            given_up.cancel()
+            abandoned.cancel()
         await w.until(lambda: not any(map(waiting, w.parts)))  # nobody is waited for in vain
         GATES[gate].open.set()
         assert await rref == 1
 
 
 def waiting(refs: Any) -> bool:
-    return any(owned.waiters for owned in refs.protocol.owning.owners.values())
+    return any(owned.waiters for owned in refs.protocol.owner_table.records.values())
 
 
 async def test_to_type_query(workers: Any, gate: str) -> None:
@@ -798,9 +798,9 @@ async def test_references_round_a_ring_leave_nothing_behind(workers: Any) -> Non
             assert await asyncio.gather(*calls) == list(range(start, start + batch))
         await w.at_rest()
         for part in w.parts:
-            assert not part.protocol.using.children
+            assert not part.protocol.user_table.children
             assert not part.protocol._shared
-            assert len(part.protocol.watch) == 0
+            assert len(part.protocol.audit) == 0
 
 
 async def test_time_is_not_what_makes_a_fetch_wait(workers: Any) -> None:

@@ -101,7 +101,7 @@ async def test_methods_of_what_others_hold_cannot_be_called(workers, monkeypatch
     async with workers("restricted", "restricted", "restricted") as (_, _, thief):
         account = ag.remote("worker1", offer.Account, (5,))
         assert await account.rpc_async().deposit(1) == 6
-        held = account._ref
+        held = account.record
         traveller = thief.agent.travellers.of(Subject)
         for claim in (held.fork, held.id):
             stolen = pack_fork(held.id, claim, 1)

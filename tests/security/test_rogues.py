@@ -352,7 +352,7 @@ async def test_an_overlong_function_name_is_refused(target):
 
 async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     agent, rogue = target
-    monkeypatch.setattr("aiograd.rref.registry.VALUES", 5)
+    monkeypatch.setattr("aiograd.rref.registry.MAX_VALUES", 5)
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):
@@ -362,4 +362,4 @@ async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
         outcomes.append((await rogue.answers.get())[0])
     assert outcomes == [REPLY] * 5 + [FAULT] * 3
     assert agent.limits["values"] == 3
-    assert len(agent.parts[RRefs].protocol.owning.owners) == 5
+    assert len(agent.parts[RRefs].protocol.owner_table.records) == 5

@@ -96,7 +96,7 @@ class Workers:
         while any(map(any, self.counters())):
             for part in self.parts:
                 if not part.agent.closed:
-                    await part.control.rest()
+                    await part.messenger.rest()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the loop turn until a condition holds; the test's deadline is the limit.

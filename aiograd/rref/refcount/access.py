@@ -1,104 +1,122 @@
-"""What a partner may say about references: only what concerns its own.
+"""Access checks: a partner may act only on references of its own.
 
 Ids of references can be guessed, so over a restricted connection knowing one proves nothing. A
-partner may use, give back and confirm a fork that is registered to it, create values under ids of
-its own, and get references from their owner only: passing on somebody else's is refused on both
-ends, because the owner could not tell it from a forgery.
+partner may use, release and confirm a fork that is registered to it, create values under ids of
+its own, and get references from their owner only: passing on a reference of a third worker is
+refused on both ends, because the owner could not tell it from a forgery.
 
-Checks without I/O: `Control` and `RRefs` ask before they let the protocol act.
+Checks without I/O: `Messenger`, `ValueServices` and `RRefs` ask before they let the protocol act.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiograd.errors import NotAllowed, ProtocolError
-from aiograd.rref.refcount.records import BY_OWNER, Held, Owned, Party, RefId
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.refcount.protocol import Protocol
+from aiograd.rref.refcount.records import BY_OWNER, Fork, Record, RefId, UserRecord, stamp_of
 
-if TYPE_CHECKING:
-    from aiograd.rref.refcount.protocol import Protocol
-
+# Exact types: `isinstance` takes True for an int, and a partner may send anything.
 _ID = (int, int, int)
 _FORK = (str, int, bytes, tuple, tuple, int)
 
 
-class Partners:
-    """Checks for one worker what its partners say."""
+class AccessChecks:
+    """Checks what the partners of one worker send; every method raises NotAllowed or returns."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
         self._me = protocol.me
+        self._stamp = stamp_of(protocol.me.incarnation)
 
     # ── as an owner ─────────────────────────────────────────────────────────────────────────
 
-    def may_use(self, who: Party, ref_id: RefId, fork: RefId) -> None:
-        """Its own fork, or a value whose creation it has asked for itself."""
-        owned = self._protocol.owning.owners.get(ref_id)
-        if owned is not None and owned.forks.get(fork) == who.incarnation:
+    def may_use(self, partner: PeerInfo, ref_id: RefId, fork: RefId) -> None:
+        """Check a use: of the partner's own fork, or of a value whose creation it asked for."""
+        record = self._protocol.owner_table.records.get(ref_id)
+        if record is not None and record.forks.get(fork) == partner.incarnation:
             return
-        if ref_id[1] != who.stamp:
-            raise self._refusal(who)
+        # Its own creation may be overtaken by a use, and is known by the id alone then.
+        if ref_id[1] != stamp_of(partner.incarnation):
+            raise self._refusal(partner)
 
-    def may_give_back(self, who: Party, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
-        """Its own forks; one that is gone already may come again."""
+    def may_release(self, partner: PeerInfo, releases: Iterable[Fork]) -> None:
+        """Check releases: of the partner's own forks only."""
+        stamps = (stamp_of(partner.incarnation), self._stamp)
         for ref_id, fork, _ in releases:
-            owned = self._protocol.owning.owners.get(ref_id)
-            holder = owned.forks.get(fork) if owned is not None else None
-            if holder is None and (owned is None or fork[1] in (who.stamp, self._me.stamp)):
+            record = self._protocol.owner_table.records.get(ref_id)
+            holder = record.forks.get(fork) if record is not None else None
+            # A release may come again when its fork is gone, and is ignored then. Of a value that
+            # is still here, such a fork was made by the partner, or by us for the partner.
+            if holder is None and (record is None or fork[1] in stamps):
                 continue
-            if holder != who.incarnation:
-                raise self._refusal(who)
+            if holder != partner.incarnation:
+                raise self._refusal(partner)
 
-    def may_claim(self, who: Party, forks: Iterable[tuple[RefId, RefId, int]]) -> None:
-        """A fork that it got from another user; we cannot know that it did."""
+    def may_claim(self, partner: PeerInfo, forks: Iterable[Fork]) -> None:
+        """Check fork requests. The partner cannot prove that another user gave it the fork."""
         for ref_id, fork, _ in forks:
-            self.may_use(who, ref_id, fork)
+            self.may_use(partner, ref_id, fork)
 
-    def may_confirm(self, who: Party, forks: Iterable[RefId]) -> None:
-        """Forks that were sent to it."""
-        ours = set(self._protocol.watch.held_by(who.incarnation))
-        if any(fork in self._protocol.watch and fork not in ours for fork in forks):
-            raise self._refusal(who)
+    def may_confirm(self, partner: PeerInfo, forks: Iterable[RefId]) -> None:
+        """Check acceptances: of forks that were sent to the partner."""
+        theirs = set(self._protocol.audit.held_by(partner.incarnation))
+        # Those not in the audit are copies of acceptances, which change nothing.
+        if any(fork in self._protocol.audit and fork not in theirs for fork in forks):
+            raise self._refusal(partner)
 
-    # ── on the way ──────────────────────────────────────────────────────────────────────────
+    # ── references in messages ──────────────────────────────────────────────────────────────
 
-    def may_send(self, ref: Owned | Held, to: Party) -> None:
-        """A reference of ours, or one that goes home."""
-        if isinstance(ref, Held) and ref.owner.incarnation != to.incarnation:
+    def may_send(self, record: Record, to: PeerInfo) -> None:
+        """Check a reference that we send: our own value, or one that returns to its owner."""
+        if isinstance(record, UserRecord) and record.owner.incarnation != to.incarnation:
             raise NotAllowed(
-                f"only its owner {ref.owner.name} can give this reference to {to.name}: "
+                f"only its owner {record.owner.name} can give this reference to {to.name}: "
                 "between partners references are not passed on",
                 to.name,
             )
 
-    def may_bring(self, who: Party, data: Any) -> None:
-        """A reference of its own, or one of ours that it holds."""
-        _check_form(data)
+    def may_bring(self, partner: PeerInfo, data: Any) -> None:
+        """Check a reference that arrives: the partner's own value, or one of ours that it holds.
+
+        Raises ProtocolError if the data have another form.
+        """
+        _check_form(data, partner)
         name, _, incarnation, ref_id, fork, known = data
-        if fork[1] != who.stamp:
-            raise self._refusal(who)
+        # The sender makes the fork's id, whatever the reference is.
+        if fork[1] != stamp_of(partner.incarnation):
+            raise self._refusal(partner)
         if known == BY_OWNER:
-            if incarnation != who.incarnation:
-                raise self._refusal(who)
+            # Else it would speak in the name of another owner, and we would not ask that one.
+            if incarnation != partner.incarnation:
+                raise self._refusal(partner)
             return
         if incarnation != self._me.incarnation:
-            raise NotAllowed(f"{who.name} passed a reference to a value of {name[:80]}", who.name)
-        owned = self._protocol.owning.owners.get(ref_id)
-        held = owned is not None and who.incarnation in owned.forks.values()
-        if not held and ref_id[1] != who.stamp:
-            raise self._refusal(who)
+            raise NotAllowed(
+                f"{partner.name} passed a reference to a value of {name[:80]}", partner.name
+            )
+        record = self._protocol.owner_table.records.get(ref_id)
+        # Any fork of it will do: the message carries a new one, which is made from one it holds.
+        held = record is not None and partner.incarnation in record.forks.values()
+        if not held and ref_id[1] != stamp_of(partner.incarnation):
+            raise self._refusal(partner)
 
-    def _refusal(self, who: Party) -> NotAllowed:
+    def _refusal(self, partner: PeerInfo) -> NotAllowed:
         return NotAllowed(
-            f"{who.name} was not given this reference by {self._me.name}, or has given it back",
+            f"{partner.name} was not given this reference by {self._me.name}, or has given it back",
             self._me.name,
         )
 
 
-def _check_form(data: Any) -> None:
+def _check_form(data: Any, sender: PeerInfo) -> None:
     def fits(value: Any, form: tuple[type, ...]) -> bool:
         return type(value) is tuple and tuple(map(type, value)) == form
 
     if not (fits(data, _FORK) and fits(data[3], _ID) and fits(data[4], _ID)):
-        raise ProtocolError("a reference of another form")
+        raise ProtocolError(
+            "malformed reference in a message: expected (owner's name, rank, incarnation, "
+            f"reference id, fork id, sharer), got {type(data).__name__}",
+            sender.name,
+        )

@@ -1,15 +1,16 @@
 """The owner's side: which values stay here, and which forks keep them. No I/O.
 
-A value is in the table while somebody else may ask for it: while it has forks, while its function
+A value is in the table while another worker may ask for it: while it has forks, while its function
 runs, or while a use has overtaken the creation (*awaited*). Then it leaves the table, and lives on
 only if user code here holds it.
 
 Forks are added by the owner itself when it shares, by the creation, and by fork requests; they are
-removed by releases. Releases and requests come again after a loss, in any order, and may be copies:
+removed by releases. Releases and requests are retried, so they may arrive in any order, and several
+times:
 
-* a release of a fork that is not there is ignored, except that a creator which gave up on its
-  creation may be faster than the creation itself: such a fork is remembered, and refused when it
-  comes;
+* a release of a fork that is not there is ignored, except that a creator which abandoned its
+  creation may be faster than the creation itself: such a fork is remembered, and not registered
+  when the creation arrives;
 * a copy of a fork request must not bring a released fork back, so requests are numbered, and
   every number counts once.
 """
@@ -20,20 +21,31 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.errors import RRefError, RRefExpired, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.refcount.records import BY_CREATOR, Owned, Party, Place, RefId
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rref.refcount.records import (
+    BY_CREATOR,
+    CallSite,
+    Fork,
+    OwnerRecord,
+    RefId,
+    stamp_of,
+)
 
-GIVEN_UP_LIMIT: Final = 65_536
-"""Creations that were given up and never came must not pile up; the oldest are forgotten."""
+ABANDONED_LIMIT: Final = 65_536
+"""Abandoned creations that never arrive must not pile up; the oldest are forgotten."""
 
 
-class Requests:
-    """Which numbered requests of one sender were taken, in any order and any number of copies."""
+class SeenRequests:
+    """Deduplicates the numbered requests of one sender, which arrive in any order.
+
+    The sender adds to each request its lowest unanswered number. Everything below was answered, so
+    a message with such a number is a copy, and the set stays as small as what is under way.
+    """
 
     __slots__ = ("_low", "_taken")
 
     def __init__(self) -> None:
-        self._low = 0  # everything below was answered, says the sender
+        self._low = 0  # the sender has the answers to everything below
         self._taken: set[int] = set()
 
     def take(self, number: int, low: int) -> bool:
@@ -47,119 +59,137 @@ class Requests:
         return True
 
 
-class Owning:
+class OwnerTable:
     """The values of one worker that others may use."""
 
-    def __init__(self, me: Party) -> None:
+    def __init__(self, me: PeerInfo) -> None:
         self.me = me
-        self.owners: dict[RefId, Owned] = {}
-        self._given_up: dict[RefId, None] = {}  # forks released before their creation came
-        self._requests: dict[bytes, Requests] = {}  # per incarnation of the sender
-        # Creators whose lease ran out: stamp → highest counter among what was taken from them.
+        self.records: dict[RefId, OwnerRecord] = {}
+        # Forks that were released before their creation arrived; a dict for its order.
+        self._abandoned: dict[RefId, None] = {}
+        self._requests: dict[bytes, SeenRequests] = {}  # by incarnation of the sender
+        # Creators whose lease ran out, or which began a new session: stamp → high-water mark. An
+        # unknown id up to it was reclaimed or never comes; one above may still be under way. One
+        # number is enough, because ids of one creator rise in the order of creation.
         self._expired: dict[int, int] = {}
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
-    def begin_here(self, ref_id: RefId, line: Place) -> Owned:
-        """Make room for a value that this worker creates for itself; it is its own first fork."""
-        owned = self.owners[ref_id] = Owned(ref_id, line)
-        owned.forks[ref_id] = self.me.incarnation
-        return owned
+    def begin_here(self, ref_id: RefId, call_site: CallSite) -> OwnerRecord:
+        """Add a value that this worker creates for itself; it is its own first fork."""
+        record = self.records[ref_id] = OwnerRecord(ref_id, call_site)
+        record.forks[ref_id] = self.me.incarnation
+        return record
 
-    def expect(self, sender: bytes, ref_id: RefId, fork: RefId, line: Place) -> None:
-        """The creation has come: its function is going to run here."""
-        owned = self.owners.get(ref_id)
-        if owned is None:
-            owned = self.owners[ref_id] = Owned(ref_id, line)
-        owned.line = owned.line if owned.line[0] else line
-        owned.making = True
-        if fork in self._given_up:
-            del self._given_up[fork]
+    def expect(self, sender: bytes, ref_id: RefId, fork: RefId, call_site: CallSite) -> None:
+        """Add a value whose creation has arrived: its function is about to run here."""
+        record = self.records.get(ref_id)
+        if record is None:
+            record = self.records[ref_id] = OwnerRecord(ref_id, call_site)
+        # A use that overtook the creation has made the record without a call site.
+        record.call_site = record.call_site if record.call_site[0] else call_site
+        record.running = True
+        # The function runs even if the creator has released the value already: calls of an
+        # abandoned reference are not cancelled. Only the creator's fork is not registered.
+        if fork in self._abandoned:
+            del self._abandoned[fork]
         else:
-            owned.forks[fork] = sender
+            record.forks[fork] = sender
 
-    def made(self, sender: bytes, ref_id: RefId, fork: RefId, line: Place, value: Any) -> None:
-        """The creation has come, and its function has run right away: `expect` and `settle`."""
-        if ref_id in self.owners or fork in self._given_up:
-            self.expect(sender, ref_id, fork, line)
+    def made(
+        self, sender: bytes, ref_id: RefId, fork: RefId, call_site: CallSite, value: Any
+    ) -> None:
+        """Add a value whose function has run on arrival: `expect` and `settle` in one."""
+        if ref_id in self.records or fork in self._abandoned:
+            self.expect(sender, ref_id, fork, call_site)
             self.settle(ref_id, value)
         else:
-            owned = self.owners[ref_id] = Owned(ref_id, line)
-            owned.value, owned.ready = value, True
-            owned.forks[fork] = sender
+            # The usual case, written out: nothing overtook the creation, so nobody waits for the
+            # value, and its creator's fork keeps it.
+            record = self.records[ref_id] = OwnerRecord(ref_id, call_site)
+            record.value, record.ready = value, True
+            record.forks[fork] = sender
 
     def settle(self, ref_id: RefId, value: Any, error: Exception | None = None) -> None:
-        """The creating function has ended."""
-        if (owned := self.owners.get(ref_id)) is None:
+        """Take the outcome of a creating function."""
+        if (record := self.records.get(ref_id)) is None:
             return
-        owned.making = False
-        owned.settle(value, error)
-        self._free(owned)
+        record.running = False
+        record.settle(value, error)
+        self._free_if_unused(record)
 
     # ── sharing ─────────────────────────────────────────────────────────────────────────────
 
-    def share(self, owned: Owned, fork: RefId, holder: bytes) -> None:
-        self.owners[owned.id] = owned
-        owned.forks[fork] = holder
+    def share(self, record: OwnerRecord, fork: RefId, holder: bytes) -> None:
+        """Register a fork that this worker sends; a value of its own enters the table by it."""
+        self.records[record.id] = record
+        record.forks[fork] = holder
 
-    def returned(self, ref_id: RefId, known: int, shared_by: str) -> Owned:
-        """A user gave the reference to this worker, its owner."""
-        owned = self.owners.get(ref_id)
-        if owned is None and known == BY_CREATOR and not self._taken(ref_id):
-            owned = self.owners[ref_id] = Owned(ref_id)
-        if owned is None:
-            owned = Owned(ref_id)  # not in the table: nobody can ask for it
-            owned.settle(None, self._expiry(shared_by))
-        if not owned.ready:
-            owned.local += 1
-        return owned
+    def returned(self, ref_id: RefId, known: int, shared_by: str) -> OwnerRecord:
+        """Return the record of a reference that a user sent to this worker, its owner.
 
-    def drop(self, owned: Owned) -> None:
-        """User code here let go of a reference that `returned` gave it before it was ready."""
-        owned.local -= 1
-        self._free(owned)
+        It is one that has failed with RRefExpired if the value was freed.
+        """
+        record = self.records.get(ref_id)
+        if record is None and known == BY_CREATOR and not self._was_reclaimed(ref_id):
+            record = self.records[ref_id] = OwnerRecord(ref_id)
+        if record is None:
+            record = OwnerRecord(ref_id)  # outside the table: no other worker can ask for it
+            record.settle(None, self._expiry(shared_by))
+        if not record.ready:
+            record.local_refs += 1
+        return record
 
-    def request(
-        self, sender: bytes, number: int, low: int, forks: Iterable[tuple[RefId, RefId, int]]
-    ) -> list[bool]:
-        """A user tells of forks it was given by other users. The answer says which ones count."""
-        requests = self._requests.setdefault(sender, Requests())
+    def drop(self, record: OwnerRecord) -> None:
+        """Take note that user code dropped a reference that `returned` gave it unready."""
+        record.local_refs -= 1
+        self._free_if_unused(record)
+
+    def request(self, sender: bytes, number: int, low: int, forks: Iterable[Fork]) -> list[bool]:
+        """Register forks that a user was given by other users; return which of them count."""
+        requests = self._requests.setdefault(sender, SeenRequests())
         if not requests.take(number, low):
-            return [self._holds(sender, ref_id, fork) for ref_id, fork, _ in forks]
-        return [self._add(sender, ref_id, fork, known) for ref_id, fork, known in forks]
+            # A copy: its answer was lost, or is under way. It gets the state of now, because a
+            # release may have arrived in between.
+            return [self._is_held(sender, ref_id, fork) for ref_id, fork, _ in forks]
+        return [self._register(sender, ref_id, fork, known) for ref_id, fork, known in forks]
 
-    def _add(self, sender: bytes, ref_id: RefId, fork: RefId, known: int) -> bool:
-        owned = self.owners.get(ref_id)
-        if owned is None:
-            if known != BY_CREATOR or self._taken(ref_id):
+    def _register(self, sender: bytes, ref_id: RefId, fork: RefId, known: int) -> bool:
+        record = self.records.get(ref_id)
+        if record is None:
+            if known != BY_CREATOR or self._was_reclaimed(ref_id):
                 return False
-            owned = self.owners[ref_id] = Owned(ref_id)
-        owned.forks[fork] = sender
+            record = self.records[ref_id] = OwnerRecord(ref_id)
+        record.forks[fork] = sender
         return True
 
-    def _holds(self, sender: bytes, ref_id: RefId, fork: RefId) -> bool:
-        owned = self.owners.get(ref_id)
-        return owned is not None and owned.forks.get(fork) == sender
+    def _is_held(self, sender: bytes, ref_id: RefId, fork: RefId) -> bool:
+        record = self.records.get(ref_id)
+        return record is not None and record.forks.get(fork) == sender
 
     # ── use ─────────────────────────────────────────────────────────────────────────────────
 
-    def look_up(self, sender: Party, ref_id: RefId, fork: RefId, known: int) -> Owned:
-        """Return what `sender` may use by this fork, ready or not; else RRefExpired."""
-        owned = self.owners.get(ref_id)
-        if owned is not None:
-            if owned.forks.get(fork) == sender.incarnation:
-                return owned
-            awaited = not owned.ready and not owned.making
-            if awaited and known == BY_CREATOR and fork not in self._given_up:
-                return owned
-        elif fork in self._given_up:
+    def look_up(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> OwnerRecord:
+        """Return the value that `sender` may use by this fork, ready or not.
+
+        Raises RRefReleased if the creator uses what it has abandoned, else RRefExpired.
+        """
+        record = self.records.get(ref_id)
+        if record is not None:
+            if record.forks.get(fork) == sender.incarnation:
+                return record
+            # The use overtook the message that registers its fork: creation or fork request.
+            awaited = not record.ready and not record.running
+            if awaited and known == BY_CREATOR and fork not in self._abandoned:
+                return record
+        elif fork in self._abandoned:
             raise RRefReleased(f"{sender.name} has released this reference", sender.name)
-        elif known == BY_CREATOR and not self._taken(ref_id):
-            owned = self.owners[ref_id] = Owned(ref_id)
-            return owned
+        elif known == BY_CREATOR and not self._was_reclaimed(ref_id):
+            record = self.records[ref_id] = OwnerRecord(ref_id)
+            return record
         raise self._expiry(sender.name)
 
-    def _taken(self, ref_id: RefId) -> bool:
+    def _was_reclaimed(self, ref_id: RefId) -> bool:
         """Whether an unknown id was reclaimed, rather than not created yet."""
         return ref_id[2] <= self._expired.get(ref_id[1], -1)
 
@@ -170,79 +200,85 @@ class Owning:
             self.me.name,
         )
 
-    # ── letting go ──────────────────────────────────────────────────────────────────────────
+    # ── release ─────────────────────────────────────────────────────────────────────────────
 
-    def release(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
-        """Take forks back. The flag says that the creation was never answered."""
-        owners = self.owners
+    def release(self, releases: Iterable[Fork]) -> None:
+        """Remove forks. The mark says that the creation was never answered."""
+        records = self.records
         for ref_id, fork, never_created in releases:
-            owned = owners.get(ref_id)
-            if owned is None:
+            record = records.get(ref_id)
+            if record is None:
                 if never_created:
-                    self._give_up(fork)
+                    self._remember_abandoned(fork)
                 continue
-            forks = owned.forks
+            forks = record.forks
             forks.pop(fork, None)
-            if not forks and owned.ready and not owned.making:
-                del owners[ref_id]
+            # The usual case first: the last fork of a finished value. It spares the calls below.
+            if not forks and record.ready and not record.running:
+                del records[ref_id]
                 continue
-            if never_created and not owned.making and not owned.ready:
-                self._give_up(fork)  # its creation is still on its way, or lost
-                owned.given_up = True
-            if owned.given_up and not owned.forks and not owned.making:
-                owned.settle(None, RRefError("RRef creation was given up", self.me.name))
-            self._free(owned)
+            if never_created and not record.running and not record.ready:
+                self._remember_abandoned(fork)  # its creation is under way, or lost
+                record.abandoned = True
+            if record.abandoned and not record.forks and not record.running:
+                # No fork is left that a creation could arrive for, so waiters get an error now.
+                record.settle(None, RRefError("RRef creation was given up", self.me.name))
+            self._free_if_unused(record)
 
     def sever(self, incarnation: bytes, ghost: bytes) -> None:
-        """A session is lost: what its holder held belongs to a ghost until the lease is over.
+        """Give the forks of a lost holder to a ghost until its lease is over.
 
-        The holder may come back, but not to these: on its side they are lost already."""
-        for owned in self.owners.values():
-            for fork, holder in owned.forks.items():
+        The holder may come back, but not to these: on its side they are lost already.
+        """
+        for record in self.records.values():
+            for fork, holder in record.forks.items():
                 if holder == incarnation:
-                    owned.forks[fork] = ghost
-        self._requests.pop(incarnation, None)  # no copy of one comes in another session
+                    record.forks[fork] = ghost
+        # A request belongs to its session and is not repeated in the next one.
+        self._requests.pop(incarnation, None)
 
     def reclaim(self, ghost: bytes) -> None:
-        """The lease of a lost holder is over: take back all it held."""
-        for owned in list(self.owners.values()):
-            forks = [fork for fork, who in owned.forks.items() if who == ghost]
+        """Remove the forks of a ghost: the lease of the lost holder is over."""
+        for record in list(self.records.values()):
+            forks = [fork for fork, holder in record.forks.items() if holder == ghost]
             for fork in forks:
-                del owned.forks[fork]
+                del record.forks[fork]
             if forks:
-                self._free(owned)
+                self._free_if_unused(record)
 
-    def expire(self, creator: Party, last: int | None = None) -> None:
-        """Creations of this worker that are not here never come: all, or those up to an id."""
-        stamp = creator.stamp
-        for fork in [fork for fork in self._given_up if fork[1] == stamp]:
+    def expire(self, creator: PeerInfo, last: int | None = None) -> None:
+        """Fail creations of this worker that have not arrived: all, or those up to an id."""
+        stamp = stamp_of(creator.incarnation)
+        for fork in [fork for fork in self._abandoned if fork[1] == stamp]:
             if last is None or fork[2] <= last:
-                del self._given_up[fork]
-        theirs = [owned for owned in self.owners.values() if owned.id[1] == stamp]
+                del self._abandoned[fork]
+        theirs = [record for record in self.records.values() if record.id[1] == stamp]
         if last is not None:
-            theirs = [owned for owned in theirs if owned.id[2] <= last]
-        for owned in theirs:
-            if not owned.ready and not owned.making:
+            theirs = [record for record in theirs if record.id[2] <= last]
+        for record in theirs:
+            if not record.ready and not record.running:
                 why = f"RRef creation never came: {creator.name}, which asked for it, is gone"
-                owned.settle(None, RRefError(why, creator.name))
-            self._free(owned)
+                record.settle(None, RRefError(why, creator.name))
+            self._free_if_unused(record)
         if last is None:
-            last = max((owned.id[2] for owned in theirs), default=-1)
+            last = max((record.id[2] for record in theirs), default=-1)
+        # `pop` and set: the entry moves to the end, so the one that is evicted is the oldest.
         self._expired[stamp] = max(last, self._expired.pop(stamp, -1))
         if len(self._expired) > 2 * LOST_PEERS:
             del self._expired[next(iter(self._expired))]
 
-    def _give_up(self, fork: RefId) -> None:
-        while len(self._given_up) >= GIVEN_UP_LIMIT:
-            del self._given_up[next(iter(self._given_up))]
-        self._given_up[fork] = None
+    def _remember_abandoned(self, fork: RefId) -> None:
+        while len(self._abandoned) >= ABANDONED_LIMIT:
+            del self._abandoned[next(iter(self._abandoned))]
+        self._abandoned[fork] = None
 
-    def _free(self, owned: Owned) -> None:
-        if owned.forks or owned.making:
+    def _free_if_unused(self, record: OwnerRecord) -> None:
+        if record.forks or record.running:
             return
-        if owned.ready or not (owned.local or owned.waiters):  # a late creation makes its own room
-            self.owners.pop(owned.id, None)
+        # An awaited record without anybody who waits may go: a late creation makes another one.
+        if record.ready or not (record.local_refs or record.waiters):
+            self.records.pop(record.id, None)
 
-    def leaks(self) -> Sequence[Owned]:
-        """What somebody else still keeps alive here."""
-        return [owned for owned in self.owners.values() if owned.forks]
+    def leaks(self) -> Sequence[OwnerRecord]:
+        """Return the values that others keep alive here."""
+        return [record for record in self.records.values() if record.forks]

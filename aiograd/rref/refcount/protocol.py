@@ -1,4 +1,4 @@
-"""How workers agree on who still uses a value: one worker's part, without I/O.
+"""How workers agree on which values are still used: one worker's part, without I/O.
 
 The owner keeps a value while it knows a fork of it. A reference travels as a fork of its own, and
 there are four ways for one to come about:
@@ -6,22 +6,22 @@ there are four ways for one to come about:
     remote()         creator ──creation──▶ owner            the answer confirms the creator's fork
     owner → user     the owner registers the fork as it sends; nothing more to say
     user → owner     no fork; the owner answers *accepted*, until then the sender keeps its own
-    user → user      the receiver tells the owner (*fork request*), then the sender (*accepted*);
+    user → user      the receiver notifies the owner (*fork request*), then the sender (*accepted*);
                      until then the sender keeps its own fork
 
 Nothing here assumes an order of messages, only that the shell repeats a message until it is
-answered or the session with the receiver is lost. A loss cuts off all that was agreed on in that
+answered or the session with the recipient is lost. A loss cuts off all that was agreed on in that
 session: references to the lost worker's values are dead for ever, and its own forks are kept for a
-lease, as of nobody. It may come back in a new session, and begins with nothing then. A restarted
-worker has another incarnation and is somebody else.
+lease, in the name of a *ghost*. The worker may come back in a new session, and begins with nothing
+then. A restarted worker has another incarnation and is another worker.
 
          user                                          owner
-    lost its Held have an error from now on       its forks belong to a *ghost* from now on
+    lost its forks have failed from now on        its forks belong to a ghost from now on
          ┊                                             ┊ a lease later: reclaimed
-    back ids up to the loss are never created ──▶      what waits for one of these is told
+    back ids up to the loss are never created ──▶      waiters for one of these get an error
 
-`Protocol` joins the owner's side (`owning`), the user's side (`using`) and the forks that were sent
-away (`watch`). What it wants told to others is in `using`'s outbox; `owners.RRefs` carries it.
+`Protocol` joins the owner's side (`owner`), the user's side (`user`) and the forks that were sent
+(`audit`). Notifications to others are in the user table's outbox; `services.Messenger` sends them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aiograd.errors import OwnerLost, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.refcount.audit import Watch
-from aiograd.rref.refcount.owner import Owning
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rref.refcount.audit import Audit
+from aiograd.rref.refcount.owner import OwnerTable
 from aiograd.rref.refcount.records import (
     BY_CONFIRMED,
     BY_OWNER,
     CREATING,
-    NOWHERE,
+    UNKNOWN_SITE,
+    CallSite,
+    Fork,
     ForkData,
-    Held,
-    Owned,
-    Party,
-    Place,
+    OwnerRecord,
+    Record,
     RefId,
     Use,
-    again,
+    UserRecord,
+    fresh_copy,
+    stamp_of,
 )
-from aiograd.rref.refcount.user import Using
+from aiograd.rref.refcount.user import UserTable
 
 # Answers to a question about a fork.
 UNKNOWN: Final = 0
@@ -57,216 +59,244 @@ SETTLED: Final = 2
 
 
 class Protocol:
-    """All that one worker knows about references."""
+    """All that one worker knows about references. Its methods belong to the worker's loop."""
 
-    def __init__(self, me: Party) -> None:
+    def __init__(self, me: PeerInfo) -> None:
         self.me = me
-        self.owning = Owning(me)
-        self.using = Using(me)
-        self.watch = Watch()  # forks we sent away, by their fork id
-        self._shared: dict[RefId, RefId] = {}  # watched fork of our own value → reference
+        self.owner_table = OwnerTable(me)
+        self.user_table = UserTable()
+        self.audit = Audit()  # forks we sent
+        self._shared: dict[RefId, RefId] = {}  # audited fork of our own value → its reference
         self._counter = itertools.count()
-        self._stamp = me.stamp
-        # Incarnations out of reach, and the number of the loss. It comes from the counter of ids:
+        self._stamp = stamp_of(me.incarnation)
+        # Incarnations out of reach → number of the loss. The number comes from the counter of ids:
         # all that was made before has a lower one, and what a new session makes, a higher one.
-        self.gone: dict[bytes, int] = {}
-        # Losses whose lease is not over: number → who, and the forks it was sent.
-        self._severed: dict[int, tuple[bytes, list[RefId]]] = {}
+        self.unreachable: dict[bytes, int] = {}
+        # Losses whose lease is not over: number → the lost worker, and the forks it was sent.
+        self._leases: dict[int, tuple[PeerInfo, list[RefId]]] = {}
 
     def new_id(self) -> RefId:
+        """Return a fresh id for a reference or a fork."""
         return (self.me.rank, self._stamp, next(self._counter))
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
-    def own(self, value: object, line: Place = NOWHERE) -> Owned:
-        """Own a value that nobody else knows of yet; it enters the table when it is shared."""
-        owned = Owned(self.new_id(), line)
-        owned.value, owned.ready = value, True
-        return owned
+    def own(self, value: object, call_site: CallSite = UNKNOWN_SITE) -> OwnerRecord:
+        """Own a value that no other worker knows of; it enters the table when it is shared."""
+        record = OwnerRecord(self.new_id(), call_site)
+        record.value, record.ready = value, True
+        return record
 
-    def create(self, owner: Party) -> Held:
-        """A reference to what another worker makes; its fork is the next number: one travels."""
+    def create(self, owner: PeerInfo) -> UserRecord:
+        """Record a reference to what another worker is asked to create.
+
+        The id of its fork is the next number, so that the creation need carry only one id.
+        """
+        # `new_id` twice, written out: every remote() passes here.
         rank, stamp, count = self.me.rank, self._stamp, self._counter
         ref_id, fork = (rank, stamp, next(count)), (rank, stamp, next(count))
-        held = self.using.held[fork] = Held(ref_id, fork, owner, CREATING)
-        return held
+        record = self.user_table.records[fork] = UserRecord(ref_id, fork, owner, CREATING)
+        return record
 
-    def create_here(self, line: Place = NOWHERE) -> Owned:
-        """A creation sent to oneself: owner at once, and kept by itself until it is answered."""
-        return self.owning.begin_here(self.new_id(), line)
+    def create_here(self, call_site: CallSite = UNKNOWN_SITE) -> OwnerRecord:
+        """Record a creation sent to ourselves; it keeps itself until it is answered."""
+        return self.owner_table.begin_here(self.new_id(), call_site)
 
-    def created_here(self, owned: Owned, doubt: Exception | None = None) -> None:
-        """The creation sent to oneself was answered, or was given up."""
-        owned.doubt = doubt
-        self.owning.release([(owned.id, owned.id, doubt is not None)])
-        waiting, owned.on_answered = owned.on_answered, ()
+    def created_here(self, record: OwnerRecord, error: Exception | None = None) -> None:
+        """Take the outcome of a creation sent to ourselves: answered, or `error` if abandoned."""
+        record.creator_error = error
+        # The fork that `create_here` made. After an error the creation may still arrive, as from
+        # any creator: the mark says so.
+        self.owner_table.release([(record.id, record.id, error is not None)])
+        waiting, record.on_answered = record.on_answered, ()
         for wake in waiting:
             wake()
 
-    def forget(self, made: Owned | Held) -> None:
-        """A creation that could not even be sent."""
-        if isinstance(made, Held):
-            self.using.held.pop(made.fork, None)
+    def discard_creation(self, record: Record) -> None:
+        """Forget a creation that could not even be sent: no other worker knows of it."""
+        if isinstance(record, UserRecord):
+            self.user_table.records.pop(record.fork, None)
         else:
-            self.owning.owners.pop(made.id, None)
+            self.owner_table.records.pop(record.id, None)
 
     # ── sharing ─────────────────────────────────────────────────────────────────────────────
 
-    def depart(self, ref: Owned | Held, to: Party) -> ForkData:
-        """Turn a reference into what travels. Whatever cannot be used cannot be shared."""
-        self.check(ref)
+    def depart(self, record: Record, to: PeerInfo) -> ForkData:
+        """Fork a reference for a message to `to`. What cannot be used cannot be shared."""
+        self.check(record)
         fork = self.new_id()
-        if isinstance(ref, Owned):
-            self.owning.share(ref, fork, to.incarnation)
-            self._shared[fork] = ref.id
+        if isinstance(record, OwnerRecord):
+            self.owner_table.share(record, fork, to.incarnation)
+            self._shared[fork] = record.id
             owner, known = self.me, BY_OWNER
         else:
-            self.using.share(ref, fork)
-            owner, known = ref.owner, ref.known
-        self.watch.add(fork, to.incarnation)
-        return (owner.name, owner.rank, owner.incarnation, ref.id, fork, known)
+            self.user_table.share(record, fork)
+            owner, known = record.owner, record.known
+        self.audit.add(fork, to)
+        return (owner.name, owner.rank, owner.incarnation, record.id, fork, known)
 
     def undo(self, data: ForkData) -> None:
-        """What departed never left, or was refused unread."""
-        self._give_up([data[4]])
+        """Take back a fork whose message never left, or was refused unread."""
+        self._abandon([data[4]])
 
-    def arrive(self, data: ForkData, sender: Party) -> Owned | Held:
-        """Turn what travelled into a reference of this worker. A `Held` may be CONFIRMING."""
+    def arrive(self, data: ForkData, sender: PeerInfo) -> Record:
+        """Turn a fork that arrived into a record here. A `UserRecord` may be CONFIRMING."""
         name, rank, incarnation, ref_id, fork, known = data
         if incarnation != self.me.incarnation:
-            owner = sender if known == BY_OWNER else Party(name, rank, incarnation)
-            return self.using.receive(ref_id, fork, owner, sender, known)
-        if known == BY_OWNER:  # we sent it to ourselves; the fork has done its duty
-            owned = self.owning.returned(ref_id, BY_CONFIRMED, self.me.name)
-            self._give_up([fork])
-            return owned
-        self.using.accept(sender, fork)
-        return self.owning.returned(ref_id, known, sender.name)
+            # A third worker's addresses are not needed: messages to it go by its name, after a
+            # look into the directory whether this incarnation is still the member.
+            owner = sender if known == BY_OWNER else PeerInfo(name, rank, incarnation)
+            return self.user_table.receive(ref_id, fork, owner, sender, known)
+        if known == BY_OWNER:
+            # We sent it to ourselves: the fork kept the value while it was under way.
+            record = self.owner_table.returned(ref_id, BY_CONFIRMED, self.me.name)
+            self._abandon([fork])
+            return record
+        # The owner needs no fork of its own value, so the sender may release its own at once.
+        self.user_table.accept(sender, fork)
+        return self.owner_table.returned(ref_id, known, sender.name)
 
-    def check(self, ref: Owned | Held) -> None:
-        """Raise why a reference cannot be used, if so."""
-        if isinstance(ref, Owned):
-            if ref.doubt is not None:
-                raise again(ref.doubt)
+    def check(self, record: Record) -> None:
+        """Raise the reason if a reference cannot be used."""
+        if isinstance(record, OwnerRecord):
+            if record.creator_error is not None:
+                raise fresh_copy(record.creator_error)
             return
-        if ref.dropped or ref.use >= Use.RELEASING:
+        if record.dropped or record.use >= Use.RELEASING:
             raise RRefReleased(
-                f"this reference to a value on {ref.owner.name} was used after deletion: it was "
+                f"this reference to a value on {record.owner.name} was used after deletion: it was "
                 "released, or its worker was shut down",
-                ref.owner.name,
+                record.owner.name,
             )
-        if ref.error is not None:
-            if ref.owner.incarnation in self.gone:  # says more than that a creation failed
-                raise OwnerLost(ref.owner.name)
-            raise again(ref.error)
+        if record.error is not None:
+            # A loss says more than the error of a creation that failed with it.
+            if record.owner.incarnation in self.unreachable:
+                raise OwnerLost(record.owner.name)
+            raise fresh_copy(record.error)
 
-    # ── what others tell ────────────────────────────────────────────────────────────────────
+    # ── messages of other workers ───────────────────────────────────────────────────────────
 
-    def look_up(self, sender: Party, ref_id: RefId, fork: RefId, known: int) -> Owned:
-        """Return what `sender` uses by this fork, ready or not; RRefExpired if it may not."""
-        owned = self.owning.look_up(sender, ref_id, fork, known)
+    def look_up(self, sender: PeerInfo, ref_id: RefId, fork: RefId, known: int) -> OwnerRecord:
+        """Return the value that `sender` uses by this fork, ready or not.
+
+        Raises RRefExpired or RRefReleased if it may not.
+        """
+        record = self.owner_table.look_up(sender, ref_id, fork, known)
+        # A use proves that the fork arrived. `_shared` has only forks that this worker sent of its
+        # own values and has not heard of; without any, the call is spared.
         if self._shared:
-            self._forget(fork)
-        return owned
+            self._heard_of(fork)
+        return record
 
     def requested(
-        self, sender: Party, number: int, low: int, forks: Iterable[tuple[RefId, RefId, int]]
+        self, sender: PeerInfo, number: int, low: int, forks: Iterable[Fork]
     ) -> list[bool]:
-        return self.owning.request(sender.incarnation, number, low, forks)
+        """Take a fork request: see `OwnerTable.request`."""
+        return self.owner_table.request(sender.incarnation, number, low, forks)
 
     def accepted(self, forks: Sequence[RefId]) -> None:
-        self.using.accepted(forks)
+        """Take an acceptance: these children of our forks are confirmed."""
+        self.user_table.accepted(forks)
         for fork in forks:
-            self.watch.discard(fork)
+            self.audit.discard(fork)
 
-    def released(self, releases: Iterable[tuple[RefId, RefId, int]]) -> None:
+    def released(self, releases: Iterable[Fork]) -> None:
+        """Take releases of forks of our values."""
         releases = list(releases)
-        self.owning.release(releases)
+        self.owner_table.release(releases)
         if self._shared:
             for _, fork, _ in releases:
-                self._forget(fork)
+                self._heard_of(fork)
 
-    def look_for(self, forks: Iterable[RefId]) -> list[int]:
-        """What is known here of forks that somebody sent us and heard nothing of since."""
-        held = [self.using.held.get(fork) for fork in forks]
+    def report_forks(self, forks: Iterable[RefId]) -> list[int]:
+        """Answer an audit: UNKNOWN, CONFIRMING or SETTLED for each fork that was sent to us."""
+        # A fork that was released is UNKNOWN, too. The sharer abandons it then, which changes
+        # nothing at an owner that has removed it already.
+        records = [self.user_table.records.get(fork) for fork in forks]
         return [
             UNKNOWN if one is None else CONFIRMING if one.use is Use.CONFIRMING else SETTLED
-            for one in held
+            for one in records
         ]
 
-    # ── forks that were sent away ───────────────────────────────────────────────────────────
+    # ── forks that were sent ────────────────────────────────────────────────────────────────
 
-    def audited(self, asked: Sequence[RefId], found: Sequence[int], hurry: bool) -> None:
-        """Take the answer about forks that we sent away."""
+    def take_audit(self, asked: Sequence[RefId], found: Sequence[int], at_shutdown: bool) -> None:
+        """Take the answer to an audit; ValueError if its length differs from the question's."""
         pairs = list(zip(asked, found, strict=True))
-        self._give_up(self.watch.answered(asked, [f for f, n in pairs if n == UNKNOWN], hurry))
-        for fork, known in pairs:
-            if known != UNKNOWN:
-                self._forget(fork)  # an owner knows enough
-        self.accepted([fork for fork, known in pairs if known == SETTLED])  # so does a parent
+        unknown = [fork for fork, state in pairs if state == UNKNOWN]
+        self._abandon(self.audit.answered(asked, unknown, at_shutdown))
+        for fork, state in pairs:
+            if state != UNKNOWN:
+                self._heard_of(fork)
+        # A parent must keep its fork until the owner has confirmed the child.
+        self.accepted([fork for fork, state in pairs if state == SETTLED])
 
-    def _forget(self, fork: RefId) -> None:
-        """A fork of our own value has been heard of: from now on it will be given back."""
+    def _heard_of(self, fork: RefId) -> None:
+        """End the audit of a fork of our own value: its holder has it and will release it."""
         if self._shared.pop(fork, None) is not None:
-            self.watch.discard(fork)
+            self.audit.discard(fork)
 
-    def _give_up(self, forks: Sequence[RefId]) -> None:
-        self.using.accepted(forks)
-        self.owning.release(
+    def _abandon(self, forks: Sequence[RefId]) -> None:
+        """Release forks in the name of recipients that never got them."""
+        self.user_table.accepted(forks)
+        self.owner_table.release(
             [(ref_id, fork, False) for fork in forks if (ref_id := self._shared.pop(fork, None))]
         )
         for fork in forks:
-            self.watch.discard(fork)
+            self.audit.discard(fork)
 
-    # ── death and return ────────────────────────────────────────────────────────────────────
+    # ── loss and return ─────────────────────────────────────────────────────────────────────
 
-    def lost(self, incarnation: bytes) -> int:
-        """A session is lost. Returns the number to give to `lease_over` after the lease."""
-        self.gone.pop(incarnation, None)
-        number = self.gone[incarnation] = next(self._counter)
-        if len(self.gone) > 2 * LOST_PEERS:  # whose lease is over, and whom no directory knows
-            del self.gone[next(iter(self.gone))]
-        self.using.sever(incarnation)
-        self.owning.sever(incarnation, _ghost(incarnation, number))
-        forks = self.watch.held_by(incarnation)
+    def lost(self, peer: PeerInfo) -> int:
+        """Cut off a lost session. Returns its number, for `lease_over` after the lease."""
+        incarnation = peer.incarnation
+        # Off first, so that the order of the dict is that of the last losses.
+        self.unreachable.pop(incarnation, None)
+        number = self.unreachable[incarnation] = next(self._counter)
+        if len(self.unreachable) > 2 * LOST_PEERS:
+            # The oldest: its lease is over, and the directory has forgotten it, too.
+            del self.unreachable[next(iter(self.unreachable))]
+        self.user_table.sever(incarnation)
+        self.owner_table.sever(incarnation, _ghost(incarnation, number))
+        forks = self.audit.held_by(incarnation)
         for fork in forks:
-            self.watch.discard(fork)  # there is nobody to ask any more
-        self._severed[number] = incarnation, forks
+            self.audit.discard(fork)  # the holder cannot be asked any more; its lease decides
+        self._leases[number] = peer, forks
         return number
 
     def returned(self, incarnation: bytes) -> int | None:
-        """A new session begins. Returns what to tell the peer for its `session_begun`."""
-        return self.gone.pop(incarnation, None)
+        """Begin a new session. Returns the number for the peer's `session_begun`, if any."""
+        return self.unreachable.pop(incarnation, None)
 
-    def session_begun(self, peer: Party, number: int) -> None:
-        """What the peer created under ids up to this number, and is not here, never comes."""
-        self.owning.expire(peer, number)
+    def session_begun(self, peer: PeerInfo, number: int) -> None:
+        """Fail creations of the peer under ids up to this number that have not arrived."""
+        self.owner_table.expire(peer, number)
 
-    def lease_over(self, gone: Party, number: int) -> bool:
-        """Take back what a worker held when it was lost. Returns whether it is still out of
-        reach since that loss."""
-        out_of_reach = self.gone.get(gone.incarnation) == number
-        if out_of_reach:  # else it has told itself what never comes
-            self.owning.expire(gone)
-        _, forks = self._severed.pop(number, (b"", []))
-        self._give_up(forks)
-        self.owning.reclaim(_ghost(gone.incarnation, number))
-        return out_of_reach
+    def lease_over(self, number: int) -> None:
+        """Reclaim what a worker held when it was lost. A second time it does nothing."""
+        if (lease := self._leases.pop(number, None)) is None:
+            return
+        peer, forks = lease
+        # If it has come back since, its `rref.session` message says which ids never come.
+        if self.unreachable.get(peer.incarnation) == number:
+            self.owner_table.expire(peer)
+        # Forks that it was sent and never confirmed: their parents here need not wait any longer.
+        self._abandon(forks)
+        self.owner_table.reclaim(_ghost(peer.incarnation, number))
 
-    def end_of(self, gone: Party) -> None:
-        """Do not wait for the lease of somebody who was lost: this worker shuts down."""
-        for number, (incarnation, _) in list(self._severed.items()):
-            if incarnation == gone.incarnation:
-                self.lease_over(gone, number)
+    def end_leases(self) -> None:
+        """End the leases of all lost workers: this worker shuts down and does not wait."""
+        for number in list(self._leases):
+            self.lease_over(number)
 
     # ── counting ────────────────────────────────────────────────────────────────────────────
 
     @property
     def at_rest(self) -> bool:
-        """Nothing is held, shared or on its way."""
-        return not (self.owning.owners or self.using.held or self.using.children)
+        """Whether nothing is owned for others, used or under way."""
+        return not (self.owner_table.records or self.user_table.records or self.user_table.children)
 
 
 def _ghost(incarnation: bytes, number: int) -> bytes:
-    """Whose forks they are when a session is lost: nobody's who can ask for them."""
+    """Return the holder of forks whose session is lost: equal to no incarnation that can ask."""
     return incarnation + number.to_bytes(8, "big")

@@ -1,18 +1,18 @@
 """The user's side: forks held here of values that stay elsewhere. No I/O.
 
     remote()        ──▶ CREATING ────┐                    ┌──▶ RELEASING ──▶ RELEASED
-    from the owner  ──▶              ├──▶ CONFIRMED ──┐   │    (told)        (answered)
+    from the owner  ──▶              ├──▶ CONFIRMED ──┐   │    (sent)        (acknowledged)
     from a user     ──▶ CONFIRMING ──┤                ├───┘
                                      └──▶ FAILED ─────┘   once dropped, and no child is unconfirmed
 
-A fork is FAILED, too, when the session with its owner is lost; then there is nothing to give back.
+A fork is FAILED, too, when the session with its owner is lost; then there is nothing to release.
 
-A fork is given back when user code has let go of it, its own existence is settled, and every child
+A fork is released when user code has dropped it, its own existence is settled, and every child
 made from it has been confirmed by the owner: so at every moment the owner knows at least one fork
 of any reference that is alive somewhere.
 
-What must be told to others collects in the outbox until the shell takes it, once per tick: a
-thousand releases to one owner are one message.
+Notifications to others collect in the outbox until the shell takes them, once per tick: a thousand
+releases to one owner are one message.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from aiograd.errors import OwnerLost
-from aiograd.rref.refcount.records import BY_OWNER, Held, Party, RefId, Use
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rref.refcount.records import BY_OWNER, RefId, Use, UserRecord
 
-# On the way of every reference: an attribute of an enum is looked up slowly.
+# As in `records`: a lookup of an enum's member is slow.
 _CONFIRMING: Final = Use.CONFIRMING
 _CONFIRMED: Final = Use.CONFIRMED
 _FAILED: Final = Use.FAILED
@@ -32,18 +33,18 @@ _RELEASED: Final = Use.RELEASED
 
 
 class Batch:
-    """All that is to be told to one worker."""
+    """All notifications to one worker."""
 
     __slots__ = ("accepts", "forks", "releases", "to")
 
-    def __init__(self, to: Party) -> None:
+    def __init__(self, to: PeerInfo) -> None:
         self.to = to
-        self.forks: list[Held] = []  # to the owner: we hold these
-        self.accepts: list[RefId] = []  # to the parent: these are confirmed, let go
-        self.releases: list[Held] = []  # to the owner: we are done with these
+        self.forks: list[UserRecord] = []  # to the owner: we hold these
+        self.accepts: list[RefId] = []  # to the parent: these children are confirmed
+        self.releases: list[UserRecord] = []  # to the owner: we are done with these
 
 
-class Numbers:
+class RequestNumbers:
     """Numbers for the fork requests to one owner, and which of them are still unanswered."""
 
     __slots__ = ("_next", "_open")
@@ -53,134 +54,156 @@ class Numbers:
         self._open: set[int] = set()
 
     def issue(self) -> tuple[int, int]:
-        """Return a fresh number, and the lowest one that is unanswered."""
+        """Return a fresh number, and the lowest one that is unanswered.
+
+        The second lets the owner forget all numbers below it: see `owner.SeenRequests`.
+        """
         number = self._next
         self._next += 1
+        # A small set: all forks of one tick are one request.
         self._open.add(number)
         return number, min(self._open)
 
     def close(self, number: int) -> None:
+        """Mark a number as answered, or as never to be answered."""
         self._open.discard(number)
 
 
-class Using:
-    """The forks of one worker."""
+class UserTable:
+    """The forks that one worker holds."""
 
-    def __init__(self, me: Party) -> None:
-        self.me = me
-        self.held: dict[RefId, Held] = {}  # by fork
-        self.children: dict[RefId, Held] = {}  # fork of an unconfirmed child → its parent here
-        self._numbers: dict[bytes, Numbers] = {}  # per incarnation of the owner
-        self.outbox: dict[bytes, Batch] = {}  # what there is to tell, by incarnation
+    def __init__(self) -> None:
+        self.records: dict[RefId, UserRecord] = {}  # by fork
+        self.children: dict[RefId, UserRecord] = {}  # fork of an unconfirmed child → its parent
+        self._numbers: dict[bytes, RequestNumbers] = {}  # by incarnation of the owner
+        self.outbox: dict[bytes, Batch] = {}  # by incarnation of the recipient
 
-    # ── making ──────────────────────────────────────────────────────────────────────────────
+    # ── creation and arrival ────────────────────────────────────────────────────────────────
 
-    def receive(self, ref_id: RefId, fork: RefId, owner: Party, parent: Party, known: int) -> Held:
-        """A reference came in a message; unless its owner sent it, the owner must be told."""
+    def receive(
+        self, ref_id: RefId, fork: RefId, owner: PeerInfo, parent: PeerInfo, known: int
+    ) -> UserRecord:
+        """Record a fork that arrived in a message; unless the owner sent it, notify the owner."""
         use = Use.CONFIRMED if known == BY_OWNER else Use.CONFIRMING
-        held = self.held[fork] = Held(ref_id, fork, owner, use)
+        record = self.records[fork] = UserRecord(ref_id, fork, owner, use)
         if use is Use.CONFIRMING:
-            held.parent, held.claim = parent, known
-            self._batch(owner).forks.append(held)
-        return held
+            record.parent, record.claim = parent, known
+            self._batch(owner).forks.append(record)
+        return record
 
-    def answered(self, held: Held, error: Exception | None = None) -> None:
-        """The owner knows this fork now, or it is known that it never will."""
-        if held.use > _CONFIRMING:
-            return
+    def answered(self, record: UserRecord, error: Exception | None = None) -> None:
+        """Take the outcome of a creation or a fork request: confirmed, or the error."""
+        if record.use > _CONFIRMING:
+            return  # failed with its session already, or forced at shutdown
         if error is None:
-            held.use, held.never_created = _CONFIRMED, False
+            record.use, record.never_created = _CONFIRMED, False
         else:
-            held.use, held.error = Use.FAILED, error
-        if held.parent is not None:  # also after a failure: the parent need not wait any longer
-            self.accept(held.parent, held.fork)
-            held.parent = None
-        if held.on_confirmed or held.on_failed:
-            confirmed, failed = held.on_confirmed, held.on_failed
-            held.on_confirmed = held.on_failed = ()
+            record.use, record.error = Use.FAILED, error
+        if record.parent is not None:
+            # Also after a failure: this fork will never need the parent's to be kept.
+            self.accept(record.parent, record.fork)
+            record.parent = None
+        # `on_confirmed` waits for a decision of either kind, `on_failed` for a failure only. Both
+        # are taken off first: a callback may add another one, or drop the record.
+        if record.on_confirmed or record.on_failed:
+            confirmed, failed = record.on_confirmed, record.on_failed
+            record.on_confirmed = record.on_failed = ()
             for wake in (*confirmed, *failed) if error is not None else confirmed:
                 wake()
-        if held.dropped:
-            self._let_go(held)
+        if record.dropped:
+            self._release_if_unused(record)
 
     # ── sharing ─────────────────────────────────────────────────────────────────────────────
 
-    def share(self, held: Held, child: RefId) -> None:
-        self.children[child] = held
-        held.children += 1
+    def share(self, record: UserRecord, child: RefId) -> None:
+        """Keep a fork until the child made from it is accepted."""
+        self.children[child] = record
+        record.children += 1
 
-    def accept(self, parent: Party, child: RefId) -> None:
+    def accept(self, parent: PeerInfo, child: RefId) -> None:
+        """Notify the sharer of a fork that it need not keep its own for it any longer."""
         self._batch(parent).accepts.append(child)
 
     def accepted(self, forks: Iterable[RefId]) -> None:
-        """Children were confirmed, or will never be."""
+        """Stop waiting for children: they were confirmed, or never will be."""
         for fork in forks:
+            # An acceptance may be a copy, or of a fork that an audit has abandoned since.
             if (parent := self.children.pop(fork, None)) is not None:
                 parent.children -= 1
-                self._let_go(parent)
+                self._release_if_unused(parent)
 
-    # ── letting go ──────────────────────────────────────────────────────────────────────────
+    # ── release ─────────────────────────────────────────────────────────────────────────────
 
-    def drop(self, held: Held) -> None:
-        """User code does not need this fork any more."""
-        held.dropped = True
-        self._let_go(held)
+    def drop(self, record: UserRecord) -> None:
+        """Take note that user code does not need this fork any more."""
+        record.dropped = True
+        self._release_if_unused(record)
 
-    def force(self, held: Held) -> None:
-        """Give a fork back without waiting for its creation: this worker shuts down."""
-        held.dropped = True
-        if held.use is Use.CREATING:
-            held.use = Use.FAILED
-        self._let_go(held)
+    def force(self, record: UserRecord) -> None:
+        """Release a fork without waiting for its creation: this worker shuts down."""
+        record.dropped = True
+        # The answer may take as long as the function runs. `never_created` stays set, so the owner
+        # knows that the creation may arrive after its release.
+        if record.use is Use.CREATING:
+            record.use = Use.FAILED
+        self._release_if_unused(record)
 
-    def released(self, held: Held) -> None:
-        """The owner has let go, or is gone."""
-        held.use = _RELEASED
-        self.held.pop(held.fork, None)
-        if held.on_released:
-            waiting, held.on_released = held.on_released, ()
+    def released(self, record: UserRecord) -> None:
+        """End a fork: the owner has acknowledged its release, or is gone."""
+        record.use = _RELEASED
+        self.records.pop(record.fork, None)
+        if record.on_released:
+            waiting, record.on_released = record.on_released, ()
             for wake in waiting:
                 wake()
 
-    def _let_go(self, held: Held) -> None:
-        if held.dropped and not held.children and _CONFIRMED <= held.use < _RELEASING:
-            if held.use is _FAILED and held.fork not in self.held:
-                return self.released(held)  # its session is lost
-            held.use = _RELEASING
-            batch = self.outbox.get(held.owner.incarnation) or self._batch(held.owner)
-            batch.releases.append(held)
+    def _release_if_unused(self, record: UserRecord) -> None:
+        # Before CONFIRMED the owner may not know the fork: a release that overtook the fork request
+        # would be ignored, and the request would then register a fork that nobody releases.
+        # With a child unconfirmed, this may be the only fork of the value that the owner knows.
+        if record.dropped and not record.children and _CONFIRMED <= record.use < _RELEASING:
+            if record.use is _FAILED and record.fork not in self.records:
+                return self.released(record)  # `sever` removed it: its owner cannot be reached
+            record.use = _RELEASING
+            # All but the first release of a tick find their batch here, without a call.
+            batch = self.outbox.get(record.owner.incarnation) or self._batch(record.owner)
+            batch.releases.append(record)
 
     def sever(self, owner: bytes) -> None:
-        """The session with an owner is lost, and with it all forks of its values, for ever."""
-        for held in [held for held in self.held.values() if held.owner.incarnation == owner]:
-            # A creation that has not failed with the session was not sent in it. What is being
-            # released ends with the message that says so.
-            if held.use is Use.CREATING or held.use >= _RELEASING:
+        """Fail all forks of an owner for ever: the session with it is lost."""
+        for record in [one for one in self.records.values() if one.owner.incarnation == owner]:
+            # A creation that was sent in the lost session has failed with it, so one that is still
+            # CREATING was not sent in it. A fork that is being released ends with the outcome of
+            # its release message.
+            if record.use is Use.CREATING or record.use >= _RELEASING:
                 continue
-            del self.held[held.fork]
-            error = OwnerLost(held.owner.name)
-            self.answered(held, error)
-            held.use, held.error = _FAILED, error
-            self._let_go(held)
+            del self.records[record.fork]
+            error = OwnerLost(record.owner.name)
+            self.answered(record, error)
+            # Also where `answered` ignored the error, because the fork was confirmed.
+            record.use, record.error = _FAILED, error
+            self._release_if_unused(record)
 
-    # ── telling ─────────────────────────────────────────────────────────────────────────────
+    # ── outbox ──────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> list[Batch]:
-        """Return what has collected, one batch per worker."""
+        """Return what has collected, one batch per worker, and begin anew."""
         batches = list(self.outbox.values())
         self.outbox.clear()
         return batches
 
-    def number(self, owner: Party) -> tuple[int, int]:
+    def number(self, owner: PeerInfo) -> tuple[int, int]:
+        """Return the number of the next fork request to an owner: see `RequestNumbers.issue`."""
         numbers = self._numbers.get(owner.incarnation)
         if numbers is None:
-            numbers = self._numbers[owner.incarnation] = Numbers()
+            numbers = self._numbers[owner.incarnation] = RequestNumbers()
         return numbers.issue()
 
-    def close(self, owner: Party, number: int) -> None:
+    def close(self, owner: PeerInfo, number: int) -> None:
+        """Mark a fork request as answered, or as never to be answered."""
         self._numbers[owner.incarnation].close(number)
 
-    def _batch(self, to: Party) -> Batch:
+    def _batch(self, to: PeerInfo) -> Batch:
         batch = self.outbox.get(to.incarnation)
         if batch is None:
             batch = self.outbox[to.incarnation] = Batch(to)

@@ -33,9 +33,9 @@ from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.runtime.deadlines import Deadlines
-from aiograd.rref.refcount.owner import Owning
+from aiograd.rref.refcount.owner import OwnerTable
 from aiograd.rref.refcount.protocol import Protocol
-from aiograd.rref.refcount.user import Using
+from aiograd.rref.refcount.user import UserTable
 from aiograd.wire.session import Session
 
 
@@ -106,10 +106,10 @@ def _claim_no(original: Any) -> Any:
 
 # I5: one release counts for all forks, so a value is freed while other workers hold references.
 def _free_early(original: Any) -> Any:
-    def release(self: Owning, releases: Any) -> None:
+    def release(self: OwnerTable, releases: Any) -> None:
         for ref_id, _, _ in releases:
-            if (owned := self.owners.get(ref_id)) is not None:
-                owned.forks.clear()
+            if (record := self.records.get(ref_id)) is not None:
+                record.forks.clear()
         original(self, releases)
 
     return release
@@ -308,8 +308,8 @@ BUGS: Final[dict[str, Bug]] = {
     "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
     "no_return": Bug("nobody dials after a cut", _Return, "_knock", lambda _: _soon),
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
-    "missing_release": Bug("dropped references stay", Using, "_let_go", _nothing),
-    "early_free": Bug("the first release frees the value", Owning, "release", _free_early),
+    "missing_release": Bug("dropped references stay", UserTable, "_release_if_unused", _nothing),
+    "early_free": Bug("the first release frees the value", OwnerTable, "release", _free_early),
     "miss_unreached": Bug("unused edges are not answered", Pass, "collect", _miss_unreached),
     "answer_twice": Bug("gradients of edges count twice", Pass, "feed", _answer_twice),
     "forget_credit": Bug("credit gets lost on the way", Pass, "feed", _forget_credit),

@@ -5,85 +5,24 @@ from __future__ import annotations
 import pytest
 
 from aiograd.errors import OwnerLost, RRefError, RRefExpired, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS
-from aiograd.rref.refcount.owner import GIVEN_UP_LIMIT
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rref.refcount.owner import ABANDONED_LIMIT
 from aiograd.rref.refcount.protocol import Protocol
-from aiograd.rref.refcount.records import BY_CONFIRMED, BY_CREATOR, NOWHERE, Held, Owned, Party, Use
-from aiograd.rref.refcount.user import Batch
-
-
-def party(rank: int, start: int = 0) -> Party:
-    return Party(f"worker{rank}", rank, bytes([rank + 1, start]) + bytes(14))
-
-
-@pytest.fixture
-def a() -> Protocol:
-    return Protocol(party(0))
-
-
-@pytest.fixture
-def b() -> Protocol:
-    return Protocol(party(1))
-
-
-@pytest.fixture
-def c() -> Protocol:
-    return Protocol(party(2))
-
-
-def batch_to(worker: Protocol, to: Protocol) -> Batch:
-    """The only thing that `worker` has to tell anybody."""
-    (batch,) = worker.using.take()
-    assert batch.to.incarnation == to.me.incarnation
-    return batch
-
-
-def created(creator: Protocol, owner: Protocol, value: object = "value") -> Held:
-    """A reference whose creation went through."""
-    held = creator.create(owner.me)
-    owner.owning.expect(creator.me.incarnation, held.id, held.fork, NOWHERE)
-    owner.owning.settle(held.id, value)
-    creator.using.answered(held)
-    return held
-
-
-def tell_forks(user: Protocol, owner: Protocol) -> list[bool]:
-    """Carry one fork request there and its answer back."""
-    batch = batch_to(user, owner)
-    number, low = user.using.number(owner.me)
-    answer = owner.requested(
-        user.me, number, low, [(held.id, held.fork, held.claim) for held in batch.forks]
-    )
-    user.using.close(owner.me, number)
-    for held, counts in zip(batch.forks, answer, strict=True):
-        user.using.answered(held, None if counts else RRefExpired("expired"))
-    return answer
-
-
-def tell_accepts(user: Protocol, parent: Protocol) -> None:
-    parent.accepted(batch_to(user, parent).accepts)
-
-
-def tell_releases(user: Protocol, owner: Protocol) -> int:
-    """Carry releases there; return how many there were."""
-    releases = batch_to(user, owner).releases
-    owner.released([(held.id, held.fork, held.never_created) for held in releases])
-    for held in releases:
-        user.using.released(held)
-    return len(releases)
-
-
-def arrived_held(worker: Protocol, data: object, sender: Protocol) -> Held:
-    ref = worker.arrive(data, sender.me)  # type: ignore[arg-type]
-    assert isinstance(ref, Held)
-    return ref
-
-
-def arrived_owned(worker: Protocol, data: object, sender: Protocol) -> Owned:
-    ref = worker.arrive(data, sender.me)  # type: ignore[arg-type]
-    assert isinstance(ref, Owned)
-    return ref
-
+from aiograd.rref.refcount.records import (
+    BY_CONFIRMED,
+    BY_CREATOR,
+    UNKNOWN_SITE,
+    Use,
+)
+from tests.support.refcount import (
+    arrived_held,
+    arrived_owned,
+    created,
+    party,
+    tell_accepts,
+    tell_forks,
+    tell_releases,
+)
 
 # ── creation ────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,7 +41,7 @@ def test_a_created_value_is_kept_until_its_creator_lets_go(a: Protocol, b: Proto
     held = created(a, b)
     assert held.use is Use.CONFIRMED
     assert b.look_up(a.me, held.id, held.fork, held.known).value == "value"
-    a.using.drop(held)
+    a.user_table.drop(held)
     assert tell_releases(a, b) == 1
     assert a.at_rest
     assert b.at_rest
@@ -112,11 +51,11 @@ def test_a_reference_dropped_before_the_answer_is_released_after_it(
     a: Protocol, b: Protocol
 ) -> None:
     held = a.create(b.me)
-    a.using.drop(held)
-    assert a.using.take() == []
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 1)
-    a.using.answered(held)
+    a.user_table.drop(held)
+    assert a.user_table.take() == []
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 1)
+    a.user_table.answered(held)
     tell_releases(a, b)
     assert a.at_rest
     assert b.at_rest
@@ -129,7 +68,7 @@ def test_a_local_value_enters_the_table_only_when_it_is_shared(a: Protocol, b: P
     assert not a.at_rest
     held = arrived_held(b, data, a)
     assert held.use is Use.CONFIRMED
-    b.using.drop(held)
+    b.user_table.drop(held)
     tell_releases(b, a)
     assert a.at_rest
     assert owned.value == "x"
@@ -138,34 +77,34 @@ def test_a_local_value_enters_the_table_only_when_it_is_shared(a: Protocol, b: P
 def test_a_creation_for_oneself_keeps_itself_until_it_is_answered(a: Protocol) -> None:
     owned = a.create_here()
     assert not a.at_rest
-    a.owning.expect(a.me.incarnation, owned.id, owned.id, NOWHERE)
-    a.owning.settle(owned.id, 5)
+    a.owner_table.expect(a.me.incarnation, owned.id, owned.id, UNKNOWN_SITE)
+    a.owner_table.settle(owned.id, 5)
     assert not a.at_rest
     a.created_here(owned)
     assert a.at_rest
     assert owned.value == 5
 
 
-@pytest.mark.parametrize("doubt", [None, RRefError("RRef creation timed out")])
+@pytest.mark.parametrize("creator_error", [None, RRefError("RRef creation timed out")])
 def test_who_waits_for_the_answer_to_a_creation_for_oneself_is_woken_once(
-    a: Protocol, doubt: Exception | None
+    a: Protocol, creator_error: Exception | None
 ) -> None:
     owned = a.create_here()
     woken: list[str] = []
     owned.on_answered = [lambda: woken.append("first"), lambda: woken.append("second")]
     for _ in range(2):
-        a.created_here(owned, doubt)
+        a.created_here(owned, creator_error)
     assert woken == ["first", "second"]
 
 
 def test_a_creation_for_oneself_that_never_came_leaves_nothing(a: Protocol) -> None:
     owned = a.create_here()
-    a.created_here(owned, doubt=RRefError("RRef creation timed out"))
+    a.created_here(owned, error=RRefError("RRef creation timed out"))
     assert a.at_rest
     with pytest.raises(RRefError, match="creation"):
         a.check(owned)
-    a.owning.expect(a.me.incarnation, owned.id, owned.id, NOWHERE)  # late after all
-    a.owning.settle(owned.id, 5)
+    a.owner_table.expect(a.me.incarnation, owned.id, owned.id, UNKNOWN_SITE)  # late after all
+    a.owner_table.settle(owned.id, 5)
     assert a.at_rest
 
 
@@ -175,50 +114,50 @@ def test_a_creation_for_oneself_keeps_itself_also_when_others_come_and_go(
     owned = a.create_here()
     held = arrived_held(b, a.depart(owned, b.me), a)
     a.released([(held.id, held.fork, False)])
-    assert a.owning.owners[owned.id] is owned
+    assert a.owner_table.records[owned.id] is owned
 
 
 def test_a_value_tells_the_line_that_made_it_whoever_comes_first(a: Protocol, b: Protocol) -> None:
     made, late = ("made.py", 1), ("late.py", 2)
     held = a.create(b.me)
     early = b.look_up(a.me, held.id, held.fork, held.known)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, made)
-    assert early.line == made
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, made)
+    assert early.call_site == made
     owned = a.create_here(made)
-    a.owning.expect(a.me.incarnation, owned.id, owned.id, late)
-    assert owned.line == made
+    a.owner_table.expect(a.me.incarnation, owned.id, owned.id, late)
+    assert owned.call_site == made
 
 
 def test_a_given_up_creation_that_runs_all_the_same_is_cleaned(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    a.using.answered(held, RRefError("RRef creation timed out"))
-    a.using.drop(held)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    a.user_table.answered(held, RRefError("RRef creation timed out"))
+    a.user_table.drop(held)
     tell_releases(a, b)
     assert not b.at_rest  # its function still runs
-    b.owning.settle(held.id, 1)
+    b.owner_table.settle(held.id, 1)
     assert b.at_rest
 
 
 def test_a_release_may_be_faster_than_the_creation_it_gives_up(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    a.using.answered(held, RRefError("RRef creation timed out"))
-    a.using.drop(held)
+    a.user_table.answered(held, RRefError("RRef creation timed out"))
+    a.user_table.drop(held)
     tell_releases(a, b)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 1)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 1)
     assert b.at_rest
-    assert not b.owning._given_up
+    assert not b.owner_table._abandoned
 
 
 def test_the_dead_of_a_long_life_do_not_pile_up(a: Protocol, b: Protocol) -> None:
     held = created(a, b)
     for number in range(2 * LOST_PEERS - 1):
-        a.lost(number.to_bytes(16, "big"))
-    a.lost(b.me.incarnation)
-    assert len(a.gone) == 2 * LOST_PEERS
-    a.lost(bytes([255] * 16))
-    assert len(a.gone) == 2 * LOST_PEERS
+        a.lost(PeerInfo("lost", 9, number.to_bytes(16, "big")))
+    a.lost(b.me)
+    assert len(a.unreachable) == 2 * LOST_PEERS
+    a.lost(PeerInfo("lost", 9, bytes([255] * 16)))
+    assert len(a.unreachable) == 2 * LOST_PEERS
     with pytest.raises(OwnerLost):
         a.check(held)
 
@@ -226,28 +165,28 @@ def test_the_dead_of_a_long_life_do_not_pile_up(a: Protocol, b: Protocol) -> Non
 def test_creators_whose_lease_ran_out_do_not_pile_up(b: Protocol) -> None:
     """Of the latest ones an owner knows that what they ask for will not come any more."""
     dead = [
-        Protocol(Party(f"worker{i}", 2, (i + 1).to_bytes(8, "big") + bytes(8)))
+        Protocol(PeerInfo(f"worker{i}", 2, (i + 1).to_bytes(8, "big") + bytes(8)))
         for i in range(2 * LOST_PEERS + 1)
     ]
     creations = [created(creator, b) for creator in dead]
     for creator in dead:
-        b.lease_over(creator.me, b.lost(creator.me.incarnation))
-    assert len(b.owning._expired) == 2 * LOST_PEERS
+        b.lease_over(b.lost(creator.me))
+    assert len(b.owner_table._expired) == 2 * LOST_PEERS
     for creator, held in zip(dead[1:], creations[1:], strict=True):
         with pytest.raises(RRefExpired):
             b.look_up(creator.me, held.id, held.fork, BY_CREATOR)
 
 
 def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Protocol) -> None:
-    ids = [(a.new_id(), a.new_id(), True) for _ in range(GIVEN_UP_LIMIT + 10)]
+    ids = [(a.new_id(), a.new_id(), True) for _ in range(ABANDONED_LIMIT + 10)]
     b.released(ids)
-    assert len(b.owning._given_up) == GIVEN_UP_LIMIT
+    assert len(b.owner_table._abandoned) == ABANDONED_LIMIT
 
 
 def test_the_error_of_the_creating_function_is_the_outcome(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, None, ValueError("no"))
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, None, ValueError("no"))
     assert isinstance(b.look_up(a.me, held.id, held.fork, held.known).error, ValueError)
 
 
@@ -257,8 +196,8 @@ def test_the_error_of_the_creating_function_is_the_outcome(a: Protocol, b: Proto
 def test_a_user_gives_a_reference_back_to_its_owner(a: Protocol, b: Protocol) -> None:
     held = created(a, b)
     data = a.depart(held, b.me)
-    a.using.drop(held)
-    assert a.using.take() == []  # kept until the owner has seen it
+    a.user_table.drop(held)
+    assert a.user_table.take() == []  # kept until the owner has seen it
     owned = arrived_owned(b, data, a)
     assert owned.value == "value"
     tell_accepts(b, a)
@@ -273,15 +212,15 @@ def test_a_user_shares_with_a_user_and_lets_go_only_when_the_owner_knows(
 ) -> None:
     held = created(a, b)
     child = arrived_held(c, a.depart(held, c.me), a)
-    a.using.drop(held)
+    a.user_table.drop(held)
     assert child.use is Use.CONFIRMING
-    assert a.using.take() == []
+    assert a.user_table.take() == []
     assert tell_forks(c, b) == [True]
     assert child.use is Use.CONFIRMED
     tell_accepts(c, a)
     tell_releases(a, b)
     assert b.look_up(c.me, child.id, child.fork, child.known).value == "value"
-    c.using.drop(child)
+    c.user_table.drop(child)
     tell_releases(c, b)
     assert a.at_rest
     assert b.at_rest
@@ -300,9 +239,9 @@ def test_a_child_dropped_while_the_owner_is_asked_is_released_afterwards(
 ) -> None:
     held = created(a, b)
     child = arrived_held(c, a.depart(held, c.me), a)
-    c.using.drop(child)
+    c.user_table.drop(child)
     tell_forks(c, b)
-    batches = {batch.to.name: batch for batch in c.using.take()}
+    batches = {batch.to.name: batch for batch in c.user_table.take()}
     assert batches["worker0"].accepts == [child.fork]
     assert batches["worker1"].releases == [child]
 
@@ -313,22 +252,22 @@ def test_what_never_left_is_undone(a: Protocol, b: Protocol, c: Protocol) -> Non
     assert b.at_rest
     held = created(a, b)
     a.undo(a.depart(held, c.me))
-    a.using.drop(held)
+    a.user_table.drop(held)
     assert tell_releases(a, b) == 1
-    assert len(a.watch) == len(b.watch) == 0
+    assert len(a.audit) == len(b.audit) == 0
 
 
 def test_what_never_left_gives_up_no_creation(a: Protocol, b: Protocol) -> None:
     owned = a.create_here()
     a.undo(a.depart(owned, b.me))
-    assert not owned.given_up
-    assert not a.owning._given_up
+    assert not owned.abandoned
+    assert not a.owner_table._abandoned
     assert list(owned.forks) == [owned.id]
 
 
 def test_a_thousand_releases_are_one_message(a: Protocol, b: Protocol) -> None:
     for held in [created(a, b) for _ in range(1000)]:
-        a.using.drop(held)
+        a.user_table.drop(held)
     assert tell_releases(a, b) == 1000
     assert b.at_rest
 
@@ -341,8 +280,8 @@ def test_a_fetch_that_overtakes_the_creation_waits_for_it(a: Protocol, b: Protoc
     early = b.look_up(a.me, held.id, held.fork, held.known)
     woken: list[object] = []
     early.waiters["me"] = lambda: woken.append(early.value)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 7)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 7)
     assert woken == [7]
 
 
@@ -363,10 +302,10 @@ def test_a_fork_request_that_overtakes_the_creation_keeps_the_value(
     child = arrived_held(c, a.depart(held, c.me), a)
     assert tell_forks(c, b) == [True]
     tell_accepts(c, a)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 7)
-    a.using.answered(held)
-    a.using.drop(held)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 7)
+    a.user_table.answered(held)
+    a.user_table.drop(held)
     tell_releases(a, b)
     assert b.look_up(c.me, child.id, child.fork, child.known).value == 7
 
@@ -377,8 +316,8 @@ def test_a_reference_given_back_before_its_creation_came_gets_the_value(
     held = a.create(b.me)
     owned = arrived_owned(b, a.depart(held, b.me), a)
     assert not owned.ready
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 7)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 7)
     assert owned.value == 7
 
 
@@ -389,11 +328,11 @@ def test_a_child_that_comes_and_goes_before_the_creation_leaves_nothing(
     child = arrived_held(c, a.depart(held, c.me), a)
     tell_forks(c, b)
     tell_accepts(c, a)
-    c.using.drop(child)
+    c.user_table.drop(child)
     tell_releases(c, b)
     assert b.at_rest  # a late creation makes its own room
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.owning.settle(held.id, 7)
+    b.owner_table.expect(a.me.incarnation, held.id, held.fork, UNKNOWN_SITE)
+    b.owner_table.settle(held.id, 7)
     assert b.look_up(a.me, held.id, held.fork, held.known).value == 7
 
 
@@ -411,18 +350,18 @@ def test_children_that_come_and_go_before_the_creation_take_nothing_from_who_wai
         assert b.requested(c.me, number, 0, [(held.id, fork, BY_CREATOR)]) == [True]
         b.released([(held.id, fork, False)])
     for held, owned in ((fetched, waiting), (given, back)):
-        assert b.owning.owners[held.id] is owned
+        assert b.owner_table.records[held.id] is owned
         assert not owned.ready
-    assert list(b.owning.owners[shared.id].forks) == [other]
-    assert not b.owning.owners[shared.id].ready
-    assert not b.owning._given_up
+    assert list(b.owner_table.records[shared.id].forks) == [other]
+    assert not b.owner_table.records[shared.id].ready
+    assert not b.owner_table._abandoned
 
 
 def test_who_waits_for_a_creation_that_was_given_up_is_told(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
     early = b.look_up(a.me, held.id, held.fork, held.known)
-    a.using.answered(held, RRefError("RRef creation timed out"))
-    a.using.drop(held)
+    a.user_table.answered(held, RRefError("RRef creation timed out"))
+    a.user_table.drop(held)
     tell_releases(a, b)
     assert isinstance(early.error, RRefError)
     assert b.at_rest
@@ -431,7 +370,7 @@ def test_who_waits_for_a_creation_that_was_given_up_is_told(a: Protocol, b: Prot
 def test_a_reference_given_back_early_and_dropped_leaves_nothing(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
     owned = arrived_owned(b, a.depart(held, b.me), a)
-    b.owning.drop(owned)
+    b.owner_table.drop(owned)
     assert b.at_rest
 
 
@@ -444,12 +383,12 @@ def test_a_copy_of_a_fork_request_does_not_bring_a_released_fork_back(
     held = created(a, b)
     child = arrived_held(c, a.depart(held, c.me), a)
     forks = [(child.id, child.fork, BY_CONFIRMED)]
-    number, low = c.using.number(b.me)
+    number, low = c.user_table.number(b.me)
     assert b.requested(c.me, number, low, forks) == [True]
     assert b.requested(c.me, number, low, forks) == [True]  # the answer was lost; the same again
     b.released([(child.id, child.fork, False)])
     assert b.requested(c.me, number, low, forks) == [False]  # a copy that wandered about
-    assert list(b.owning.owners[held.id].forks) == [held.fork]
+    assert list(b.owner_table.records[held.id].forks) == [held.fork]
 
 
 def test_numbers_below_the_lowest_unanswered_one_are_copies(b: Protocol, c: Protocol) -> None:
@@ -467,7 +406,7 @@ def test_a_number_counts_once_also_when_it_has_become_the_lowest(b: Protocol, c:
     assert all(ask(number, 3) for number in (3, 4, 5))
     assert ask(6, 5)
     assert not ask(5, 5)
-    assert b.owning._requests[c.me.incarnation]._taken == {5, 6}  # the rest need not be known
+    assert b.owner_table._requests[c.me.incarnation]._taken == {5, 6}  # the rest need not be known
 
 
 def test_copies_of_releases_and_acceptances_change_nothing(
@@ -481,7 +420,7 @@ def test_copies_of_releases_and_acceptances_change_nothing(
     assert held.children == 0
     for _ in range(2):
         b.released([(held.id, held.fork, False)])
-    assert set(b.owning.owners) == {other.id}
+    assert set(b.owner_table.records) == {other.id}
 
 
 # ── who may use what ────────────────────────────────────────────────────────────────────────────
@@ -497,7 +436,7 @@ def test_only_the_holder_of_a_fork_may_use_it(a: Protocol, b: Protocol, c: Proto
 
 def test_a_released_reference_cannot_be_used_or_shared(a: Protocol, b: Protocol) -> None:
     held = created(a, b)
-    a.using.drop(held)
+    a.user_table.drop(held)
     with pytest.raises(RRefReleased, match="after deletion"):
         a.depart(held, b.me)
 
@@ -506,9 +445,9 @@ def test_a_reference_cannot_be_used_once_it_was_dropped_or_given_back(
     a: Protocol, b: Protocol
 ) -> None:
     dropped, given_back = a.create(b.me), created(a, b)
-    a.using.drop(dropped)
+    a.user_table.drop(dropped)
     assert dropped.use is Use.CREATING  # and is given back when the answer comes
-    a.using.released(given_back)  # by its owner
+    a.user_table.released(given_back)  # by its owner
     for held in (dropped, given_back):
         with pytest.raises(RRefReleased, match="after deletion"):
             a.check(held)
@@ -516,7 +455,7 @@ def test_a_reference_cannot_be_used_once_it_was_dropped_or_given_back(
 
 def test_a_reference_whose_creation_failed_says_why_at_every_use(a: Protocol, b: Protocol) -> None:
     held = a.create(b.me)
-    a.using.answered(held, RRefError("no room"))
+    a.user_table.answered(held, RRefError("no room"))
     for _ in range(2):
         with pytest.raises(RRefError, match="no room"):
             a.check(held)
@@ -540,348 +479,3 @@ def test_a_reference_given_back_after_its_value_went_says_so(a: Protocol, b: Pro
     b.released([(held.id, held.fork, False)])
     assert isinstance(arrived_owned(b, data, a).error, RRefExpired)
     assert b.at_rest
-
-
-# ── death and return ────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_forks_of_a_dead_user_are_kept_for_a_lease_and_then_reclaimed(
-    a: Protocol, b: Protocol
-) -> None:
-    created(a, b)
-    number = b.lost(a.me.incarnation)
-    assert not b.at_rest
-    assert b.lease_over(a.me, number) is True
-    assert b.at_rest
-
-
-def lose_each_other(a: Protocol, b: Protocol) -> tuple[int, int]:
-    return a.lost(b.me.incarnation), b.lost(a.me.incarnation)
-
-
-def meet_again(a: Protocol, b: Protocol) -> None:
-    """A new session begins on both sides."""
-    for one, other in ((a, b), (b, a)):
-        number = one.returned(other.me.incarnation)
-        assert number is not None
-        other.session_begun(one.me, number)
-
-
-def test_references_of_a_lost_session_stay_lost_in_the_next_one(a: Protocol, b: Protocol) -> None:
-    old, lent = created(a, b), arrived_held(a, b.depart(b.own("lent"), a.me), b)
-    _, number = lose_each_other(a, b)
-    meet_again(a, b)
-    for held in (old, lent):
-        for use in (lambda held=held: a.check(held), lambda held=held: a.depart(held, b.me)):
-            with pytest.raises(OwnerLost, match="worker1"):
-                use()
-        with pytest.raises(RRefExpired):  # nor does the owner know it as theirs
-            b.look_up(a.me, held.id, held.fork, held.known)
-    new = created(a, b, "new")
-    a.check(new)
-    assert b.lease_over(a.me, number) is False  # it is back
-    assert [owned.value for owned in b.owning.owners.values()] == ["new"]
-    assert b.look_up(a.me, new.id, new.fork, new.known).value == "new"
-
-
-def test_a_reference_of_a_lost_session_is_released_without_a_word(a: Protocol, b: Protocol) -> None:
-    held, dropped = created(a, b), created(a, b)
-    a.using.drop(dropped)  # is about to be told
-    lose_each_other(a, b)
-    meet_again(a, b)
-    a.using.drop(held)
-    assert held.use is Use.RELEASED
-    assert [batch.releases for batch in a.using.take()] == [[dropped]]
-
-
-def test_each_loss_has_a_lease_of_its_own(a: Protocol, b: Protocol) -> None:
-    created(a, b, "first")
-    _, first = lose_each_other(a, b)
-    meet_again(a, b)
-    created(a, b, "second")
-    _, second = lose_each_other(a, b)
-    assert b.lease_over(a.me, first) is False
-    assert [owned.value for owned in b.owning.owners.values()] == ["second"]
-    assert b.lease_over(a.me, second) is True
-    assert b.at_rest
-    assert not b.owning._requests
-
-
-def test_a_worker_that_shuts_down_waits_for_no_lease_of_any_loss(a: Protocol, b: Protocol) -> None:
-    for _ in range(2):
-        created(a, b)
-        lose_each_other(a, b)
-        meet_again(a, b)
-    b.end_of(a.me)
-    assert b.at_rest
-
-
-def test_a_user_that_returns_after_its_lease_is_told_that_it_expired(
-    a: Protocol, b: Protocol
-) -> None:
-    held = created(a, b)
-    a.lost(b.me.incarnation)
-    b.lease_over(a.me, b.lost(a.me.incarnation))
-    meet_again(a, b)
-    with pytest.raises(RRefExpired):
-        b.look_up(a.me, held.id, held.fork, held.known)
-    fresh = created(a, b, "new")
-    assert b.look_up(a.me, fresh.id, fresh.fork, fresh.known).value == "new"
-
-
-def test_a_creation_that_went_down_with_its_session_is_awaited_by_nobody(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    """What its creator makes after the loss is waited for, also if a use overtakes it."""
-    lost, late = a.create(b.me), a.create(b.me)
-    child = arrived_held(c, a.depart(lost, c.me), a)
-    tell_forks(c, b)
-    awaited = b.look_up(c.me, child.id, child.fork, child.known)
-    lose_each_other(a, b)
-    fresh = a.create(b.me)  # before the two have met again
-    early = b.look_up(a.me, fresh.id, fresh.fork, BY_CREATOR)
-    meet_again(a, b)
-    assert isinstance(awaited.error, RRefError)
-    with pytest.raises(RRefExpired):
-        b.look_up(a.me, late.id, late.fork, BY_CREATOR)
-    b.owning.made(a.me.incarnation, fresh.id, fresh.fork, NOWHERE, "value")
-    assert early.value == "value"
-
-
-def test_a_fork_that_came_while_its_owner_was_out_of_reach_is_asked_for(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    """It belongs to no lost session; another user, who has not lost the owner, passed it on."""
-    held = created(a, b)
-    c.lost(b.me.incarnation)
-    child = arrived_held(c, a.depart(held, c.me), a)
-    c.returned(b.me.incarnation)
-    tell_forks(c, b)
-    assert child.use is Use.CONFIRMED
-
-
-def test_a_child_that_was_about_to_be_confirmed_fails_with_the_session(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    held = created(a, b)
-    child = arrived_held(c, a.depart(held, c.me), a)
-    c.lost(b.me.incarnation)
-    assert isinstance(child.error, OwnerLost)
-    batches = c.using.take()
-    assert [batch.accepts for batch in batches if batch.to == a.me] == [[child.fork]]
-
-
-def test_what_a_dead_creator_made_is_not_awaited_when_it_returns(a: Protocol, b: Protocol) -> None:
-    """The latest of several counts, whichever is looked at first; later ones may still come."""
-    several = [created(a, b) for _ in range(3)]
-    late = a.create(b.me)
-    b.lease_over(a.me, b.lost(a.me.incarnation))
-    assert b.at_rest
-    for held in several:
-        with pytest.raises(RRefExpired):
-            b.look_up(a.me, held.id, held.fork, BY_CREATOR)
-    assert not b.look_up(a.me, late.id, late.fork, BY_CREATOR).ready
-
-
-def test_a_creation_that_runs_goes_on_when_its_creator_dies(a: Protocol, b: Protocol) -> None:
-    held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    b.lease_over(a.me, b.lost(a.me.incarnation))
-    assert not b.owning.owners[held.id].ready
-    b.owning.settle(held.id, "value")
-    assert b.at_rest
-
-
-def test_a_creation_given_up_before_it_came_is_not_awaited(a: Protocol, b: Protocol) -> None:
-    held = a.create(b.me)
-    b.look_up(a.me, held.id, held.fork, BY_CREATOR)  # a fetch was faster
-    b.released([(held.id, held.fork, True)])
-    with pytest.raises(RRefReleased):
-        b.look_up(a.me, held.id, held.fork, BY_CREATOR)
-
-
-def test_a_creation_made_at_once_after_it_was_given_up_leaves_nothing(
-    a: Protocol, b: Protocol
-) -> None:
-    held = a.create(b.me)
-    b.released([(held.id, held.fork, True)])
-    b.owning.made(a.me.incarnation, held.id, held.fork, NOWHERE, "value")
-    assert b.at_rest
-
-
-def test_a_creation_made_at_once_is_ready_also_for_who_asked_before(
-    a: Protocol, b: Protocol
-) -> None:
-    early, other = a.create(b.me), a.create(b.me)
-    awaited = b.look_up(a.me, early.id, early.fork, BY_CREATOR)
-    for held in (early, other):
-        b.owning.made(a.me.incarnation, held.id, held.fork, NOWHERE, "value")
-        assert b.look_up(a.me, held.id, held.fork, BY_CONFIRMED).value == "value"
-        assert b.look_up(a.me, held.id, held.fork, BY_CONFIRMED).ready
-    assert awaited.ready
-
-
-def test_a_creation_that_could_not_be_sent_is_forgotten(a: Protocol, b: Protocol) -> None:
-    for make in (lambda: a.create(b.me), a.create_here):
-        made = make()
-        assert not a.at_rest
-        a.forget(made)
-        assert a.at_rest
-
-
-def test_a_fork_that_was_given_back_need_not_be_asked_about(a: Protocol, b: Protocol) -> None:
-    owned = a.own("x")
-    held = arrived_held(b, a.depart(owned, b.me), a)
-    assert held.fork in a.watch
-    a.released(iter([(owned.id, held.fork, False)]))
-    assert held.fork not in a.watch
-
-
-def test_nothing_is_left_of_those_whose_lease_is_over(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    created(a, b)
-    arrived_held(a, b.depart(b.own("y"), a.me), b)
-    b.requested(a.me, 1, 0, [])
-    kept = c.new_id()
-    b.released([(a.new_id(), a.new_id(), True), (c.new_id(), kept, True)])
-    b.lease_over(a.me, b.lost(a.me.incarnation))
-    assert b.at_rest
-    assert not b.owning._requests
-    assert list(b.owning._given_up) == [kept]  # of somebody else
-    assert len(b.watch) == 0
-
-
-def test_who_waits_for_the_creation_of_a_dead_creator_is_told(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    held = a.create(b.me)
-    child = arrived_held(c, a.depart(held, c.me), a)
-    tell_forks(c, b)
-    b.lease_over(a.me, b.lost(a.me.incarnation))
-    owned = b.look_up(c.me, child.id, child.fork, child.known)
-    assert isinstance(owned.error, RRefError)
-    assert "worker0" in str(owned.error)
-
-
-def test_a_child_that_dies_unconfirmed_frees_its_parent_after_the_lease(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    held = created(a, b)
-    a.depart(held, c.me)
-    a.using.drop(held)
-    assert a.using.take() == []
-    a.lease_over(c.me, a.lost(c.me.incarnation))
-    assert tell_releases(a, b) == 1
-
-
-def test_a_reference_of_a_lost_owner_cannot_be_shared(a: Protocol, b: Protocol) -> None:
-    held = created(a, b)
-    a.lost(b.me.incarnation)
-    with pytest.raises(OwnerLost, match="worker1"):
-        a.depart(held, b.me)
-
-
-def test_a_restarted_owner_is_not_taken_for_the_old_one(a: Protocol, b: Protocol) -> None:
-    held = created(a, b)
-    data = a.depart(held, b.me)
-    again = Protocol(party(1, start=1))
-    assert again.me.name == b.me.name
-    stale = arrived_held(again, data, a)  # not an owner: the value was on its predecessor
-    assert stale.owner.incarnation == b.me.incarnation
-    with pytest.raises(RRefExpired):
-        again.look_up(a.me, held.id, held.fork, held.known)
-
-
-# ── forks that were thrown away on arrival ──────────────────────────────────────────────────────
-
-
-def test_a_fork_nobody_knows_is_given_up_after_two_questions(a: Protocol, b: Protocol) -> None:
-    owned = a.own("x")
-    a.depart(owned, b.me)  # the message is thrown away where it arrives
-    assert a.watch.round() == {}
-    for at_rest in (False, True):
-        ((holder, forks),) = a.watch.round().items()
-        assert holder == b.me.incarnation
-        a.audited(forks, b.look_for(forks), hurry=False)
-        assert a.at_rest is at_rest
-    assert len(a.watch) == 0
-
-
-def test_a_fork_that_is_known_is_not_asked_about_again(a: Protocol, b: Protocol) -> None:
-    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
-    a.watch.round()
-    ((_, forks),) = a.watch.round().items()
-    assert forks == [held.fork]
-    a.audited(forks, b.look_for(forks), hurry=False)
-    assert len(a.watch) == 0
-    assert not a._shared  # it will be given back
-    assert not a.at_rest
-
-
-def test_a_child_nobody_knows_frees_its_parent(a: Protocol, b: Protocol, c: Protocol) -> None:
-    held = created(a, b)
-    a.depart(held, c.me)
-    a.using.drop(held)
-    ((_, forks),) = a.watch.round(hurry=True).items()
-    a.audited(forks, c.look_for(forks), hurry=True)
-    assert tell_releases(a, b) == 1
-
-
-def test_a_child_that_is_being_confirmed_is_waited_for_and_a_confirmed_one_frees_its_parent(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    held = created(a, b)
-    child = arrived_held(c, a.depart(held, c.me), a)
-    asked = [child.fork]
-    a.audited(asked, c.look_for(asked), hurry=True)
-    assert held.children == 1
-    tell_forks(c, b)  # and what it tells its parent is lost
-    a.audited(asked, c.look_for(asked), hurry=True)
-    assert held.children == 0
-    assert len(a.watch) == 0
-
-
-def test_an_answer_about_fewer_forks_than_were_asked_about_is_refused(
-    a: Protocol, b: Protocol
-) -> None:
-    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
-    with pytest.raises(ValueError, match="shorter"):
-        a.audited([held.fork], [], hurry=False)
-    assert held.fork in a.watch
-
-
-def test_a_use_proves_that_a_fork_arrived(a: Protocol, b: Protocol) -> None:
-    held = arrived_held(b, a.depart(a.own("x"), b.me), a)
-    a.look_up(b.me, held.id, held.fork, held.known)
-    assert len(a.watch) == 0
-
-
-# ── shutting down ───────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_shutdown_does_not_wait_for_creations(a: Protocol, b: Protocol) -> None:
-    held = a.create(b.me)
-    b.owning.expect(a.me.incarnation, held.id, held.fork, NOWHERE)
-    a.using.force(held)
-    tell_releases(a, b)
-    assert a.at_rest
-    b.owning.settle(held.id, 1)
-    assert b.at_rest
-
-
-def test_a_shutdown_does_not_wait_for_the_lease_of_the_dead(
-    a: Protocol, b: Protocol, c: Protocol
-) -> None:
-    lost, there = created(a, b), created(c, b)
-    b.lost(a.me.incarnation)
-    for who in (a.me, c.me):
-        b.end_of(who)
-    assert lost.id not in b.owning.owners
-    assert there.id in b.owning.owners
-
-
-def test_a_leak_is_what_somebody_still_keeps(a: Protocol, b: Protocol) -> None:
-    owned = a.own("x", ("app.py", 7))
-    a.depart(owned, b.me)
-    assert [leak.line for leak in a.owning.leaks()] == [("app.py", 7)]

@@ -16,8 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiograd.errors import AiogradError, OwnerLost, RRefError, RRefExpired
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rref.refcount.protocol import Protocol
-from aiograd.rref.refcount.records import NOWHERE, Held, Owned, Party, RefId, Use
+from aiograd.rref.refcount.records import (
+    UNKNOWN_SITE,
+    OwnerRecord,
+    RefId,
+    Use,
+    UserRecord,
+    stamp_of,
+)
 
 WORKERS = 4
 
@@ -40,12 +48,12 @@ class Node:
 
     protocol: Protocol
     alive: bool = True
-    refs: list[Owned | Held] = field(default_factory=list)  # in the hands of user code
-    arriving: list[Held] = field(default_factory=list)  # not confirmed, so not visible yet
-    losses: dict[int, Party] = field(default_factory=dict)  # whose leases are not over
+    refs: list[OwnerRecord | UserRecord] = field(default_factory=list)  # in the hands of user code
+    arriving: list[UserRecord] = field(default_factory=list)  # not confirmed, so not visible yet
+    losses: dict[int, PeerInfo] = field(default_factory=dict)  # whose leases are not over
 
     @property
-    def me(self) -> Party:
+    def me(self) -> PeerInfo:
         return self.protocol.me
 
 
@@ -57,13 +65,13 @@ class World:
         self.nodes: list[Node] = []  # every start ever
         self.bag: list[Message] = []
         # Creating functions; None: the session in which they were called is lost.
-        self.running: list[tuple[Node | None, Node, Held | Owned]] = []
+        self.running: list[tuple[Node | None, Node, UserRecord | OwnerRecord]] = []
         self.excused: set[RefId] = set()  # references hit by an expiry or a given-up creation
 
     def start(self, rank: int) -> Node:
         self.starts += 1
         incarnation = self.starts.to_bytes(8, "big") + bytes(8)
-        node = Node(Protocol(Party(f"worker{rank}", rank, incarnation)))
+        node = Node(Protocol(PeerInfo(f"worker{rank}", rank, incarnation)))
         self.nodes.append(node)
         return node
 
@@ -90,64 +98,64 @@ class World:
 
     def remote(self, creator: Node, owner: Node) -> None:
         protocol = creator.protocol
-        ref: Owned | Held = (
+        ref: OwnerRecord | UserRecord = (
             protocol.create_here() if creator is owner else protocol.create(owner.me)
         )
         creator.refs.append(ref)
         self.send("creation", creator, owner, ref)
 
-    def share(self, source: Node, ref: Owned | Held, to: Node) -> None:
+    def share(self, source: Node, ref: OwnerRecord | UserRecord, to: Node) -> None:
         try:
             data = source.protocol.depart(ref, to.me)
         except AiogradError:
             return  # a use that must fail; whether it may is checked elsewhere
         self.send("call", source, to, data)
 
-    def drop(self, node: Node, ref: Owned | Held) -> None:
+    def drop(self, node: Node, ref: OwnerRecord | UserRecord) -> None:
         node.refs.remove(ref)
-        if isinstance(ref, Held):
-            node.protocol.using.drop(ref)
-        elif ref.local:
-            node.protocol.owning.drop(ref)
+        if isinstance(ref, UserRecord):
+            node.protocol.user_table.drop(ref)
+        elif ref.local_refs:
+            node.protocol.owner_table.drop(ref)
 
-    def give_up_creation(self, node: Node, ref: Owned | Held) -> None:
+    def give_up_creation(self, node: Node, ref: OwnerRecord | UserRecord) -> None:
         error = RRefError("RRef creation timed out")
-        if isinstance(ref, Held):
+        if isinstance(ref, UserRecord):
             if ref.use is Use.CREATING:
                 self.excused.add(ref.id)
-                node.protocol.using.answered(ref, error)
-        elif ref.doubt is None and ref.id in ref.forks:
+                node.protocol.user_table.answered(ref, error)
+        elif ref.creator_error is None and ref.id in ref.forks:
             self.excused.add(ref.id)
             node.protocol.created_here(ref, error)
 
     # ── the network ─────────────────────────────────────────────────────────────────────────
 
     def flush(self, node: Node) -> None:
-        for batch in node.protocol.using.take():
+        for batch in node.protocol.user_table.take():
             to = self.node_of(batch.to.incarnation)
             for kind in ("forks", "accepts", "releases"):
                 if body := getattr(batch, kind):
                     message = Message(kind, node, to, body)
                     if kind == "forks":
                         body[:] = [held for held in body if held.use is Use.CONFIRMING]
-                        message.number = node.protocol.using.number(to.me)
+                        message.number = node.protocol.user_table.number(to.me)
                         self.meet(node, to)
-                    if to.alive and to.me.incarnation not in node.protocol.gone:
+                    if to.alive and to.me.incarnation not in node.protocol.unreachable:
                         self.bag.append(message)
                     else:
                         self.failed(message)
 
     def failed(self, message: Message) -> None:
         """The receiver is gone, as far as the sender knows."""
-        using = message.source.protocol.using
+        user_table = message.source.protocol.user_table
         message.answered = True
         if message.kind == "forks":
-            using.close(message.to.me, message.number[0])
+            user_table.close(message.to.me, message.number[0])
             for held in message.body:
-                using.answered(held, OwnerLost(message.to.me.name))
+                user_table.answered(held, OwnerLost(message.to.me.name))
         elif message.kind == "releases":
             for held in message.body:
-                using.released(held)
+                user_table.released(held)
 
     def deliver(self, message: Message, keep: bool) -> None:
         """Let a message arrive. `keep` leaves a copy, where the shell would repeat it."""
@@ -162,27 +170,27 @@ class World:
 
     def on_creation(self, message: Message) -> None:
         ref = message.body
-        fork = ref.fork if isinstance(ref, Held) else ref.id
+        fork = ref.fork if isinstance(ref, UserRecord) else ref.id
         source = message.source.me.incarnation
-        message.to.protocol.owning.expect(source, ref.id, fork, NOWHERE)
+        message.to.protocol.owner_table.expect(source, ref.id, fork, UNKNOWN_SITE)
         self.running.append((message.source, message.to, ref))
 
-    def finish(self, source: Node | None, owner: Node, ref: Owned | Held) -> None:
+    def finish(self, source: Node | None, owner: Node, ref: OwnerRecord | UserRecord) -> None:
         if owner.alive:
-            owner.protocol.owning.settle(ref.id, ("value", ref.id))
+            owner.protocol.owner_table.settle(ref.id, ("value", ref.id))
             if source is not None:
                 self.send("created", owner, source, ref)
 
     def on_created(self, message: Message) -> None:
         protocol, ref = message.to.protocol, message.body
-        if isinstance(ref, Held):
-            protocol.using.answered(ref)
-        elif ref.doubt is None:
+        if isinstance(ref, UserRecord):
+            protocol.user_table.answered(ref)
+        elif ref.creator_error is None:
             protocol.created_here(ref)
 
     def on_call(self, message: Message) -> None:
         ref = message.to.protocol.arrive(message.body, message.source.me)
-        if isinstance(ref, Held) and ref.use is Use.CONFIRMING:
+        if isinstance(ref, UserRecord) and ref.use is Use.CONFIRMING:
             message.to.arriving.append(ref)
         else:
             message.to.refs.append(ref)
@@ -205,18 +213,18 @@ class World:
 
     def on_answer(self, message: Message) -> None:
         asked, answer = message.body
-        using = asked.source.protocol.using
+        user_table = asked.source.protocol.user_table
         if asked.answered:
             return
         asked.answered = True
         if asked.kind == "forks":
-            using.close(asked.to.me, asked.number[0])
+            user_table.close(asked.to.me, asked.number[0])
             for held, counts in zip(asked.body, answer, strict=True):
                 assert counts or held.id in self.excused, "a fork of a living reference was refused"
-                using.answered(held, None if counts else RRefExpired("expired"))
+                user_table.answered(held, None if counts else RRefExpired("expired"))
         elif asked.kind == "releases":
             for held in asked.body:
-                using.released(held)
+                user_table.released(held)
 
     # ── misfortune ──────────────────────────────────────────────────────────────────────────
 
@@ -230,11 +238,11 @@ class World:
 
     def lose(self, node: Node, gone: Node) -> None:
         """`node` loses `gone`, which is dead or loses it, too."""
-        using = node.protocol.using
-        for held in list(using.held.values()):
+        user_table = node.protocol.user_table
+        for held in list(user_table.records.values()):
             if held.owner == gone.me and held.use is Use.CREATING:
-                using.answered(held, OwnerLost(gone.me.name))
-        node.losses[node.protocol.lost(gone.me.incarnation)] = gone.me
+                user_table.answered(held, OwnerLost(gone.me.name))
+        node.losses[node.protocol.lost(gone.me)] = gone.me
         for message in self.bag:
             control = message.kind in ("forks", "accepts", "releases")
             if control and (message.source, message.to) == (node, gone) and not message.answered:
@@ -255,29 +263,29 @@ class World:
 
     def end_lease(self, node: Node, number: int) -> None:
         gone = node.losses.pop(number)
-        _, sent = node.protocol._severed.get(number, (b"", []))
+        _, sent = node.protocol._leases.get(number, (None, []))
         if self.node_of(gone.incarnation).alive:
             # Others to whom it passed a reference have one lease to tell the owner, and those to
             # whom it passed one that it was about to create; here it took longer.
             self.excused.update(
                 owned.id
-                for owned in node.protocol.owning.owners.values()
+                for owned in node.protocol.owner_table.records.values()
                 if gone.incarnation in {who[:16] for who in owned.forks.values()}
-                or owned.id[1] == gone.stamp
+                or owned.id[1] == stamp_of(gone.incarnation)
             )
-            children = node.protocol.using.children
+            children = node.protocol.user_table.children
             self.excused.update(children[fork].id for fork in sent if fork in children)
         # A child whose parent is gone has one lease to tell the owner; here it took longer.
         self.excused.update(
             held.id for other in self.alive for held in other.arriving if held.parent == gone
         )
-        node.protocol.lease_over(gone, number)
+        node.protocol.lease_over(number)
 
-    def audit(self, node: Node, hurry: bool) -> None:
-        for holder, forks in node.protocol.watch.round(hurry).items():
-            to = self.node_of(holder)
-            if to.alive and holder not in node.protocol.gone:
-                node.protocol.audited(forks, to.protocol.look_for(forks), hurry)
+    def audit(self, node: Node, at_shutdown: bool) -> None:
+        for holder, forks in node.protocol.audit.round(at_shutdown):
+            to = self.node_of(holder.incarnation)
+            if to.alive and holder.incarnation not in node.protocol.unreachable:
+                node.protocol.take_audit(forks, to.protocol.report_forks(forks), at_shutdown)
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +311,7 @@ class World:
             if held.use is Use.CONFIRMED:
                 node.refs.append(held)
             else:
-                node.protocol.using.drop(held)
+                node.protocol.user_table.drop(held)
 
 
 USER = {"remote": 6, "own": 2, "share": 14, "drop": 8, "finish": 8, "flush": 12, "deliver": 40}
@@ -330,20 +338,20 @@ class Play:
         for node in self.world.alive:
             self.world.show(node)
             for ref in node.refs:
-                if isinstance(ref, Held) and ref.use is Use.CONFIRMED:
+                if isinstance(ref, UserRecord) and ref.use is Use.CONFIRMED:
                     self.expect_value(node, ref)
 
-    def expect_value(self, node: Node, held: Held) -> None:
+    def expect_value(self, node: Node, held: UserRecord) -> None:
         owner = self.world.node_of(held.owner.incarnation)
         if owner.alive and held.id not in self.world.excused:
-            owned = owner.protocol.owning.owners.get(held.id)
+            owned = owner.protocol.owner_table.records.get(held.id)
             assert owned is not None, "a value was freed under a living holder"
             assert owned.forks.get(held.fork) == node.me.incarnation
 
     def worker(self) -> Node:
         return self.chance.choice(self.world.alive)
 
-    def a_ref(self) -> tuple[Node, Owned | Held] | None:
+    def a_ref(self) -> tuple[Node, OwnerRecord | UserRecord] | None:
         found = [(node, ref) for node in self.world.alive for ref in node.refs]
         return self.chance.choice(found) if found else None
 
@@ -409,7 +417,7 @@ class Play:
     def audit(self) -> None:
         node = self.worker()
         if not any(m.kind == "call" and m.source is node for m in self.world.bag):
-            self.world.audit(node, hurry=False)
+            self.world.audit(node, at_shutdown=False)
 
     def end(self) -> None:
         """Everybody lets go of everything; then nothing may be left anywhere."""
@@ -421,7 +429,7 @@ class Play:
         for _ in range(3):
             world.run_dry(self.chance)
             for node in world.alive:
-                world.audit(node, hurry=True)
+                world.audit(node, at_shutdown=True)
         world.run_dry(self.chance)
         for node in world.alive:
             for number in list(node.losses):
@@ -429,10 +437,14 @@ class Play:
         world.run_dry(self.chance)
         for node in world.alive:
             left = node.protocol
-            assert not left.owning.owners, f"{node.me.name} still owns {left.owning.owners}"
-            assert not left.using.held, f"{node.me.name} still uses {left.using.held}"
-            assert not left.using.children
-            assert not left.watch
+            assert not left.owner_table.records, (
+                f"{node.me.name} still owns {left.owner_table.records}"
+            )
+            assert not left.user_table.records, (
+                f"{node.me.name} still uses {left.user_table.records}"
+            )
+            assert not left.user_table.children
+            assert not left.audit
             assert not left._shared
 
 

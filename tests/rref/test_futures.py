@@ -1,4 +1,4 @@
-"""Values that come along with the reply to their creation: one message out, one back."""
+"""Fetches that piggyback on the reply to a creation: one message out, one back."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ async def met(w: Any, function: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [add, add_later, add_here])
-async def test_a_value_fetched_at_once_is_one_message(workers: Any, function: Any) -> None:
+async def test_a_value_fetched_in_the_tick_of_its_creation_is_one_message(
+    workers: Any, function: Any
+) -> None:
     async with workers(2) as w:
         await met(w, function, 1)
         asked = count_fetches(w.agents[1])
@@ -110,7 +112,7 @@ async def test_a_value_fetched_at_once_is_one_message(workers: Any, function: An
         await w.at_rest()
 
 
-async def test_none_comes_along_too(workers: Any) -> None:
+async def test_a_value_of_none_is_piggybacked(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, nothing)
         asked = count_fetches(w.agents[1])
@@ -119,7 +121,7 @@ async def test_none_comes_along_too(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_a_large_value_comes_along_too(workers: Any) -> None:
+async def test_a_large_value_is_piggybacked(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, zeros, 1)
         asked = count_fetches(w.agents[1])
@@ -128,7 +130,9 @@ async def test_a_large_value_comes_along_too(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_many_that_are_made_first_and_fetched_then_come_along(workers: Any) -> None:
+async def test_many_ops_that_are_created_first_and_fetched_then_are_piggybacked(
+    workers: Any,
+) -> None:
     """Only ops do: they change nothing that was made before them."""
     async with workers(2) as w:
         for agent in w.agents:
@@ -149,7 +153,7 @@ def plus(a: Any = 0, b: Any = 0) -> Any:
 plus.op_name = "plus"  # type: ignore[attr-defined]
 
 
-async def test_a_fetch_after_another_call_sees_what_that_did(workers: Any) -> None:
+async def test_a_fetch_sees_the_effect_of_a_call_in_the_same_tick(workers: Any) -> None:
     """In the same tick even: the call in between has changed the value by then."""
     async with workers(2) as w:
         for agent in w.agents:
@@ -180,8 +184,8 @@ async def test_two_fetches_give_two_copies(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_a_fetch_sees_what_was_done_before_it(workers: Any) -> None:
-    """The copy would be older than the call in between, so it does not come along."""
+async def test_a_fetch_sees_the_effect_of_calls_made_before_it(workers: Any) -> None:
+    """The copy would be older than the call in between, so it is not piggybacked."""
     async with workers(2) as w:
         await rpc_async("worker1", note, args=(0,))
         await met(w, notes)
@@ -197,7 +201,7 @@ async def test_a_fetch_sees_what_was_done_before_it(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_a_value_that_cannot_travel_is_asked_for_and_says_why(workers: Any) -> None:
+async def test_a_value_that_cannot_travel_is_fetched_separately_and_says_why(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, lock)
         rref = remote("worker1", lock)
@@ -245,7 +249,7 @@ async def test_a_limited_creation_ends_the_fetch(workers: Any) -> None:
         await w.at_rest()
 
 
-async def test_a_fetch_with_a_timeout_of_its_own_is_asked_for(workers: Any) -> None:
+async def test_a_fetch_with_a_timeout_of_its_own_is_a_request(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, add, 1)
         asked = count_fetches(w.agents[1])
@@ -257,7 +261,7 @@ async def test_a_fetch_with_a_timeout_of_its_own_is_asked_for(workers: Any) -> N
         await w.at_rest()
 
 
-async def test_inside_a_call_the_value_comes_along_too(workers: Any) -> None:
+async def test_inside_a_call_a_fetch_is_piggybacked(workers: Any) -> None:
     async with workers(2) as w:
         asked = count_fetches(w.agents[0])
         for _ in range(2):
@@ -312,7 +316,7 @@ async def test_the_future_of_a_creation_ends_with_an_error_when_its_worker_close
         await asyncio.wait_for(created, 5)
 
 
-async def test_the_loss_of_the_owner_is_told(workers: Any) -> None:
+async def test_a_piggybacked_fetch_ends_with_the_loss_of_its_owner(workers: Any) -> None:
     async with workers(2) as w:
         await met(w, never)
         rref = remote("worker1", never)

@@ -24,7 +24,7 @@ from aiograd.rpc.api import rpc_async
 from aiograd.rpc.extension import SEND, Departure, FaultAction
 from aiograd.rpc.options import Options
 from aiograd.rref import RRef, attach, remote
-from aiograd.rref.refcount.records import Held
+from aiograd.rref.refcount.records import UserRecord
 
 CONTROL = ("rref.fork", "rref.accept", "rref.release")
 
@@ -304,8 +304,8 @@ async def test_a_call_whose_reference_lost_its_owner_fails_with_that(workers: An
             await rpc_async("worker2", fetch, args=(rref,))
         del rref
         gc.collect()
-        await w[0].control.rest()
-        await w[2].control.rest()
+        await w[0].messenger.rest()
+        await w[2].messenger.rest()
 
 
 async def test_the_references_of_a_dead_user_are_reclaimed_after_the_lease(workers: Any) -> None:
@@ -316,7 +316,7 @@ async def test_the_references_of_a_dead_user_are_reclaimed_after_the_lease(worke
         assert w[1].counters()["owner_rrefs"] == 1
         await w.agents[2].close()
         assert w[1].counters()["owner_rrefs"] == 1  # the lease has begun
-        await w[1].control.rest()
+        await w[1].messenger.rest()
 
 
 async def test_a_parent_does_not_wait_for_ever_for_a_dead_child(workers: Any) -> None:
@@ -330,8 +330,8 @@ async def test_a_parent_does_not_wait_for_ever_for_a_dead_child(workers: Any) ->
         assert w[0].counters()["user_rrefs"] == 1
         await w.agents[2].close()
         assert await asyncio.gather(call, return_exceptions=True)
-        await w[0].control.rest()
-        await w[1].control.rest()
+        await w[0].messenger.rest()
+        await w[1].messenger.rest()
 
 
 async def test_a_returning_user_is_told_that_its_reference_expired(workers: Any) -> None:
@@ -340,7 +340,7 @@ async def test_a_returning_user_is_told_that_its_reference_expired(workers: Any)
         await rref
         protocol = w[1].protocol
         user = w[0].protocol.me
-        protocol.lease_over(user, protocol.lost(user.incarnation))  # it seemed to be gone
+        protocol.lease_over(protocol.lost(user))  # it seemed to be gone
         with pytest.raises(RRefExpired, match="worker1"):
             await rref
         with pytest.raises(RRefExpired):
@@ -378,7 +378,7 @@ async def test_a_fork_that_was_thrown_away_on_arrival_is_given_up(workers: Any) 
         rref = RRef("x")
         w[0].depart(rref, Departure(w.agents[1].info, "call"))  # lost on arrival
         assert w[0].counters()["owner_rrefs"] == 1
-        await w[0].control.rest()
+        await w[0].messenger.rest()
 
 
 # ── shutdown ────────────────────────────────────────────────────────────────────────────────────
@@ -427,18 +427,18 @@ async def test_rref_leak_check(workers: Any, strict: bool, caplog: Any) -> None:
         deadline = asyncio.get_running_loop().time() + 0.1
         with caplog.at_level(logging.WARNING, "aiograd"):
             if strict:
-                with pytest.raises(RRefLeak, match=r"Leaking RRef.*test_failures\.py:"):
+                with pytest.raises(RRefLeak, match=r"Leaking RRef.*test_services_failures\.py:"):
                     await w[0].settle(deadline)  # worker1 does not give back
             else:
                 await w[0].settle(deadline)
-                assert any("test_failures.py:" in message for message in caplog.messages)
+                assert any("test_services_failures.py:" in message for message in caplog.messages)
 
 
 async def test_a_creation_is_blamed_on_the_line_of_its_creator(workers: Any) -> None:
     async with workers(2, options=Options(strict_leaks=True)) as w:
         rref = remote("worker1", add, args=(1,))
         await rref
-        with pytest.raises(RRefLeak, match=r"test_failures\.py:"):
+        with pytest.raises(RRefLeak, match=r"test_services_failures\.py:"):
             await w[1].settle(asyncio.get_running_loop().time() + 0.1)
         del rref
 
@@ -448,7 +448,7 @@ async def test_what_a_dead_worker_held_is_not_our_leak(workers: Any) -> None:
         rref = RRef("x")
         await rpc_async("worker1", keep_it, args=(rref,))
         await w.agents[1].close()
-        await w.until(lambda: bool(w[0].protocol.gone))
+        await w.until(lambda: bool(w[0].protocol.unreachable))
         await w[0].settle(asyncio.get_running_loop().time() + 2.0)
         assert w[0].counters()["owner_rrefs"] == 0
 
@@ -466,4 +466,4 @@ async def test_shutdown_gives_back_what_is_still_being_created(workers: Any) -> 
         deadline = asyncio.get_running_loop().time() + 2.0
         await w[0].settle(deadline)
         assert w[0].counters() == {"owner_rrefs": 0, "user_rrefs": 0}
-        assert isinstance(rref._ref, Held)
+        assert isinstance(rref.record, UserRecord)

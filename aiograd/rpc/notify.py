@@ -1,0 +1,124 @@
+"""Notifications that are retried until acknowledged, at the price of an ordinary request.
+
+A notification belongs to the session in which it was sent first: if that is lost, it has failed.
+Repeated in the next session, it might name what was taken back meanwhile.
+
+    plain request ──answered──▶ ended          nearly always
+          └──open for a whole sweep, or refused by the link──▶ `retry_request` ──▶ ended
+
+Nearly every notification is answered the first time, so the first attempt has neither a task nor a
+timer of its own. One timer for all of them finds those that are open for too long, and hands these
+over to the retry driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable, Container
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from aiograd.errors import AiogradError, WorkerClosed, WorkerLost
+from aiograd.rpc.directory import PeerInfo
+
+if TYPE_CHECKING:
+    from aiograd.rpc.agent import Agent
+    from aiograd.rpc.link.link import Link
+
+Ended = Callable[[Any, Any], None]
+"""ended(answer, error): one of them is None. Runs on the loop."""
+
+SWEEP: Final = 0.2  # seconds; an answer takes far less, and lost messages are rare
+
+# Link of its session (None: there was none), recipient, callback, service and arguments.
+_Notification = tuple["Link | None", PeerInfo, Ended, str, tuple[Any, ...]]
+
+
+class Notifier:
+    """The notifications of one part of a worker that have no answer yet."""
+
+    def __init__(self, agent: Agent, unreachable: Container[bytes], context: Context) -> None:
+        self._agent = agent
+        self._unreachable = unreachable  # incarnations; a live view, kept by the caller
+        self._context = context  # in which callbacks run
+        self._open: dict[asyncio.Future[Any], _Notification] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def notify(self, to: PeerInfo, ended: Ended, service: str, *args: Any, lazy: bool) -> None:
+        """Send until answered; `ended` gets the answer, or the error if the session is lost.
+
+        `lazy`: low priority, nobody waits for the answer. On the loop only. An error that is known
+        before sending is given to `ended` at once.
+        """
+        try:
+            name = self._address(to)
+            future = self._agent.request(name, service, *args, timeout=math.inf, lazy=lazy)
+        except AiogradError as error:
+            ended(None, error)
+            return
+        # After the request, which makes the link if there is none.
+        link = self._agent.links.get(to.incarnation)
+        self._open[future] = (link, to, ended, service, args)
+        future.add_done_callback(self._answered, context=self._context)
+        if self._timer is None:
+            self._timer = self._agent.loop.call_later(SWEEP, self._sweep, frozenset())
+
+    def _address(self, to: PeerInfo) -> str:
+        """Return the name of a worker if this very incarnation is still a member."""
+        member = self._agent.directory.get(to.name)
+        if member is None or member.incarnation != to.incarnation:
+            raise WorkerLost(to.name, "no", "another worker has its name now" if member else "")
+        return to.name
+
+    def _answered(self, future: asyncio.Future[Any]) -> None:
+        if (notification := self._open.pop(future, None)) is None:
+            return  # `_sweep` cancelled it and sends it again
+        error = WorkerClosed() if future.cancelled() else future.exception()
+        _, to, ended, _, _ = notification
+        if error is None:
+            ended(future.result(), None)
+        elif isinstance(error, WorkerLost) and to.incarnation not in self._unreachable:
+            # The message was refused, for example by fault injection, but no session was lost.
+            self._retry(*notification)
+        else:
+            ended(None, error)
+
+    def _sweep(self, before: frozenset[asyncio.Future[Any]]) -> None:
+        """Retry what was open at the last sweep already, so for SWEEP seconds at least."""
+        self._timer = None
+        for future in [future for future in self._open if future in before]:
+            notification = self._open.pop(future)
+            future.cancel()
+            self._retry(*notification)
+        if self._open:
+            now = frozenset(self._open)
+            self._timer = self._agent.loop.call_later(SWEEP, self._sweep, now)
+
+    def _retry(
+        self, link: Link | None, to: PeerInfo, ended: Ended, service: str, args: tuple[Any, ...]
+    ) -> None:
+        try:
+            name = self._address(to)
+            if link is None or link.error is not None:
+                raise WorkerLost(to.name, why="the session with it was lost")
+            future = self._agent.request(name, service, *args, timeout=math.inf, retry=True)
+        except AiogradError as error:
+            ended(None, error)
+        else:
+            future.add_done_callback(functools.partial(give_outcome, ended), context=self._context)
+
+    def close(self) -> None:
+        """Stop sweeping; open requests end with their links."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def give_outcome(ended: Ended, future: asyncio.Future[Any]) -> None:
+    """Call `ended` with the outcome of a future that is done."""
+    if future.cancelled():
+        ended(None, WorkerClosed())
+    else:
+        error = future.exception()
+        ended(None if error else future.result(), error)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
     from aiograd.rpc.link.links import Loss
 
-_log = logging.getLogger("aiograd")
+_log = logging.getLogger("aiograd.link")
 
 
 class Link:
@@ -83,6 +83,36 @@ class Link:
         self.shared: Shared | None = None  # memory that the peer can see, too
 
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_dialing(self) -> bool:
+        """Whether this side makes the first connection of the session."""
+        return self.state == "dialling"
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the connection broke and the session may be resumed."""
+        return self.state == "away"
+
+    @property
+    def wants_connection(self) -> bool:
+        """Whether there was no connection so far."""
+        return self.state in ("new", "dialling")
+
+    @property
+    def follows_loss(self) -> bool:
+        """Whether the peer was lost before this session, which has not begun so far."""
+        return self.after is not None
+
+    @property
+    def had_session(self) -> bool:
+        """Whether there was a session with the peer before: then the two do share a secret."""
+        return self.after is not None and self.after.met
+
+    def agree(self, max_message: int, max_inflight: int) -> None:
+        """Keep to the limits of the peer, too: nobody sends more than the other side takes."""
+        self.max_message = min(self.max_message, max_message)
+        self.caller.agree(max_inflight)
 
     def opened(self, transport: Any, received: int = 0) -> None:
         """A proven connection to the peer, which has so much of what was sent; go on from there."""
@@ -169,7 +199,7 @@ class Link:
         self._detach()
         self.state, self.quick, self.suspect = "away", False, True
         self.session.own()
-        self._comeback = self.agent.links.come_back(self, silent, why)
+        self._comeback = self.agent.links.reconnect(self, silent, why)
 
     def _detach(self) -> None:
         connection, self.connection = self.connection, None

@@ -25,7 +25,7 @@ from aiograd.errors import BackwardFailed, WorkerLost
 from aiograd.rpc.caller import calls
 from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.link.dialer import _Return
+from aiograd.rpc.link.dialer import Reconnection
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.receive import Once, Receiving
@@ -266,7 +266,7 @@ BUGS: Final[dict[str, Bug]] = {
     "resend_nothing": Bug("what a cut took is not sent again", Session, "rest", _resend_nothing),
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),
     "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
-    "no_return": Bug("nobody dials after a cut", _Return, "_knock", lambda _: _soon),
+    "no_return": Bug("nobody dials after a cut", Reconnection, "_dial", lambda _: _soon),
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
     "missing_release": Bug("dropped references stay", Using, "_let_go", _nothing),
     "early_free": Bug("the first release frees the value", Owning, "release", _free_early),

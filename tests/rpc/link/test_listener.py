@@ -15,12 +15,14 @@ from aiograd.errors import AuthError, InsecureTransport, ProtocolError, WorkerLo
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.link.listener import MAX_UNAUTHENTICATED
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split, split_tcp
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.handshake import HELLO_SIZE, VERSION, Handshake, Identity
 from tests.support.agents import SECRET
+from tests.support.waiting import until
 
 
 def add(x, y=0):
@@ -167,7 +169,7 @@ async def test_strangers_are_closed_and_nothing_is_unpickled(agents, tmp_path, j
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
         assert a.links.table == {}
-        assert a._doors._strangers == {}
+        assert a.listener.unauthenticated == 0
 
 
 async def test_silent_strangers_are_closed_in_time(agents, tmp_path):
@@ -186,12 +188,11 @@ async def test_silent_strangers_are_closed_in_time(agents, tmp_path):
 async def test_too_many_strangers_are_turned_away_at_once(agents, tmp_path):
     async with agents(2, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
         connections = [await asyncio.open_unix_connection(f"{tmp_path}/0") for _ in range(70)]
-        while len(a._doors._strangers) < 64:
-            await asyncio.sleep(0.002)
+        await until(lambda: a.listener.unauthenticated == MAX_UNAUTHENTICATED)
         turned_away = [reader for reader, _ in connections[64:]]
         async with asyncio.timeout(1):
             await asyncio.gather(*(read_all(reader) for reader in turned_away))
-        assert len(a._doors._strangers) == 64
+        assert a.listener.unauthenticated == MAX_UNAUTHENTICATED
         for _, writer in connections[:10]:
             writer.close()
             await writer.wait_closed()

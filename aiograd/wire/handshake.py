@@ -14,7 +14,7 @@ speaks plain data only with the other one, whose name it knows by then; what an 
 a session goes on, is told in `resume`. Where each name has a secret of its own, the proofs are made
 with that of the name in the hello. A refusal is a closed connection and nothing else.
 
-A pure state machine: messages in, messages out. Timeouts and sockets are `rpc.greeting`'s.
+A pure state machine: messages in, messages out. Timeouts and sockets: `rpc.link.handshaking`.
 """
 
 from __future__ import annotations

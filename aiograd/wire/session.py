@@ -18,7 +18,7 @@ numbers. Together they keep what is late out of a session that it does not belon
     dial that is not newer ──▶ it was given up over there, and comes late: DUPLICATE
     resume or nudge of another session ──▶ LOST
 
-A pure state machine: when to dial, and for how long, is `rpc.reconnect`'s business.
+A pure state machine: `rpc.link.dialer` decides when to dial, and for how long.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ _RECONNECT: Final = RetryPolicy(attempts=math.inf, first_pause=0.03, longest_pau
 # Seconds to connect to a peer that was lost, doubled each time: the network may return meanwhile,
 # and a fresh SYN gets through sooner than a repeated one, which the kernel sends after 1, 3, 7 s.
 _CONNECT_TIMEOUT: Final = 0.5
-_CROSSING: Final = 0.5  # seconds; a peer that dies while it dials us must not be waited for longer
+# Seconds to wait for a connection that the peer is making: it may die while it dials us.
+_CROSSING: Final = 0.5
 _LEAST: Final = 0.5  # seconds to reconnect, also to a peer that was silent before
 
 
@@ -164,6 +165,7 @@ class Dialer:
         if not self._authenticator.shares_secret(peer.name):
             error = AuthError(f"{self.name} and {peer.name} share no secret", peer.name)
             addresses = ()
+        # One limit for all addresses: until then, one that accepts and breaks is dialled again.
         limit = self._loop.time() + self.options.handshake_timeout
         for address in addresses:
             trouble = await self._dial_address(link, address, limit)
@@ -185,9 +187,12 @@ class Dialer:
             except (OSError, ProtocolError, SecurityError) as trouble:
                 return trouble
             identity, status = connection.peer, connection.status
+            # From here on nothing awaits until the link is decided about, so its state holds.
             if not link.is_dialing:  # the peer's own dial was quicker, or the link was lost
                 connection.transport.abort()
                 return None
+            # The mode in the proof must be the one in the directory, by which other layers have
+            # decided already how to encode for this peer.
             if identity is None or not self._authenticator.agrees_on_mode(peer, identity):
                 connection.transport.abort()
                 return AuthError("another mode than the one it joined with", peer.name)
@@ -215,6 +220,7 @@ class Dialer:
         if connection.gone:
             return False
         peer = link.peer
+        # First, because it fences off a dial of the peer that crossed ours and may still arrive.
         accepted = link.session.accepted
         if accepted(connection.offer, connection.received, connection.latest_dial):
             link.address = address
@@ -257,6 +263,8 @@ class Dialer:
         identity = connection.peer
         assert identity is not None
         peer = self._authenticator.peer_of(identity, links)
+        # A worker that is not in the directory is known by this address alone, also for its link to
+        # dial it later.
         if not peer.addresses:
             peer = replace(peer, addresses=(address,))
         if connection.status == LOST:
@@ -353,6 +361,7 @@ class Dialer:
         try:
             connection = await done
         except BaseException:
+            # Cancelled, for example because the peer's own dial was quicker.
             protocol.transport.abort()
             raise
         if isinstance(connection.error, ProtocolError | SecurityError):
@@ -427,6 +436,7 @@ class Reconnection:
                 address, lambda _: link.offer(), link.peer, timeout
             )
         except (ConnectionRefusedError, FileNotFoundError) as error:
+            # The kernel answered, not the network: nothing listens there any more.
             if self._belongs_to_peer(address):
                 self._give_up(f"it is gone: {error}")
             return
@@ -434,10 +444,13 @@ class Reconnection:
             name = link.peer.name
             _log.debug("%s cannot reach %s at %s: %s", dialer.name, name, address, error)
             return
-        if connection.answered:  # it is there, and may only need time
+        # Any answer shows that the process lives, also one that a cut ended: it may need time only.
+        if connection.answered:
             deadline = max(self._backoff.deadline, self._clock() + _LEAST)
             self._backoff.deadline = min(deadline, self._last)
         if connection.error is not None:
+            # Any other error may be a cut, also one that looks like a refusal of the secret: the
+            # two have proven it to each other before.
             if isinstance(connection.error, WorkerLost):
                 self._give_up(connection.error.why)
         elif link.is_away and connection.status == ACCEPTED:

@@ -75,6 +75,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._done = done
         self._admit = admit  # None: this side dialled
         self._credentials = credentials  # of this worker, if the connection speaks TLS
+        # Of fixed size: an unauthenticated peer cannot make us allocate anything.
         self._buffer = bytearray(max(HELLO_SIZE, PROOF_SIZE))
         self._filled = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -122,10 +123,12 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         """Begin the handshake; the client speaks first."""
         self.transport = transport
         self.remote = remote_address(transport)
-        if self._over:  # TLS took all the time there was
+        # TLS took all the time there was: the timer began with the TCP connection.
+        if self._over:
             self.transport.abort()
             return
         self.start_timer()
+        # The proofs cover both certificates: a relay with certificates of its own proves nothing.
         if self._credentials is not None:
             client = self._admit is None
             self._handshake.bind(self._credentials.binding(self.transport, client=client))
@@ -134,7 +137,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Take no byte beyond the message that is due: later ones are the link's."""
-        if self._over:  # what still comes is thrown away; asyncio wants a buffer all the same
+        # What still comes is thrown away; asyncio wants a buffer nevertheless.
+        if self._over:
             return memoryview(self._buffer)
         return memoryview(self._buffer)[self._filled : self._handshake.needed]
 
@@ -154,11 +158,14 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             self._check_expected()
             if answer:
                 self.transport.write(answer)
+            # After the write: the answer names our version, so that both sides can tell theirs.
             if self._handshake.mismatch is not None:
                 raise self._handshake.mismatch
             if self._handshake.proven:
                 self._finish()
         except Exception as error:
+            # Whatever it is: bytes of an unauthenticated peer must not end anything but their
+            # connection.
             self.fail(error)
 
     def eof_received(self) -> bool:
@@ -209,13 +216,16 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         peer = self._handshake.peer
         assert peer is not None
         if self._credentials is not None:
+            # Only now: before the proof, the name is a claim of somebody without the secret.
             self._credentials.check_name(self.transport, peer.name)
         if self._admit is not None:
             # The link is decided about before the proof is written: when the client reads it, this
             # side is ready for what follows.
             verdict = self._admit(peer, self._handshake.offer)
             self.transport.write(self._handshake.admit(*verdict))
-        self.transport.pause_reading()  # what follows is for the link, which takes over soon
+        # What follows is for the link: `done` may be a future whose waiter runs in the next
+        # iteration of the loop, and bytes must not arrive here until then.
+        self.transport.pause_reading()
         self._end()
 
     def _late(self) -> None:
@@ -229,7 +239,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         if self.transport is None:
             pass  # TLS is still under way: `connection_made` aborts what comes of it
         elif isinstance(error, ProtocolError):
-            self.transport.close()  # flushes first: our hello, on its way, names our version
+            # Flushes first: our hello, which names our version, is on its way.
+            self.transport.close()
         else:
             self.transport.abort()
         self._end()
@@ -272,6 +283,7 @@ class Authenticator:
 
     def handshake(self, offer: MakeOffer | None = None) -> Handshake:
         """Begin a handshake: as a client that makes an offer, or as a server."""
+        # Fresh for each connection: with the nonce of the other side, it stops replay.
         nonce = self._token_bytes(32)
         return Handshake(
             self.identity,

@@ -42,7 +42,9 @@ _security = logging.getLogger("aiograd.security")
 # `dialer`, which cannot tell it from a connection that the network has cut.
 MAX_UNAUTHENTICATED: Final = 64
 MAX_UNAUTHENTICATED_PER_HOST: Final = 16  # so that one host cannot keep all others out
-_REMEMBERED: Final = 8  # refusals: enough for a person who looks for a missing worker
+# Refusals. The names are claims, so anybody could fill this; the last few are enough for a person
+# who looks for a missing worker.
+_REMEMBERED: Final = 8
 
 
 class Admissions(LinkTable, Protocol):
@@ -102,6 +104,7 @@ class Listener:
             address,
             functools.partial(self._accept, address),
             allow_plaintext=self._options.allow_plaintext,
+            # Also for addresses that do not use it: `Network` decides by the address.
             tls=self._authenticator.credentials,
         )
         self._listeners.append(listener)
@@ -122,6 +125,7 @@ class Listener:
 
     def close(self) -> None:
         """Accept nothing more, and drop whatever is not authenticated."""
+        # Connections that the kernel has accepted already still come, in the next iterations.
         self._closed = True
         for listener in self._listeners:
             listener.close()
@@ -163,6 +167,7 @@ class Listener:
         link = self._links.get(identity.incarnation)
         # Callbacks run inside `admit`, for the loss of an older session: one of them may have lost
         # the peer for good, or closed this worker.
+        # For DUPLICATE and LOST, `close` lets our proof leave first: it carries the status.
         if pending.status != ACCEPTED or self._closed or link is None:
             pending.transport.close()
             return
@@ -183,7 +188,8 @@ class Listener:
             pending.remote,
             error,
         )
-        # Remember those that spoke our protocol: a person who misses a worker wants to know.
+        # Remember those that spoke our protocol. A wrong secret or version proves nothing, so it
+        # must not end the start of a cluster; but a coordinator that misses a worker can say why.
         if isinstance(error, ProtocolError | SecurityError) and error.worker:
             self.refusals.pop(error.worker, None)
             self.refusals[error.worker] = str(error)
@@ -203,7 +209,9 @@ class PendingHandshake(HandshakeProtocol):
             authenticator.credentials_for(address),
         )
         self._listener = listener
-        self._counted = False  # among the unauthenticated, before TLS
+        # Among the unauthenticated, before TLS. Over plain sockets `connection_made` is the first
+        # that is heard of a connection, so it is counted there.
+        self._counted = False
 
     def knocked(self, host: str) -> bool:
         """Count a TCP connection that has to speak TLS first; False to close it."""

@@ -5,7 +5,7 @@ member with the secret and a certificate of its own still cannot pass for anothe
 the secret covers the SHA-256 of the certificates: somebody in between, with another certificate,
 can relay no handshake.
 
-The handshake itself is `session`'s and `greeting`'s; when a connection is secured is `doors`'.
+The handshake itself is in `wire.handshake` and `link.handshaking`.
 
 Listening and dialling with TLS, in which strangers count from their first packet.
 

@@ -110,7 +110,7 @@ async def test_bytes_that_are_no_handshake_close_the_connection_and_are_not_unpi
     async with agents(1, options=options, address=f"unix:{tmp_path}/{{}}".format) as (a,):
 
         def refuse(*args, **kwargs):
-            raise AssertionError("a stranger reached the deserializer")
+            raise AssertionError("an unauthenticated peer reached the deserializer")
 
         monkeypatch.setattr("aiograd.wire.codec.pickle.loads", refuse)
         start = time.monotonic()

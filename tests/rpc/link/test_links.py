@@ -285,16 +285,14 @@ async def test_a_peer_that_dials_does_not_wait_for_our_own_pause(agents):
 
 async def test_a_wrong_secret_stays_an_auth_error_at_every_dial(agents):
     async with agents(1, options=QUICK) as (a,):
-        stranger = Agent(
-            "worker1", 1, secret=b"another secret, 32 bytes long ..", runtime=a.runtime
-        )
-        await stranger.start("memory:1")
-        a.directory.add(stranger.info)
+        other = Agent("worker1", 1, secret=b"another secret, 32 bytes long ..", runtime=a.runtime)
+        await other.start("memory:1")
+        a.directory.add(other.info)
         for _ in range(2):
             with pytest.raises(AuthError):
                 await a.call("worker1", add, (1, 2))
-            await until(lambda: worth_a_dial(a, stranger))
-        await stranger.close()
+            await until(lambda: worth_a_dial(a, other))
+        await other.close()
 
 
 def worth_a_dial(agent, peer):

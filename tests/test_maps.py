@@ -22,7 +22,7 @@ NAME = re.compile(r"\w+/?")
 
 # Packages whose docstring has no map yet. Remove a package when its map is complete: the set can
 # only shrink.
-TODO: set[str] = {}
+TODO: set[str] = set()
 
 
 def label(package: Path) -> str:

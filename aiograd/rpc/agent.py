@@ -40,10 +40,12 @@ from aiograd.rpc.extension import (
 )
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.link.connection import LAST_WORDS, hang_up
+from aiograd.rpc.link.dialer import Dialer
+from aiograd.rpc.link.handshaking import Authenticator
 from aiograd.rpc.link.inbound_budget import Budget
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
-from aiograd.rpc.link.listener import Doors
+from aiograd.rpc.link.listener import Listener
 from aiograd.rpc.link.shared_memory import ParallelCopier
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.observe.profile import Profile
@@ -134,8 +136,16 @@ class Agent:
         self.limits = Limits()  # which of them others have reached
         self.budget = Budget(self.options.inbound_budget, self.limits)
         self.polling = Polling(self.loop, self.runtime, self.pool)
-        self._doors = Doors(self, secret, cluster)
-        self.links = Links(self, self._doors)
+        options, runtime = self.options, self.runtime
+        self._cluster = cluster
+        authenticator = Authenticator(
+            self.identity, secret, options, runtime.token_bytes, self.directory
+        )
+        self.dialer = Dialer(authenticator, runtime, options, self.directory)
+        self.links = Links(self, self.dialer)
+        self.listener = Listener(
+            authenticator, runtime, options, self.limits, self.links, self.dialer.peer_connected
+        )
         self._routes = self.links.routes
         self.directory.add(self.info)
 
@@ -145,7 +155,7 @@ class Agent:
         """Listen at the addresses, and become the process's last started agent."""
         try:
             for address in addresses:
-                await self._doors.listen(address)
+                await self.listener.listen(address)
         except BaseException:
             await self.close()
             raise
@@ -156,12 +166,12 @@ class Agent:
     def info(self) -> PeerInfo:
         """This worker as others should know it."""
         rule = self.options.restriction
-        return PeerInfo(self.name, self.rank, self.incarnation, self._doors.addresses, *rule)
+        return PeerInfo(self.name, self.rank, self.incarnation, self.listener.addresses, *rule)
 
     @property
     def identity(self) -> Identity:
         """This worker as it presents itself in a handshake."""
-        me = (self.name, self.rank, self.incarnation, self._doors.cluster)
+        me = (self.name, self.rank, self.incarnation, self._cluster)
         return Identity(*me, self.options.max_message, self.options.max_inflight)
 
     def trusts(self, peer: PeerInfo) -> bool:
@@ -184,11 +194,11 @@ class Agent:
         """Names that the latest connections claimed that were refused here, and why.
 
         Nobody has proven these names: it is a hint for whoever misses a worker."""
-        return self._doors.turned_away
+        return self.listener.refusals
 
     async def connect(self, address: str) -> PeerInfo:
         """Dial an address of which only the address is known (a rendezvous); who answered."""
-        return await self._doors.meet(address)
+        return await self.dialer.connect(address, self.links)
 
     async def close(self) -> None:
         """Abort: local waiters get WorkerClosed, peers see the connection end."""
@@ -196,7 +206,8 @@ class Agent:
             return
         self.closed = True
         scope.closed(self)
-        self._doors.close()
+        self.listener.close()
+        self.dialer.close()
         links = self.links.close()
         mine = {asyncio.current_task()}
         tasks = {task for link in links for task in link.callee.execution.tasks()} - mine
@@ -216,7 +227,8 @@ class Agent:
 
     def descriptors(self) -> Iterator[int]:
         """Give what this worker has open: its listeners and connections."""
-        yield from self._doors.descriptors()
+        yield from self.listener.descriptors()
+        yield from self.dialer.descriptors()
         for link in list(self.links.all()):
             yield from link.descriptors()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import logging
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from aiograd.errors import DeadlineExceeded, Overloaded, WorkerClosed, WorkerLos
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.future import CallInfo, Future, fail
 from aiograd.wire.fastcodec import decode_call, encode_call
+
+_log = logging.getLogger("aiograd.link")
 
 # ── deciding ────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,6 +66,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Refuse what is no policy: TypeError or ValueError names the field."""
+        # Checked here, not at the first failure: a policy is used when something else goes wrong.
         for name in ("attempts", "first_pause", "factor", "longest_pause", "jitter", "time_limit"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -87,9 +91,11 @@ class RetryPolicy:
         """Draw the seconds to wait before a retry, counted from 0."""
         try:
             pause = min(self.first_pause * self.factor**retry, self.longest_pause)
-        except OverflowError:  # after a thousand retries: a float power raises, it gives no inf
+        except OverflowError:
+            # After about a thousand retries: the power of floats raises instead of giving inf.
             pause = self.longest_pause
-        # Without jitter, nothing is drawn: a simulation must not depend on who asks in vain.
+        # Without jitter nothing is drawn: a simulation replays a seed, and a number that is drawn
+        # and not used would change everything that follows.
         return (
             pause * random.uniform(1.0 - self.jitter, 1.0 + self.jitter) if self.jitter else pause
         )
@@ -116,7 +122,9 @@ class Backoff:
         clip: bool = True,
     ) -> None:
         self._policy, self._random, self._clock, self._clip = policy, random, clock, clip
-        self.attempts = 1  # begun so far: the first one needs no permission
+        # Begun so far. The first attempt asks nobody, and is counted before it begins: `next` is
+        # about the one that follows.
+        self.attempts = 1
         self.deadline = deadline
         if policy.time_limit != math.inf:
             self.deadline = min(deadline, clock() + policy.time_limit)
@@ -128,6 +136,7 @@ class Backoff:
         left = self.deadline - self._clock() if self.deadline != math.inf else math.inf
         if left <= 0.0:
             return None
+        # With jitter first, so that a clipped pause ends exactly at the deadline.
         pause = self._policy.delay(self.attempts - 1, self._random)
         if pause >= left:
             if not self._clip:
@@ -152,8 +161,11 @@ class RetryBudget:
     that fails because it is overloaded. A caller that was quiet has a few saved.
     """
 
-    EARNED: Final = 0.1  # of a retry, by each call
-    SAVED: Final = 10.0  # retries that may be made at once
+    # Of a retry, by each call. A fixed number of retries for each call would multiply the load of a
+    # worker that fails every call, just when it can bear the least.
+    EARNED: Final = 0.1
+    # Retries that a caller may make at once after it was quiet.
+    SAVED: Final = 10.0
 
     __slots__ = ("_left",)
 
@@ -227,13 +239,16 @@ class Attempts:
         self.future = future
         self._operation, self._backoff, self._context = operation, backoff, context
         self._budget, self._expired = budget, expired
-        self._open: dict[Future[Any], None] = {}  # attempts without an outcome, in order
+        # Attempts without an outcome. A dict, because it keeps their order, in which they are
+        # cancelled: a set would make simulations depend on addresses of memory.
+        self._open: dict[Future[Any], None] = {}
         self._waiting: Cancellable | None = None  # the pause before the next attempt
         future.add_done_callback(self._finish, context=context)
 
     def begin(self) -> None:
         """Begin one attempt; raises what is known before sending."""
         pause = None
+        # Asked before the attempt begins: at the deadline, nothing more is sent.
         if self._expired is not None and (pause := self._backoff.next()) is None:
             raise self._expired()
         attempt: Future[Any] = Future(loop=self.future.get_loop())
@@ -270,8 +285,9 @@ class Attempts:
         """Whether there is another attempt after this error; begins the pause before it."""
         if not self._operation.is_retryable(error):
             return False
+        # Hedged: the pause before the next attempt began with this one.
         if self._expired is not None:
-            return True  # hedged: the pause before the next attempt began with this one
+            return True
         pause = self._backoff.next()
         # The budget comes last: a retry that cannot be made costs nothing.
         if pause is None or (self._budget is not None and not self._budget.spend()):
@@ -287,6 +303,34 @@ class Attempts:
             attempt.cancel()
 
 
+class Environment(Protocol):
+    """What of the `Runtime` counts here."""
+
+    @property
+    def random(self) -> Random:
+        """Where jitter comes from."""
+
+
+class Worker(Protocol):
+    """What of the agent calls and requests need alike."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this worker lives on."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether this worker was shut down."""
+
+    @property
+    def directory(self) -> Directory:
+        """Who is a member."""
+
+    @property
+    def runtime(self) -> Environment:
+        """Where randomness comes from."""
+
+
 # ── idempotent calls ────────────────────────────────────────────────────────────────────────────
 
 
@@ -298,15 +342,7 @@ class Settings(Protocol):
         """The policy of idempotent calls."""
 
 
-class Environment(Protocol):
-    """What of the `Runtime` counts here."""
-
-    @property
-    def random(self) -> Random:
-        """Where jitter comes from."""
-
-
-class Caller(Protocol):
+class Caller(Worker, Protocol):
     """What of the agent `retry_call` needs."""
 
     @property
@@ -314,24 +350,8 @@ class Caller(Protocol):
         """The name of this worker."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop this worker lives on."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether this worker was shut down."""
-
-    @property
     def options(self) -> Settings:
         """Where the policy is."""
-
-    @property
-    def runtime(self) -> Environment:
-        """Where randomness comes from."""
-
-    @property
-    def directory(self) -> Directory:
-        """Where names are resolved."""
 
     @property
     def parts(self) -> dict[type, Any]:
@@ -448,9 +468,8 @@ class _IdempotentCall:
             future=attempt,
             once=True,
         )
-        future = self._future  # an error that nobody awaits names the function and the line
-        # Of the attempt: what is logged if nobody looks at the outcome.
-        future.info = attempt.info
+        # The caller has only this future: an error that nobody awaits names function and line.
+        self._future.info = attempt.info
 
     def is_retryable(self, error: BaseException) -> bool:
         """Whether another attempt may go better."""
@@ -458,6 +477,7 @@ class _IdempotentCall:
 
     def wait(self, pause: float, then: Callable[[], None]) -> Cancellable:
         """Make another attempt after a pause."""
+        _log.info("%s calls %s again in %.2g s", self._agent.name, self.worker, pause)
         # A task of the agent's, not a timer: closing the agent must end the call, too.
         return self._agent.spawn(self._attempt_after(pause, then), self.context)
 
@@ -465,10 +485,13 @@ class _IdempotentCall:
         try:
             await asyncio.sleep(pause)
         except asyncio.CancelledError:
+            # By the caller, whose future is done then; or because the agent closes.
             fail(self._future, WorkerClosed(f"{self._agent.name} was shut down", self._agent.name))
             raise
         left = self.deadline - self._agent.loop.time()
-        self._timeout = math.inf if left == math.inf else max(left, 1e-3)  # 0 is no timeout
+        # The sleep may have ended a little late. 0 and less are refused as a timeout; an attempt
+        # that has no time left fails by its deadline, as it should.
+        self._timeout = math.inf if left == math.inf else max(left, 1e-3)
         if self.frozen is not None:
             self.arguments = decode_call(self.frozen)
         then()
@@ -477,28 +500,12 @@ class _IdempotentCall:
 # ── control requests ────────────────────────────────────────────────────────────────────────────
 
 
-class Requester(Protocol):
+class Requester(Worker, Protocol):
     """What of the agent `retry_request` needs."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop this worker lives on."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether this worker was shut down."""
-
-    @property
     def context(self) -> contextvars.Context:
-        """The context of what runs here for nobody in particular."""
-
-    @property
-    def directory(self) -> Directory:
-        """Who is a member."""
-
-    @property
-    def runtime(self) -> Environment:
-        """Where randomness comes from."""
+        """The context of what runs here for no caller."""
 
     def request(
         self,
@@ -527,9 +534,8 @@ class RequestLink(Protocol):
         """Why the session is over, if it is."""
 
 
-# Messages are lost with their connection at worst, and answers take milliseconds: a fifth of a
-# second is a sign of trouble, and two seconds are soon enough after it is over. No jitter: each
-# request began at a time of its own.
+# An answer takes far less than the first pause, and lost messages are rare: hardly any request is
+# sent twice. The deadline ends the attempts, or the loss of the session; no number of them does.
 _REQUEST: Final = RetryPolicy(attempts=math.inf, first_pause=0.2, longest_pause=2.0, jitter=0.0)
 
 
@@ -547,7 +553,8 @@ def retry_request(
     For the library's own idempotent messages only. Ends at the deadline, or when the session is
     lost: in another session the peer may be told the same thing after it was taken back.
     """
-    context = agent.context.copy()  # not the caller's: its deadline is not that of one attempt
+    # Not the caller's context: attempts would inherit its deadline, and its recording.
+    context = agent.context.copy()
     request = _ControlRequest(agent, link, service, args, carry, context)
     backoff = Backoff(_REQUEST, agent.runtime.random, agent.loop.time, deadline)
     expired = functools.partial(_expired, future, link.peer.name, service)
@@ -585,11 +592,14 @@ class _ControlRequest:
 
     def begin(self, attempt: Future[Any]) -> None:
         """Send the request once more; WorkerLost if the session that it belongs to is over."""
+        # The directory may name another start of the worker. It has a session of its own, in which
+        # the request means nothing, or something else.
         peer, member = self._peer, self._agent.directory.get(self._peer.name)
         if member is not peer and (member is None or member.incarnation != peer.incarnation):
             raise WorkerLost(peer.name, why="it left, or was restarted")
         if not self._has_session():
             raise WorkerLost(peer.name, why="the session with it was lost")
+        # Without a deadline of its own: `Attempts` ends the request, and with it all attempts.
         self._agent.request(
             peer,
             self._service,

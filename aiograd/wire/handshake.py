@@ -15,7 +15,7 @@ says what an offer is, and where a session goes on. Where each name has a secret
 proofs are made with that of the name in the hello. A refusal is a closed connection and nothing
 else.
 
-A pure state machine: messages in, messages out. `rpc.link` has the timeouts and sockets.
+A pure state machine: messages in, messages out. Timeouts and sockets: `rpc.link.handshaking`.
 """
 
 from __future__ import annotations

@@ -71,11 +71,11 @@ class Another(Agent):
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1], ids=["older", "newer"])
-async def test_f19_another_version_is_named_in_the_handshake(cluster, figure, version):
+async def test_f19_another_version_is_named_in_the_handshake(cluster, figure, version, monkeypatch):
     async with cluster(1) as c:
         (address,) = c.driver.agent.directory.get("worker0").addresses
+        monkeypatch.setattr(Another, "version", version)
         another = Another("another", 9, secret=c._secret)
-        another.version = version
         try:
             began = now()
             error, when = await outcome(another.connect(address))

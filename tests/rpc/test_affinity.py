@@ -242,7 +242,7 @@ async def test_a_connection_that_has_proven_nothing_is_closed_in_a_child_too(tmp
     before = held("self")
     _, writer = await asyncio.open_unix_connection(f"{tmp_path}/a")
     try:
-        await until(lambda: agent._doors._strangers)
+        await until(lambda: agent.listener.unauthenticated)
         theirs = held("self") - before - {_name(writer.get_extra_info("socket").fileno())}
         assert len(theirs) == 1
         with forked() as child:

@@ -288,6 +288,13 @@ async def three_agents() -> AsyncIterator[list[Agent]]:
             await agent.close()
 
 
+def claim(agent, incarnation):
+    """Let an agent present itself with another incarnation from now on."""
+    agent.incarnation = incarnation
+    authenticator = agent.listener._authenticator
+    authenticator.identity = replace(authenticator.identity, incarnation=incarnation)
+
+
 @pytest.mark.parametrize("known_by", ["its link", "the roster", "both"])
 async def test_a_stolen_incarnation_does_not_take_over_a_connection(known_by):
     """Incarnations are in the roster: c proves to be c, and says that it is the start of b."""
@@ -297,7 +304,7 @@ async def test_a_stolen_incarnation_does_not_take_over_a_connection(known_by):
         if known_by == "its link":  # it has come, and is no member so far
             a.directory.remove("b")
         links = dict(a.links.table)
-        c.incarnation = b.incarnation
+        claim(c, b.incarnation)
         with pytest.raises((AuthError, WorkerLost)):
             await c.call("a", whoami)
         assert a.links.table == links
@@ -308,11 +315,12 @@ async def test_a_stolen_incarnation_does_not_keep_a_connection():
     """The same, before a has heard of b: then it is c's connection that ends."""
     async with three_agents() as (a, b, c):
         a.directory.remove("b")
-        own, c.incarnation = c.incarnation, b.incarnation
+        own = c.incarnation
+        claim(c, b.incarnation)
         assert await c.call("a", whoami) == "a"  # a does not know better so far
         a.directory.add(b.info)
         assert await a.call("b", whoami) == "b"
-        c.incarnation = own
+        claim(c, own)
         with pytest.raises((WorkerLost, AuthError)):
             await c.call("a", whoami)
 
@@ -322,8 +330,8 @@ async def test_another_member_at_a_peers_address_is_not_taken_for_it():
     async with three_agents() as (a, b, c):
         info = b.info
         await b.close()
-        c.incarnation = info.incarnation
-        await c._doors.listen("memory:b")
+        claim(c, info.incarnation)
+        await c.listener.listen("memory:b")
         with pytest.raises((WorkerLost, AuthError)) as caught:
             await a.call("b", offer.add, (1,))
         assert caught.value.worker == "b"
@@ -338,7 +346,7 @@ async def test_a_peer_cannot_claim_the_workers_own_name(name):
             stack.push_async_callback(agent.close)
         await a.start("memory:a")
         await twin.start()
-        twin.incarnation = a.incarnation
+        claim(twin, a.incarnation)
         with pytest.raises(AuthError):
             await twin.connect("memory:a")
         assert await a.call("a", whoami) == "a"
@@ -359,8 +367,9 @@ async def test_secrets_by_name_show_up_nowhere(tmp_path, caplog, capfd):
         for each in everyone:
             agent = each.agent
             shown += [each, agent, each._plan, agent.options, agent.identity]
-            shown += [vars(agent._doors), vars(agent._doors._keyring), vars(agent.options)]
-            shown += [vars(agent._doors._handshake())]
+            known = agent.listener._authenticator
+            shown += [vars(agent.listener), vars(agent.dialer), vars(known), vars(known._keyring)]
+            shown += [vars(agent.options), vars(known.handshake())]
             assert CLINIC not in pickle.dumps(agent.options)
         everyone[1].make_current()
         with pytest.raises(AuthError) as caught:

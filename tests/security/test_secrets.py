@@ -61,7 +61,8 @@ async def test_records_that_hold_the_secret_do_not_show_it():
         worker = ag.current_worker()
         agent = worker.agent
         shown: list[Any] = [cluster, worker, agent, worker._plan, options, agent.identity]
-        shown += [vars(agent._doors), vars(cluster), vars(worker._plan.options)]
+        shown += [vars(agent.listener), vars(agent.listener._authenticator), vars(agent.dialer)]
+        shown += [vars(cluster), vars(worker._plan.options)]
         shown += [vars(Handshake(agent.identity, VALUE, bytes(32), client=True))]
         shown += [RendezvousFile(("unix:x",), Secret(VALUE)), worker._plan.rendezvous]
         for each in shown:

@@ -212,7 +212,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
 
         first = iter(range(1, FIRST))  # what libraries load, and buffers that stay, are no growth
         await asyncio.gather(*[attackers(first) for _ in range(AT_ONCE)])
-        await until_not(lambda: worker._doors._strangers)
+        await until_not(lambda: worker.listener.unauthenticated)
         gc.collect()
         files, tasks, links = (
             len(os.listdir("/proc/self/fd")),
@@ -236,7 +236,7 @@ async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
         await asyncio.gather(*[attackers(numbers) for _ in range(AT_ONCE)])
         over.set()
         await client
-        await until_not(lambda: worker._doors._strangers)
+        await until_not(lambda: worker.listener.unauthenticated)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
         assert accepted == []
@@ -264,7 +264,7 @@ async def test_too_many_strangers_are_turned_away_and_counted():
         await asyncio.gather(*[reader.read() for reader, _ in silent], return_exceptions=True)
         assert worker.limits["strangers"] == 40 - 16
         assert worker.limits["handshake"] == 16 + 24
-        assert not worker._doors._strangers
+        assert not worker.listener.unauthenticated
         for _, writer in silent:
             writer.transport.abort()
     finally:

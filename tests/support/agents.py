@@ -66,7 +66,7 @@ async def running_agents(
 
 def crash(agent: Agent) -> None:
     """End like a killed process: the listener closes, connections end without a last message."""
-    agent._doors.close()
+    agent.listener.close()
     for link in agent.links.table.values():
         if link.is_open and link.peer.incarnation != agent.incarnation:
             link._detach()  # without an event: the agent itself must not react to it

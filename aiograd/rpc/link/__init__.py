@@ -8,12 +8,12 @@
     connection        one connection: bytes to frames
     listener          accept connections, limit unauthenticated ones
     dialer            connect, resume, back off
-    greeting          the asyncio protocol of a handshake
+    handshaking       the asyncio protocol of a handshake, which listener and dialer share
     inbound_budget    memory for messages that came in
     shared_memory     arrays between processes of one host, without a socket
 
 Each module uses those behind it:
 
     links ─▶ link ─▶ receive, connection ─▶ send, inbox
-    listener, dialer ─▶ greeting
+    listener, dialer ─▶ handshaking
 """

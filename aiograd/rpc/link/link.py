@@ -112,7 +112,7 @@ class LinkTable(Protocol):
     def next_dial(self) -> int:
         """Return the number of the next connection that is dialled."""
 
-    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
+    def reconnect(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
         """Connect a link again whose connection broke."""
 
     def lost(self, link: Link, error: Exception, *, final: bool) -> None:
@@ -219,6 +219,21 @@ class Link:
         """Note that the first connection is being made."""
         self._move(LinkEvent.DIAL)
 
+    @property
+    def follows_loss(self) -> bool:
+        """Whether the peer was lost before this session, which has not begun so far."""
+        return self.after is not None
+
+    @property
+    def had_session(self) -> bool:
+        """Whether there was a session with the peer before: then the two do share a secret."""
+        return self.after is not None and self.after.met
+
+    def agree(self, max_message: int, max_inflight: int) -> None:
+        """Keep to the limits of the peer, too: nobody sends more than the other side takes."""
+        self.max_message = min(self.max_message, max_message)
+        self.caller.agree(max_inflight)
+
     def opened(self, transport: Any, received: int = 0) -> None:
         """Go on over a proven connection to the peer, which has `received` bytes of the session."""
         if self._reader is None:
@@ -314,7 +329,7 @@ class Link:
         self._move(LinkEvent.CUT)
         self.ready, self.suspect = False, True
         self.session.copy_kept()
-        self._comeback = self.agent.links.come_back(self, silent, why)
+        self._comeback = self.agent.links.reconnect(self, silent, why)
 
     def _detach(self) -> None:
         connection, self.connection = self.connection, None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import WorkerClosed, WorkerLost
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
-from aiograd.rpc.link.dialer import come_back
+from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.retry import RetryPolicy
 from aiograd.wire.messages import CALL
@@ -34,9 +34,8 @@ from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
-    from aiograd.rpc.link.listener import Doors
 
-_log = logging.getLogger("aiograd")
+_log = logging.getLogger("aiograd.link")
 # Seconds in which something of what waits in a socket is read, if anything does; and how often.
 _READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
@@ -61,8 +60,8 @@ class Loss:
 class Links:
     """Finds, makes and forgets the links of one agent, and keeps them alive."""
 
-    def __init__(self, agent: Agent, doors: Doors) -> None:
-        self._agent, self._doors = agent, doors
+    def __init__(self, agent: Agent, dialer: Dialer) -> None:
+        self._agent, self._dialer = agent, dialer
         self.table: dict[bytes, Link] = {}  # by incarnation
         # By name and incarnation: somebody else may have come under that incarnation.
         self.losses: dict[tuple[str, bytes], Loss] = {}
@@ -214,10 +213,10 @@ class Links:
     def dial(self, link: Link) -> None:
         """Connect a link that has something to send."""
         if link.peer.incarnation == self._agent.incarnation:
-            self._doors.open_self(link)
+            self._dialer.dial_self(link)
             return
         link.dial()
-        self._agent.spawn(self._doors.dial(link))
+        self._agent.spawn(self._dialer.dial(link))
 
     def next_dial(self) -> int:
         """The number of the next connection that is dialled."""
@@ -254,9 +253,9 @@ class Links:
                 link = self._make(peer, loss)
         return link
 
-    def come_back(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
-        """Connect a link again whose connection broke, from a peer silent for so many seconds."""
-        return self._agent.spawn(come_back(self._doors, link, silent, why))
+    def reconnect(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
+        """Connect a link again whose connection broke, from a peer silent for `silent` seconds."""
+        return self._agent.spawn(self._dialer.reconnect(link, silent, why))
 
     # ── living and ending ───────────────────────────────────────────────────────────────────────
 
@@ -312,6 +311,8 @@ class Links:
         if peer.incarnation == agent.incarnation:
             return
         self._remember(link, error, final)
+        where = link.address or link.host or "no address"
+        _log.info("%s lost %s (%s): %s", agent.name, peer.name, where, error)
         _call_all(agent, agent.lost, "loss", peer, error)
 
     def _remember(self, link: Link, error: Exception, final: bool) -> None:

@@ -26,7 +26,7 @@ from aiograd.errors import BackwardFailed, WorkerLost
 from aiograd.rpc.caller import calls
 from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.link.dialer import _Return
+from aiograd.rpc.link.dialer import Reconnection
 from aiograd.rpc.link.inbox import Once
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
@@ -306,7 +306,7 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),
     "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
-    "no_return": Bug("nobody dials after a cut", _Return, "_knock", lambda _: _soon),
+    "no_return": Bug("nobody dials after a cut", Reconnection, "_dial", lambda _: _soon),
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
     "missing_release": Bug("dropped references stay", UserTable, "_release_if_unused", _nothing),
     "early_free": Bug("the first release frees the value", OwnerTable, "release", _free_early),

@@ -1,10 +1,13 @@
-"""Connections that break and come back, and those that do not, over every kind of socket."""
+"""Dialling, and connections that break: those that are resumed, and those that are not."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
+import socket
+import struct
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +20,7 @@ import pytest
 from aiograd.errors import DeadlineExceeded, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async, rpc_stream
+from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.testing.chaos_proxy import Proxy
 from aiograd.wire.framing import HEADER_SIZE
@@ -99,7 +103,89 @@ async def resumed(a, b, number):
     await until(lambda: first.is_open and second.is_open and first.session.number > number)
 
 
-# ── coming back ─────────────────────────────────────────────────────────────────────────────────
+# ── dialling ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_rendezvous_is_dialled_by_its_address_alone(agents, address):
+    async with agents(1, address=address) as (a,):
+        newcomer = Agent("late", 7, secret=SECRET, runtime=a.runtime)
+        await newcomer.start()
+        a.services["hello"] = lambda sender: (sender.name, sender.rank)
+        peer = await newcomer.connect(a.info.addresses[0])
+        assert (peer.name, peer.incarnation) == ("worker0", a.incarnation)
+        assert await newcomer.request(peer, "hello") == ("late", 7)
+        newcomer.services["back"] = lambda sender: sender.name
+        a.directory.add(PeerInfo("late", 7, newcomer.incarnation))
+        assert await a.request("late", "back") == "worker0"  # over the connection that is there
+        await newcomer.close()
+
+
+async def test_another_incarnation_at_the_address_is_a_lost_worker(agents):
+    async with agents(2) as (a, b):
+        a.directory.add(PeerInfo("worker1", 1, b"o" * 16, b.info.addresses))
+        with pytest.raises(WorkerLost) as caught:
+            await rpc_async("worker1", add, (1, 2))
+        assert caught.value.executed == "no"
+        a.directory.add(b.info)
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 4])
+async def test_a_first_handshake_that_is_cut_is_tried_again(agents, tmp_path, cuts):
+    where = f"unix:{tmp_path}/{{}}".format
+    async with agents(2, address=where) as (a, b), Proxy(where("proxy"), where(1)) as proxy:
+        budgets = iter([2 * HELLO_SIZE + 3] * cuts)  # both hellos, and a little of a proof
+        proxy.budget = lambda: next(budgets, None)
+        a.directory.add(replace(b.info, addresses=(proxy.address,)))
+        assert await a.call("worker1", add, (1, 2)) == 3
+        assert proxy.cuts == cuts
+
+
+async def test_a_reset_of_the_first_handshake_is_tried_again_until_the_handshake_timeout(agents):
+    resets = 0
+
+    def reset(reader, writer):
+        nonlocal resets
+        resets += 1
+        linger = struct.pack("ii", 1, 0)  # closing sends a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    try:
+        async with agents(1, options=Options(handshake_timeout=0.6)) as (a,):
+            start = time.monotonic()
+            with pytest.raises(ConnectionResetError):
+                await a.connect(f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert time.monotonic() - start >= 0.6
+            assert resets > 1
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_connecting_cutting_resuming_and_losing_leave_a_line_each(agents, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "aiograd.link")
+
+    def lines(*words):
+        return [text for text in caplog.messages if all(word in text for word in words)]
+
+    where = f"unix:{tmp_path}/{{}}".format
+    async with agents(2, address=where) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        assert len(lines("worker0 connected to worker1", where(1))) == 1
+        assert len(lines("worker1: worker0 connected from")) == 1
+        sever(a, "worker1")
+        await resumed(a, b, 1)
+        assert len(lines("worker0: the connection to worker1 at", where(1), "broke")) == 1
+        assert len(lines("worker0 resumes its session with worker1", where(1))) == 1
+        assert len(lines("worker1: worker0 resumes its session from")) == 1
+        crash(b)
+        await until(lambda: is_lost(a, b))
+        assert len(lines("worker0 lost worker1", where(1))) == 1
+
+
+# ── resuming ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("who", ["the one who dialled", "the other one"])
@@ -121,7 +207,7 @@ async def test_a_call_under_way_does_not_notice_a_cut(agents, address, who):
         assert lost == []
 
 
-async def test_what_is_called_meanwhile_waits_for_the_connection(agents, address):
+async def test_calls_made_during_a_cut_wait_for_the_next_connection(agents, address):
     async with agents(2, address=address) as (a, _):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         a.link("worker1").cut("on purpose")
@@ -148,7 +234,7 @@ async def test_large_messages_of_both_directions_survive_cuts(agents, tmp_path, 
         assert a.budget.used == b.budget.used == 0
 
 
-async def test_a_stream_goes_on(agents, address):
+async def test_a_stream_goes_on_after_a_cut(agents, address):
     async with agents(2, address=address) as (a, b):
         got = []
         async for number in rpc_stream("worker1", count_at_the_gate, (1, 40)):
@@ -170,7 +256,7 @@ async def test_a_cut_that_only_one_side_notices_is_told_to_the_other(agents, tmp
         assert a.link("worker1").session.number == 2
 
 
-async def test_a_cut_that_the_one_who_dialled_notices_first_replaces_the_old_connection(
+async def test_a_cut_that_the_dialling_side_notices_first_replaces_the_old_connection(
     agents, tmp_path
 ):
     async with agents(2, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
@@ -226,7 +312,7 @@ async def test_a_connection_cut_again_and_again_during_its_handshake_comes_back(
 # ── what is kept ────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_little_is_kept_of_much_that_was_sent(agents):
+async def test_a_session_keeps_little_of_much_that_was_sent(agents):
     options = Options(heartbeat=0.05)
     where = "tcp:127.0.0.1:0".format
     async with agents(2, address=where, options=options) as (a, b):
@@ -244,7 +330,7 @@ async def test_little_is_kept_of_much_that_was_sent(agents):
         await until(lambda: sum(map(len, (*ours.kept, *theirs.kept))) < 10 * HEADER_SIZE)
 
 
-async def test_memory_of_a_done_call_is_free_again(agents):
+async def test_memory_of_a_call_is_free_when_it_is_done(agents):
     async with agents(2, address="tcp:127.0.0.1:0".format):
         data = bytearray(1 << 20)
         assert await rpc_async("worker1", len, (data,)) == 1 << 20
@@ -263,7 +349,7 @@ async def test_an_array_that_is_changed_after_a_cut_arrives_as_it_was(agents, tm
         assert np.array_equal(await call, np.full(1 << 14, 2.0))
 
 
-async def test_more_lost_than_was_kept_is_a_lost_worker(agents, tmp_path):
+async def test_a_cut_that_lost_more_than_was_kept_is_a_lost_worker(agents, tmp_path):
     options = Options(outbound_buffer=1 << 10)
     async with behind_a_proxy(agents, tmp_path, options=options) as (a, b, proxy):
         link = a.link("worker1")
@@ -280,7 +366,7 @@ async def test_more_lost_than_was_kept_is_a_lost_worker(agents, tmp_path):
         assert RUNS[1] == 0
 
 
-# ── not coming back ─────────────────────────────────────────────────────────────────────────────
+# ── losing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("who", ["the one who dialled", "the other one"])
@@ -334,7 +420,7 @@ async def test_a_network_that_stays_away_is_a_lost_worker_on_both_sides(agents, 
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
-async def test_a_network_that_tcp_waited_for_is_not_waited_for_again(agents, address, number):
+async def test_a_connection_that_tcp_gave_up_is_not_resumed(agents, address, number):
     async with agents(2, address=address) as (a, _):
         await rpc_async("worker1", add, (1, 2))
         link = a.link("worker1")
@@ -344,7 +430,7 @@ async def test_a_network_that_tcp_waited_for_is_not_waited_for_again(agents, add
         connection.transport.abort()
 
 
-async def test_nothing_comes_back_where_that_is_switched_off(agents, address):
+async def test_no_connection_is_resumed_with_resume_0(agents, address):
     async with agents(2, address=address, options=Options(resume=0)) as (a, _):
         call = rpc_async("worker1", forever)
         await until(lambda: a.link("worker1").is_open)
@@ -353,7 +439,7 @@ async def test_nothing_comes_back_where_that_is_switched_off(agents, address):
             await call
 
 
-async def test_somebody_else_at_the_same_address_is_not_the_one_who_was_there(agents, tmp_path):
+async def test_a_restarted_worker_at_the_same_address_does_not_resume_the_session(agents, tmp_path):
     async with behind_a_proxy(agents, tmp_path) as (_, b, proxy):
         other = Agent("worker1", 1, secret=SECRET, runtime=b.runtime)
         await other.start(f"unix:{tmp_path}/other")
@@ -368,7 +454,7 @@ async def test_somebody_else_at_the_same_address_is_not_the_one_who_was_there(ag
         await other.close()
 
 
-async def test_a_worker_that_was_given_up_is_told_so(agents, address):
+async def test_a_worker_that_was_declared_lost_is_told_so_when_it_reconnects(agents, address):
     async with agents(2, address=address) as (a, b):
         call = a.call("worker1", forever)
         await until(lambda: b.links.counters()["running_calls"])
@@ -379,7 +465,7 @@ async def test_a_worker_that_was_given_up_is_told_so(agents, address):
         assert time.monotonic() - start < 0.5 * 4
 
 
-async def test_what_was_reserved_for_a_message_that_never_comes_is_given_back(agents, tmp_path):
+async def test_memory_reserved_for_a_message_that_never_comes_is_released(agents, tmp_path):
     options = Options(resume=0.1, handshake_timeout=0.2)
     async with behind_a_proxy(agents, tmp_path, options=options) as (_, b, proxy):
         proxy.budget = lambda: 3 << 20
@@ -393,7 +479,7 @@ async def test_what_was_reserved_for_a_message_that_never_comes_is_given_back(ag
         await until(lambda: not b.budget.used)
 
 
-async def test_two_workers_without_addresses_of_each_other_are_patient_and_no_more(
+async def test_two_workers_without_addresses_of_each_other_wait_for_resume_seconds(
     agents, tmp_path
 ):
     options = Options(resume=0.2)
@@ -410,11 +496,11 @@ async def test_two_workers_without_addresses_of_each_other_are_patient_and_no_mo
                 await agent.call(other, add, (1, 2))
 
 
-# ── strangers ───────────────────────────────────────────────────────────────────────────────────
+# ── attackers ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("word", [RESUME, NUDGE])
-async def test_nobody_without_the_secret_can_touch_a_session(agents, tmp_path, word):
+async def test_a_client_without_the_secret_cannot_touch_a_session(agents, tmp_path, word):
     async with agents(2, address=f"unix:{tmp_path}/{{}}".format) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         for agent, claimed in ((b, a), (a, b)):
@@ -433,7 +519,7 @@ async def test_nobody_without_the_secret_can_touch_a_session(agents, tmp_path, w
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
-async def test_an_infinite_call_survives_a_cut_too(agents, address):
+async def test_a_call_without_deadline_survives_a_cut(agents, address):
     async with agents(2, address=address) as (a, _):
         call: Any = rpc_async("worker1", at_the_gate, (1,), timeout=math.inf)
         await until(lambda: RUNS[1])

@@ -118,7 +118,7 @@ async def test_the_other_side_loses_the_old_session_before_the_new_one_begins(ag
         assert b.links.get(a.incarnation) is not old
 
 
-async def test_two_that_dial_at_once_end_with_one_session(agents):
+async def test_two_workers_that_dial_each_other_at_once_begin_one_session(agents):
     async with agents(2, options=QUICK) as (a, b):
         for _ in range(20):
             assert await a.call("worker1", add, (1, 2)) == 3
@@ -133,7 +133,7 @@ async def test_two_that_dial_at_once_end_with_one_session(agents):
             assert (one.id, {one.role, two.role}) == (two.id, {"dials", "waits"})
 
 
-async def test_a_network_that_was_away_for_too_long_is_used_again(agents, tmp_path):
+async def test_calls_work_again_when_a_network_returns_after_the_peer_was_lost(agents, tmp_path):
     """A real socket: the old session is lost on both sides, and nobody can dial for a while."""
     async with AsyncExitStack() as stack:
         where = f"unix:{tmp_path}/{{}}".format
@@ -171,7 +171,7 @@ async def goes_well(agent, to):
         return False
 
 
-async def test_a_callback_that_fails_keeps_nobody_from_returning(agents):
+async def test_a_returned_callback_that_fails_does_not_stop_the_others(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await a.call("worker1", add, (1, 2)) == 3
 
@@ -185,7 +185,7 @@ async def test_a_callback_that_fails_keeps_nobody_from_returning(agents):
         assert seen == [("lost", "worker1"), ("returned", "worker1")]
 
 
-async def test_a_callback_may_send_and_may_end_the_session(agents):
+async def test_a_returned_callback_may_send_and_may_end_the_session(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await a.call("worker1", add, (1, 2)) == 3
         b.services["greet"] = lambda sender, what: EVENTS.append(what)
@@ -253,7 +253,7 @@ async def test_a_worker_that_is_no_member_any_more_is_not_dialled(agents):
 # ── failing fast ────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_many_calls_to_somebody_unreachable_make_few_dials(agents):
+async def test_many_calls_to_an_unreachable_worker_make_few_dials(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await a.call("worker1", add, (1, 2)) == 3
         crash(b)
@@ -283,18 +283,16 @@ async def test_a_peer_that_dials_does_not_wait_for_our_own_pause(agents):
         assert await a.call("worker1", add, (1, 2)) == 3
 
 
-async def test_a_secret_that_never_fitted_stays_an_auth_error(agents):
+async def test_a_wrong_secret_stays_an_auth_error_at_every_dial(agents):
     async with agents(1, options=QUICK) as (a,):
-        stranger = Agent(
-            "worker1", 1, secret=b"another secret, 32 bytes long ..", runtime=a.runtime
-        )
-        await stranger.start("memory:1")
-        a.directory.add(stranger.info)
+        other = Agent("worker1", 1, secret=b"another secret, 32 bytes long ..", runtime=a.runtime)
+        await other.start("memory:1")
+        a.directory.add(other.info)
         for _ in range(2):
             with pytest.raises(AuthError):
                 await a.call("worker1", add, (1, 2))
-            await until(lambda: worth_a_dial(a, stranger))
-        await stranger.close()
+            await until(lambda: worth_a_dial(a, other))
+        await other.close()
 
 
 def worth_a_dial(agent, peer):
@@ -304,7 +302,7 @@ def worth_a_dial(agent, peer):
 # ── what belongs to a session stays in it ───────────────────────────────────────────────────────
 
 
-async def test_what_is_repeated_until_answered_is_not_repeated_in_the_next_session(agents):
+async def test_a_control_request_is_not_sent_again_in_the_next_session(agents):
     async with agents(2, options=QUICK) as (a, b):
         heard = asyncio.Event()
 

@@ -201,7 +201,7 @@ async def test_strangers_that_never_speak_tls_are_counted_and_let_go(papers):
         ends = [reader.read() for reader, _ in silent]
         async with asyncio.timeout(3):
             await asyncio.gather(*ends, return_exceptions=True)
-        assert not b._doors._strangers
+        assert not b.listener.unauthenticated
         for _, writer in silent:
             writer.close()
 

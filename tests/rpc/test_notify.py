@@ -10,7 +10,7 @@ import pytest
 
 from aiograd.errors import WorkerLost
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.extension import DROP, FAIL, SEND, Verdict
+from aiograd.rpc.extension import DROP, FAIL, SEND, FaultAction
 from aiograd.rpc.notify import Notifier
 from tests.support.agents import running_agents
 from tests.support.waiting import until
@@ -19,10 +19,10 @@ from tests.support.waiting import until
 class First:
     """Does something to the first message of a kind."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: FaultAction) -> None:
         self.verdicts = [verdict]
 
-    def on_send(self, kind: str, to: str) -> Verdict:
+    def on_send(self, kind: str, to: str) -> FaultAction:
         return self.verdicts.pop() if kind == "note" and self.verdicts else SEND
 
 

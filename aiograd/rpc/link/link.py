@@ -239,7 +239,6 @@ class Link:
         if self._reader is None:
             self._reader = self._begin_reading(transport)
         self._stop_coming_back()
-        resumed = self.state is LinkState.AWAY
         self._move(LinkEvent.CONNECT)
         if self.after is not None:  # before anything of the new session is delivered
             self.after = None
@@ -253,10 +252,6 @@ class Link:
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
-        if self.peer.incarnation != self.agent.incarnation:
-            how = "resumed the session with" if resumed else "connected to"
-            where = self.address or self.host or "a connection of its own"
-            _log.info("%s %s %s (%s)", self.agent.name, how, self.peer.name, where)
         self.outbox.open(transport, self.session.unacknowledged(received))
 
     def _begin_reading(self, transport: Any) -> FrameReader:
@@ -349,7 +344,6 @@ class Link:
         `final`: this incarnation of it will not come back."""
         if self.error is None:
             self._move(LinkEvent.LOSE)
-            _log.info("%s lost %s: %s", self.agent.name, self.peer.name, error)
             self._end(error)
             self.agent.links.lost(self, error, final=final)
 

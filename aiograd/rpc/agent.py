@@ -260,7 +260,9 @@ class Agent:
 
         `keep` is the token under which the result stays there. `frame` is the call site, `future`
         a fresh one of the caller's own kind to answer with. `once`: even if it could be retried."""
-        here = self.here()
+        here = threading.get_ident() == self.thread
+        if not (here and self.loop_runs()):  # `here()` written out: every call comes this way
+            check_affinity(self)
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)

@@ -39,21 +39,17 @@ class Ending(Protocol):
 class CallInfo:
     """What is known about one call, request or other wait: made here and nowhere else."""
 
-    __slots__ = (
-        "bucket",
-        "caller",
-        "code",
-        "deadline",
-        "id",
-        "instruction",
-        "label",
-        "name",
-        "queued",
-        "seconds",
-        "stream",
-        "trace",
-        "undo",
-    )
+    # Defaults live in the class: most calls set few of these, and every call makes one object.
+    # The call site. Not the frame itself, which would keep the caller's variables alive.
+    code: CodeType | None = None
+    instruction = 0
+    id = 0  # its sequence number, once it is sent
+    caller: Owner | None = None  # while it is under way
+    bucket: Bucket | None = None  # where its deadline waits
+    queued: OpenCall | None = None  # if its result stays at the callee
+    undo: list[Any] | None = None  # what travellers did, if it never leaves
+    trace: Any = None  # an `Ending`, while a recording wants to know
+    stream: Any = None  # the reader's end, if it gives items
 
     def __init__(
         self,
@@ -67,18 +63,8 @@ class CallInfo:
         self.label = label  # "call", "op", "remote", "look", or the service's name
         self.seconds = seconds  # that the call may take
         self.deadline = deadline  # loop time at which they are over
-        # The call site. Not the frame itself, which would keep the caller's variables alive.
-        self.code: CodeType | None = None
-        self.instruction = 0
         if frame is not None:
             self.code, self.instruction = frame.f_code, frame.f_lasti
-        self.id = 0  # its sequence number, once it is sent
-        self.caller: Owner | None = None  # while it is under way
-        self.bucket: Bucket | None = None  # where its deadline waits
-        self.queued: OpenCall | None = None  # if its result stays at the callee
-        self.undo: list[Any] | None = None  # what travellers did, if it never leaves
-        self.trace: Any = None  # an `Ending`, while a recording wants to know
-        self.stream: Any = None  # the reader's end, if it gives items
 
     @property
     def call_site(self) -> str:

@@ -14,6 +14,7 @@ are packed by `pack_header` and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -58,9 +59,11 @@ class Frame(NamedTuple):
 _make_frame = tuple.__new__
 
 
-def pack_header(kind: int, flags: int, length: int, id: int, budget: float, target: int) -> bytes:
-    """Pack the header of a frame whose body has `length` bytes."""
-    return HEADER.pack(MAGIC, kind, flags, length, id, budget, target)
+# Pack the header of a frame: kind, flags, length of the body, id, budget, target. Not a function of
+# Python's, because every message comes this way.
+pack_header: Callable[[int, int, int, int, float, int], bytes] = functools.partial(
+    HEADER.pack, MAGIC
+)
 
 
 def announce(transfer: int, target: int, lengths: list[int]) -> bytes:

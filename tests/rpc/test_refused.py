@@ -281,7 +281,7 @@ async def test_memory_that_is_missing_anywhere_else_fails_one_call(agents, monke
         link = await connected(a, b)
         there = b.link("worker0")
         large = rpc_async("worker1", len, (big(),)) if behind else None
-        monkeypatch.setattr(there.callee.responses, "_succeed_batched", lambda *args: too_much())
+        monkeypatch.setattr(there.callee.responses, "_succeed", lambda *args: too_much())
         with pytest.raises(MemoryError, match="too much"):
             await rpc_async("worker1", echo, ("x" * 2000,))
         monkeypatch.undo()

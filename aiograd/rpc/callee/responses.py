@@ -22,7 +22,7 @@ from aiograd.rpc.extension import Departure, ResultStore
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
-from aiograd.wire.framing import Frame
+from aiograd.wire.framing import SMALL, Frame
 from aiograd.wire.messages import (
     CALL,
     EMPTY,
@@ -38,7 +38,7 @@ from aiograd.wire.messages import (
 
 _log = logging.getLogger("aiograd")
 _NOTHING: Final = Payload(b"")
-_REPLY: Final = (REPLY, FAST, 0.0, 0)  # the head of replies in a batch
+REPLY_HEAD: Final = (REPLY, FAST, 0.0, 0)  # the head of replies in a batch
 
 
 class ResponseHost(Host, Protocol):
@@ -67,30 +67,24 @@ class Responses:
             self._keep(invocation, value)
             if not invocation.flags & PIGGYBACK:
                 value = None
-        if (
-            invocation.carried is not None  # the baggage wants to go back with the answer
-            or spans is not None
-            or not self._succeed_batched(invocation, value)
-        ):
-            self._succeed(invocation, value, spans)
-
-    def _succeed_batched(self, invocation: Invocation, value: Any) -> bool:
-        """Fast path for small plain values; False if the answer has to take the general one.
-
-        Replies that follow each other share a frame and one pickle, as calls do
-        (`Caller.start_batched`).
-        """
         channel, host = self._channel, self._host
-        if channel.restricted or host.fault_injector is not None or channel.error is not None:
-            return False
-        if value is None and invocation.flags & LAZY:
-            self._outbox.put(Frame(REPLY, EMPTY, invocation.id), LAZY_LANE)
-            return True
-        entry = encode_value_entry(value, host.travellers.boxes)
-        if entry is NOT_BATCHABLE:
-            return False
-        self._outbox.put_batched(_REPLY, invocation.id, entry)
-        return True
+        if (
+            spans is None
+            and invocation.carried is None  # else the baggage goes back with the answer
+            and not channel.restricted
+            and channel.error is None
+            and host.fault_injector is None  # wants to see messages one by one
+        ):
+            # Fast path: replies with small plain values that follow each other share a frame and
+            # one pickle, as calls do (`Caller.start_batched`).
+            entry = encode_value_entry(value, host.travellers.boxes)
+            if entry is not NOT_BATCHABLE:
+                if value is None and invocation.flags & LAZY:
+                    self._outbox.put(Frame(REPLY, EMPTY, invocation.id), LAZY_LANE)
+                else:
+                    self._outbox.put_batched(REPLY_HEAD, invocation.id, entry)
+                return
+        self._succeed(invocation, value, spans)
 
     def _succeed(self, invocation: Invocation, value: Any, spans: dict[str, Any] | None) -> None:
         if value is None and invocation.carried is None and spans is None:
@@ -204,6 +198,15 @@ class Responses:
         payload: Payload,
         undo: list[Any] | None = None,
     ) -> None:
+        channel, data = self._channel, payload.data
         target = int(kind == FAULT and invocation.kind == POST)
-        frame = Frame(kind, flags, invocation.id, 0.0, target, payload)
-        self._channel.send(frame, "reply", undo)
+        if (
+            channel.ready
+            and self._host.fault_injector is None
+            and not payload.buffers
+            and len(data) <= SMALL
+        ):
+            self._outbox.put(Frame(kind, flags, invocation.id, 0.0, target, data))
+        else:
+            frame = Frame(kind, flags, invocation.id, 0.0, target, payload)
+            channel.send(frame, "reply", undo)

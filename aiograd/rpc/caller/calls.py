@@ -21,12 +21,13 @@ from aiograd.rpc.caller.window import Window
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import CallInfo, Future, fail
+from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, OpenCall
 from aiograd.rpc.scope import SCOPE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_call_entry
 from aiograd.wire.framing import SMALL, Frame
-from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, NESTED, OP
+from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, LAZY, NESTED, OP
 
 UNRESPONSIVE: Final = 30.0  # seconds of silence after which calls without a deadline end
 
@@ -85,7 +86,10 @@ class Caller:
         entry = encode_call_entry(args, self._host.travellers.boxes)
         if entry is NOT_BATCHABLE:
             return False
-        self._track(future, info)
+        info.caller = self  # `_track` written out
+        if info.deadline != math.inf:
+            info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
+            bucket[future] = None
         self.last_id = info.id = id = self.last_id + 1
         pending[id] = future
         flags = FAST | (shipment.flags & OP)
@@ -137,18 +141,21 @@ class Caller:
         if budget != math.inf:
             budget -= self._host.loop.time()
         if (
-            flags & KEEP
-            and channel.ready
-            and self._host.fault_injector is None
-            and not payload.buffers
-            and len(payload.data) <= SMALL
+            not channel.ready
+            or self._host.fault_injector is not None
+            or payload.buffers
+            or len(payload.data) > SMALL
         ):
+            frame = Frame(kind, flags, id, budget, number, payload)
+            channel.send(frame, info.label, info.undo, future)
+        elif flags & KEEP:
             # Its reply may still be asked to bring a copy: see `piggyback`.
             info.queued = OpenCall((kind, flags, budget, number), id, payload.data)
             self._outbox.put_open(info.queued)
         else:
-            frame = Frame(kind, flags, id, budget, number, payload)
-            channel.send(frame, info.label, info.undo, future)
+            # Somebody waits for a call that is alone under way; those of a burst share a write.
+            lane = LAZY_LANE if flags & LAZY else NOW if len(self.pending) == 1 else NORMAL
+            self._outbox.put(Frame(kind, flags, id, budget, number, payload.data), lane)
 
     def piggyback(self, future: Future[Any]) -> bool:
         """Let the reply bring a copy of a result that stays; False if the call has left."""

@@ -80,33 +80,34 @@ class Replies:
         if not future.done():
             future.set_result(value)
 
-    def reply_entry(self, id: int, entry: Any) -> None:
-        """Settle a call with its result, which came in a batch."""
-        caller = self._caller
-        future = caller.pending.pop(id, None)
-        if future is None:
-            return
-        info = future.info
-        info.caller = None
-        bucket = info.bucket
-        if bucket is not None:
-            info.bucket = None
-            bucket.pop(future, None)
-        if info.trace is not None:
-            info.trace.answered(future, 0, b"")
-        if caller.window:
-            caller.proceed()
-        value = entry
-        if entry.__class__ is tuple:
-            try:
-                value = decode_value_entry(entry, self._host.travellers.boxes)
-            except Exception as error:
-                self._undecodable(future, error)
-                return
-        if info.stream is not None:
-            info.stream.ended(None)
-        if not future.done():
-            future.set_result(value)
+    def reply_entries(self, first: int, entries: list[Any]) -> None:
+        """Settle calls of consecutive numbers with their results, which came in a batch."""
+        caller, boxes = self._caller, self._host.travellers.boxes
+        pending = caller.pending
+        for id, entry in enumerate(entries, first):
+            future = pending.pop(id, None)
+            if future is None:
+                continue
+            info = future.info
+            info.caller = None
+            bucket = info.bucket
+            if bucket is not None:
+                info.bucket = None
+                bucket.pop(future, None)
+            if info.trace is not None:
+                info.trace.answered(future, 0, b"")
+            if caller.window:
+                caller.proceed()
+            if entry.__class__ is tuple:
+                try:
+                    entry = decode_value_entry(entry, boxes)
+                except Exception as error:
+                    self._undecodable(future, error)
+                    continue
+            if info.stream is not None:
+                info.stream.ended(None)
+            if not future.done():
+                future.set_result(entry)
 
     def _settle_later(self, future: Future[Any], value: Any, arrival: Arrival, bucket: Any) -> None:
         """Settle a call when everything that its result brought may be used."""

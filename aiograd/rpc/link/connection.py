@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from aiograd.rpc.link.send import Outbox
 from aiograd.wire.framing import Frame, FrameReader
 from aiograd.wire.session import Session
 
@@ -15,8 +16,11 @@ LAST_WORDS: Final = 0.25  # seconds for what was written before closing to leave
 class Connected(Protocol):
     """The link, as far as its connection concerns it."""
 
-    def received(self, frames: list[Frame]) -> None:
-        """Let frames take effect."""
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def session(self) -> Session: ...
 
     def chunk_read(self) -> None:
         """Note that a piece of a large message was read, and no whole frame."""
@@ -27,10 +31,6 @@ class Connected(Protocol):
     def broken(self, error: Exception) -> None:
         """End the link: the peer broke the protocol."""
 
-    def pause_writing(self, connection: Connection) -> None: ...
-
-    def resume_writing(self, connection: Connection) -> None: ...
-
     def disconnected(self, connection: Connection, error: Exception | None) -> None:
         """Note that the connection has ended."""
 
@@ -39,15 +39,22 @@ class Connection(asyncio.BufferedProtocol):
     """The protocol of an established connection: bytes to frames."""
 
     def __init__(
-        self, link: Connected, transport: Any, reader: FrameReader, session: Session
+        self,
+        link: Connected,
+        transport: Any,
+        reader: FrameReader,
+        receive: Callable[[list[Frame]], None],
     ) -> None:
-        self._link, self._received = link, link.received
+        self._link, self._receive = link, receive
+        self._outbox, session = link.outbox, link.session
+        self._muted = False
         self.transport = transport
         self._reader, self._session = reader, session
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def mute(self) -> None:
         """Drop whatever still comes: it does not count any more."""
+        self._muted = True
         self._reader, self._session = _Nowhere(), Session()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -64,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
             self._link.broken(error)
             return
         if frames:
-            self._received(frames)
+            self._receive(frames)
         else:
             self._link.chunk_read()
         if session.received >= session.overdue and session is self._session:
@@ -76,11 +83,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Stop writing: the socket takes no more."""
-        self._link.pause_writing(self)
+        if not self._muted:
+            self._outbox.pause()
 
     def resume_writing(self) -> None:
         """Write again."""
-        self._link.resume_writing(self)
+        if not self._muted:
+            self._outbox.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the link that the connection has ended."""

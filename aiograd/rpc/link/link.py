@@ -180,6 +180,8 @@ class Link:
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
         self.receiver = Receiver(self, self.callee, self.replies, agent.budget, agent.name)
+        if agent.runtime.spin:
+            self.receiver.after_batch = agent.polling.stay_awake
         self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)
         self.shared: SharedMemory | None = None  # memory that the peer can see, too
         self._silent = 0  # heartbeats without a byte from the peer
@@ -248,7 +250,7 @@ class Link:
             return
         self.ready = True
         self._silent, self.suspect = 0, False
-        self.connection = Connection(self, transport, self._reader, self.session)
+        self.connection = Connection(self, transport, self._reader, self.receiver.receive)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
@@ -405,10 +407,6 @@ class Link:
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
-    def received(self, frames: list[Frame]) -> None:
-        """Let frames take effect."""
-        self.receiver.receive(frames)
-
     def resolve(self, flags: int, data: bytes) -> Target:
         """Find the function that the peer defines."""
         return resolve(self.agent, flags, data, self.peer)
@@ -419,24 +417,9 @@ class Link:
         if shared is not None and shared.urgent and shared.unused:
             shared.release_blocks()
 
-    def batch_read(self) -> None:
-        """Keep the loop awake after traffic."""
-        if self.agent.runtime.spin:
-            self.agent.polling.stay_awake()
-
     def acknowledge(self) -> None:
         """Tell the peer how much has come: it keeps everything until then."""
         self.outbox.acknowledge()
-
-    def pause_writing(self, connection: Connection) -> None:
-        """Stop writing: the socket takes no more."""
-        if self.connection is connection:
-            self.outbox.pause()
-
-    def resume_writing(self, connection: Connection) -> None:
-        """Write again."""
-        if self.connection is connection:
-            self.outbox.resume()
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -492,8 +475,16 @@ class Link:
         if self.error is not None:
             run_undo(undo)
             raise self.as_lost()
-        number = self.number(shipment)
+        number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id = id = self.caller.last_id + 1
+        if (
+            self.ready
+            and self.agent.fault_injector is None
+            and not payload.buffers
+            and len(payload.data) <= SMALL
+        ):
+            self.outbox.put(Frame(POST, flags, id, _NEVER, number, payload.data), NOW)
+            return
         frame = Frame(POST, flags, id, _NEVER, number, payload)
         if not self.send(frame, shipment.name, undo):
             if self.error is not None:

@@ -69,9 +69,6 @@ class Receiving(Protocol):
     def broken(self, error: Exception) -> None:
         """End the link: the peer broke the protocol."""
 
-    def batch_read(self) -> None:
-        """Note that a batch of messages was dealt with."""
-
 
 class Receiver:
     """The messages of one peer, from their frames to the part that they concern."""
@@ -90,6 +87,7 @@ class Receiver:
         self._shared: SharedMemory | None = None
         self._closed = False
         self.goodbye = False  # the peer has said that it leaves
+        self.after_batch: Callable[[], None] | None = None  # keeps the loop awake after traffic
         self._handlers: dict[int, Handler] = {
             CALL: self._on_call,
             REQUEST: self._on_numbered,
@@ -159,41 +157,40 @@ class Receiver:
             if self._shared is not None and self._shared.unused:
                 self._shared.release_blocks()
             outbox.uncork()
-            self._link.batch_read()
+            if self.after_batch is not None:
+                self.after_batch()
 
     def _error(self, text: str) -> ProtocolError:
         return ProtocolError(f"{self._link.peer_name} sent {text}")
 
     def _invocation(self, frame: Frame) -> Invocation:
         kind, flags, id, budget, target, body = frame
-        found = self._targets.get(target)
-        if found is None:
-            raise self._error(f"the number {target} of a function before defining it")
-        return Invocation(kind, flags, id, budget, found, body)
+        return Invocation(kind, flags, id, budget, self._target(target), body)
+
+    def _target(self, number: int) -> Target:
+        target = self._targets.get(number)
+        if target is None:
+            raise self._error(f"the number {number} of a function before defining it")
+        return target
 
     def _invocations(self, frame: Frame) -> list[Invocation]:
         """Unpack a batch of calls."""
         entries = decode_batch(frame.body)
         self._once.take_batch(frame.id, len(entries))
         kind, flags, first, budget, target, _ = frame
-        found = self._targets.get(target)
-        if found is None:
-            raise self._error(f"the number {target} of a function before defining it")
+        found = self._target(target)
         return [
             Invocation(kind, flags, id, budget, found, entry)
             for id, entry in enumerate(entries, first)
         ]
 
     def _on_call(self, frame: Frame) -> None:
-        accept = self._callee.accept
         if frame.flags & BATCH:
-            for invocation in self._invocations(frame):
-                try:
-                    accept(invocation)
-                except MemoryError as error:
-                    self._refuse_call(invocation, error)
+            entries = decode_batch(frame.body)
+            self._once.take_batch(frame.id, len(entries))
+            self._callee.accept_batch(frame, self._target(frame.target), entries)
         elif self._once.fresh(frame.id):
-            accept(self._invocation(frame))
+            self._callee.accept(self._invocation(frame))
 
     def _on_numbered(self, frame: Frame) -> None:
         if self._once.fresh(frame.id):
@@ -201,9 +198,7 @@ class Receiver:
 
     def _on_reply(self, frame: Frame) -> None:
         if frame.flags & BATCH:
-            settle = self._replies.reply_entry
-            for id, entry in enumerate(decode_batch(frame.body), frame.id):
-                settle(id, entry)
+            self._replies.reply_entries(frame.id, decode_batch(frame.body))
         else:
             self._replies.reply(frame)
 
@@ -298,7 +293,7 @@ class Receiver:
         return take
 
     def _reply_taker(self, id: int, entry: Any) -> Callable[[], None]:
-        return lambda: self._replies.reply_entry(id, entry)
+        return lambda: self._replies.reply_entries(id, [entry])
 
     def _put_behind(
         self,

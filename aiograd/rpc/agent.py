@@ -147,6 +147,7 @@ class Agent:
             authenticator, runtime, options, self.limits, self.links, self.dialer.peer_connected
         )
         self._routes = self.links.routes
+        self._links_by_incarnation = self.links.table
         self.directory.add(self.info)
 
     # ── living ──────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +188,10 @@ class Agent:
         return self.options.mode_for(peer.name) == "restricted" or peer.restricts(self.name)
 
     def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
-        return self.data_codec if self.restricts(peer) else self.codec
+        """Return the codec for what is exchanged with a peer: pickle, or plain data only."""
+        link = self._links_by_incarnation.get(peer.incarnation)
+        restricted = self.restricts(peer) if link is None else link.restricted
+        return self.data_codec if restricted else self.codec
 
     @property
     def turned_away(self) -> Mapping[str, str]:

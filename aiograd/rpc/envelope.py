@@ -31,7 +31,13 @@ _LABEL_SIZE: Final = _LABEL.size
 _TOKEN: Final = struct.Struct("<H")
 
 
-class Packer(Protocol):
+class CodecChoice(Protocol):
+    """What knows how to speak with a peer."""
+
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
+
+
+class Packer(CodecChoice, Protocol):
     """What packing and unpacking needs of a worker."""
 
     @property
@@ -39,8 +45,6 @@ class Packer(Protocol):
 
     @property
     def baggage(self) -> Baggage | None: ...
-
-    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
 
 
 class Head(NamedTuple):
@@ -198,7 +202,7 @@ def check_size(payload: Payload, what: str, most: int) -> None:
 # ── unpacking ───────────────────────────────────────────────────────────────────────────────────
 
 
-def open_head(flags: int, body: Any, codec: Codec | DataCodec) -> Head:
+def open_head(worker: CodecChoice, sender: PeerInfo, flags: int, body: Any) -> Head:
     """Read what comes before a payload."""
     segments: Sequence[Any] = body.segments if isinstance(body, Transfer) else (body,)
     data, *buffers = segments
@@ -211,7 +215,7 @@ def open_head(flags: int, body: Any, codec: Codec | DataCodec) -> Head:
     if flags & BAGGAGE:
         label, data = _LABEL.unpack_from(data), data[_LABEL_SIZE:]
     if flags & METADATA:
-        metadata, data = _open_metadata(data, codec)
+        metadata, data = _open_metadata(data, worker.codec_for(sender))
     return Head(token, label, metadata, data, buffers)
 
 

@@ -251,7 +251,7 @@ class Callee:
     def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:
         host, peer, target = self._host, self._channel.peer, invocation.target
         flags = invocation.flags
-        head = open_head(flags, invocation.body, host.codec_for(peer))
+        head = open_head(host, peer, flags, invocation.body)
         self._read_head(invocation, head)
         arrival = Arrival(peer, "remote" if invocation.token is not None else target.kind)
         value = unpack_call(host, flags, head, arrival)

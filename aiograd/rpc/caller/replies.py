@@ -142,7 +142,7 @@ class Replies:
         host = self._host
         if isinstance(body, Transfer) and body.refused:
             raise host.budget.refusal(host.name, "the result", body.size, body.refused)
-        head = open_head(flags, body, host.codec_for(arrival.sender))
+        head = open_head(host, arrival.sender, flags, body)
         return unpack_value(host, flags, head, arrival)
 
     def _drop(self, frame: Frame) -> None:

@@ -59,6 +59,7 @@ from aiograd.rpc.scope import SCOPE
 from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_plain
+from aiograd.wire.framing import SMALL
 from aiograd.wire.handshake import Identity
 from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
 from aiograd.wire.names import check_name
@@ -430,7 +431,8 @@ class Agent:
         if link.restricted:
             return False
         payload = Payload(encode_plain(args, lent), lent)
-        check_size(payload, service, link.max_message)
+        if lent or len(payload.data) > SMALL:
+            check_size(payload, service, link.max_message)
         link.post(self._service_shipments[service], FAST, payload, None)
         return True
 

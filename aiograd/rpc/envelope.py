@@ -170,7 +170,8 @@ def _enclose(
     if head:
         head.append(payload.data)
         payload = Payload(b"".join(head), payload.buffers, payload.travelled)
-    check_size(payload, what, most)
+    if payload.buffers or len(payload.data) > SMALL:
+        check_size(payload, what, most)
     return flags, payload
 
 
@@ -192,11 +193,10 @@ def keep_under(token: bytes, data: bytes) -> bytes:
 
 def check_size(payload: Payload, what: str, most: int) -> None:
     """Raise SerializationError if a payload has more bytes, or pieces, than a message may have."""
-    if payload.buffers or len(payload.data) > SMALL:
-        size = payload.size()
-        if size > most or len(payload.buffers) >= MAX_SEGMENTS:
-            limit = f"max_message is {most}"
-            raise SerializationError(what, f"{size} bytes are too many for one message; {limit}")
+    size = payload.size()
+    if size > most or len(payload.buffers) >= MAX_SEGMENTS:
+        limit = f"max_message is {most}"
+        raise SerializationError(what, f"{size} bytes are too many for one message; {limit}")
 
 
 # ── unpacking ───────────────────────────────────────────────────────────────────────────────────

@@ -36,7 +36,7 @@ _REQUESTS: Final = 64  # of the library itself, for each call that may be under 
 _HELD: Final = 256  # bytes that a message takes besides its body
 NO_TIME: Final = 0.0  # the budget of a call that was cancelled before it could begin
 # Of these an ordinary call has FAST alone.
-_FAST_PATH: Final = FAST | BAGGAGE | METADATA | KEEP
+_FAST_PATH: Final = FAST | BAGGAGE | METADATA | KEEP | STREAM | BATCH
 
 
 class CalleeHost(ExecutionHost, Protocol):
@@ -189,8 +189,9 @@ class Callee:
         waits: list[asyncio.Future[Any]] | None = None
         body, flags = invocation.body, invocation.flags
         try:
-            if body.__class__ is tuple and flags & KEEP == 0:  # plain arguments, out of a batch
-                invocation.args = body
+            if flags & _FAST_PATH == FAST and body.__class__ is memoryview:
+                boxes = self._host.travellers.boxes
+                invocation.args, invocation.kwargs = decode_call(body, boxes)
             else:
                 waits = self._decode(invocation)
         except Exception as error:

@@ -34,7 +34,7 @@ from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
 from aiograd.rpc.scope import SCOPE, CallScope
 from aiograd.wire.framing import Frame
-from aiograd.wire.messages import CALL, ITEM
+from aiograd.wire.messages import CALL, ITEM, POST
 
 WINDOW: Final = 8  # items of a stream on their way: enough to hide the journey, few to stop soon
 AGES: Final = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
@@ -169,7 +169,8 @@ class Execution:
             value = context.run(handler, self._channel.peer, *invocation.args)
         except Exception as error:
             return self.fail(invocation, error)
-        self.returned_here(invocation, value)
+        if value is not None or invocation.kind != POST:  # else there is nothing to answer
+            self.returned_here(invocation, value)
 
     def returned_here(self, invocation: Invocation, value: Any) -> None:
         """Answer with what a function has returned, or wait for it."""

@@ -193,8 +193,10 @@ class Receiver:
             self._callee.accept(self._invocation(frame))
 
     def _on_numbered(self, frame: Frame) -> None:
-        if self._once.fresh(frame.id):
-            self._callee.accept(self._invocation(frame))
+        kind, flags, id, budget, target, body = frame
+        if self._once.fresh(id):
+            found = self._targets.get(target) or self._target(target)
+            self._callee.accept(Invocation(kind, flags, id, budget, found, body))
 
     def _on_reply(self, frame: Frame) -> None:
         if frame.flags & BATCH:

@@ -30,7 +30,17 @@ from aiograd.wire.fastcodec import (
     encode_value_entry,
 )
 from aiograd.wire.framing import Frame, Transfer
-from aiograd.wire.messages import BAGGAGE, BATCH, CALL, FAST, KEEP, METADATA, NESTED, STREAM
+from aiograd.wire.messages import (
+    BAGGAGE,
+    BATCH,
+    CALL,
+    FAST,
+    KEEP,
+    METADATA,
+    NESTED,
+    PIGGYBACK,
+    STREAM,
+)
 
 _REQUESTS: Final = 64  # of the library itself, for each call that may be under way
 _HELD: Final = 256  # bytes that a message takes besides its body
@@ -84,54 +94,89 @@ class Callee:
     def accept_batch(self, frame: Frame, target: Target, entries: list[Any]) -> None:
         """Take calls of one function that came in one frame.
 
-        Fast path for ops and `@inline` functions with plain arguments and small results: they are
-        answered before the next one is looked at, so nothing of them has to be remembered, and no
-        `Invocation` is made. 256 calls in flight (`benchmarks/peers`, rpc.tput.256) run a fifth
-        faster by it. Everything else goes on as an invocation of its own.
+        Fast path for ops and `@inline` functions with small results: they are answered before the
+        next one is looked at, so nothing of them has to be remembered, and no `Invocation` is made.
+        Other functions start with what is known here. 256 calls in flight (`benchmarks/peers`,
+        rpc.tput.256) and 1000 references at once (rref.batch1000) run a fifth faster by it.
         """
         kind, flags, first, budget, _, body = frame
-        channel, host, outbox = self._channel, self._host, self._outbox
-        here = (
-            target.mode == INLINE
-            and target.error is None
-            and not flags & KEEP
+        channel, host, outbox, running = self._channel, self._host, self._outbox, self._running
+        keep = flags & KEEP
+        simple = (
+            target.error is None
             and budget > 0
+            # The result store wants to know of other functions before they run (`_announce`).
+            and (not keep or target.kind == "op")
             and host.profiles is None  # a recording wants to know when each began and ended
             and host.fault_injector is None  # wants to see replies one by one
         )
-        share = len(body) // max(1, len(entries))
+        here = target.mode == INLINE
         boxes, func = host.travellers.boxes, target.func
+        token = None
         for id, entry in enumerate(entries, first):
             if (
-                not here
+                not simple
                 or self._held
                 or channel.error is not None  # a function has ended the link
+                or len(running) >= self._most
                 or ((outbox.paused or outbox.waiting) and outbox.over(self._limit))
             ):
                 invocation = Invocation(kind, flags, id, budget, target, entry)
-                invocation.size = share
-                self.accept(invocation)
+                invocation.size = len(body) // len(entries)
+                self._accept_one(invocation)
                 continue
+            if keep:
+                token, entry = entry
             context = self._context.copy()
-            if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
-                self.execution.enter_scope(context, budget)
             try:
                 args = entry if entry.__class__ is tuple else decode_call_entry(entry, boxes)
-                value = context.run(func, *args)
-                reply = encode_value_entry(value, boxes)
-            except BaseException as error:
-                self._failed(Invocation(kind, flags, id, budget, target, None), error)
+            except Exception as error:
+                error = host.budget.undecodable(host.name, "its arguments", error)
+                self._fail(frame, id, target, token, error)
                 continue
-            if reply is NOT_BATCHABLE:
+            if not here:
+                invocation = Invocation(kind, flags, id, budget, target, None)
+                invocation.context, invocation.args = context, args
+                self.execution.start(invocation)
+                continue
+            try:
+                if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
+                    self.execution.enter_scope(context, budget)
+                value = context.run(func, *args)
+                if token is not None:
+                    assert host.result_store is not None
+                    host.result_store.made(channel.peer, token, value)
+                    value = value if flags & PIGGYBACK else None
+            except BaseException as error:
+                self._fail(frame, id, target, token, error)
+                continue
+            reply = encode_value_entry(value, boxes)
+            if reply is not NOT_BATCHABLE:
+                outbox.put_batched(REPLY_HEAD, id, reply)
+            elif token is None:
                 invocation = Invocation(kind, flags, id, budget, target, None)
                 invocation.context = context
                 self.execution.returned_here(invocation, value)
             else:
-                outbox.put_batched(REPLY_HEAD, id, reply)
+                invocation = Invocation(kind, flags, id, budget, target, None)
+                self.responses.send_copy(invocation, value)
 
-    def _failed(self, invocation: Invocation, error: BaseException) -> None:
-        if isinstance(error, MemoryError):
-            error = self._host.budget.undecodable(self._host.name, "its arguments", error)
+    def _accept_one(self, invocation: Invocation) -> None:
+        """Accept one call of a batch; if memory is missing for it, the others are unharmed."""
+        try:
+            self.accept(invocation)
+        except MemoryError as error:
+            self._host.budget.unavailable()
+            # Another object: this one may count as answered.
+            kind, flags, id = invocation.kind, invocation.flags, invocation.id
+            again = Invocation(kind, flags, id, invocation.budget, invocation.target, None)
+            self.responses.refuse(again, error)
+
+    def _fail(
+        self, frame: Frame, id: int, target: Target, token: bytes | None, error: BaseException
+    ) -> None:
+        invocation = Invocation(frame.kind, frame.flags, id, frame.budget, target, None)
+        invocation.token = token
         self.responses.fail(invocation, error)
 
     def _hold(self, invocation: Invocation) -> None:

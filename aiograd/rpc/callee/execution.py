@@ -141,14 +141,16 @@ class Execution:
         """Let an invocation be cancelled by its caller, and by its deadline."""
         self.running[invocation.id] = invocation
         invocation.execution = self
-        if invocation.kind == CALL:
-            assert invocation.context is not None
-            self.enter_scope(invocation.context, invocation.budget)
-        budget = invocation.budget
+        budget, deadline = invocation.budget, math.inf
         if budget <= AGES:
             deadline = self._loop.time() + budget
             invocation.bucket = bucket = self._deadlines.bucket(deadline, budget)
             bucket[invocation] = None
+        if invocation.kind == CALL:
+            assert invocation.context is not None
+            scope = CallScope(deadline, self._guest)
+            scope.call = scope
+            invocation.context.run(SCOPE.set, scope)
 
     def enter_scope(self, context: contextvars.Context, budget: float) -> None:
         """Let calls that a function makes in this context inherit its deadline."""

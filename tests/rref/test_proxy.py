@@ -13,6 +13,8 @@ import pytest
 from aiograd.errors import DeadlineExceeded, RRefReleased, WrongThread
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
+from aiograd.rref.refcount.records import OwnerRecord
+from aiograd.rref.services import ValueServices
 
 PEERS = pytest.mark.parametrize("to", ["worker0", "worker1"])
 
@@ -195,6 +197,29 @@ async def test_a_proxy_call_of_a_value_that_is_not_made_yet_times_out(workers: A
         rref = remote("worker1", never_made)
         with pytest.raises(DeadlineExceeded):
             await rref.rpc_async(timeout=0.02).anything()
+
+
+async def test_a_proxy_call_abandoned_before_its_first_step_leaves_no_unretrieved_error(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner loses the caller with the call just decoded; `conftest` looks for the error."""
+    async with workers(2) as w:
+        owner = w[1]
+        services = owner.value_services
+        waits: list[asyncio.Future[Any]] = []
+
+        def later(record: OwnerRecord) -> asyncio.Future[Any]:
+            # Scheduled ahead of the first step of the call's task.
+            link = owner.agent.links.get(w[0].agent.incarnation)
+            asyncio.get_running_loop().call_soon(link.callee.close)
+            waits.append(ValueServices.later(services, record))
+            return waits[0]
+
+        monkeypatch.setattr(services, "later", later)
+        rref = remote("worker1", never_made)
+        call = rref.rpc_async().anything()
+        await w.until(lambda: bool(waits) and waits[0].done())
+        call.cancel()
 
 
 async def test_the_blocking_proxy_refuses_to_stop_a_loop(workers: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -202,7 +204,9 @@ async def test_a_proxy_call_of_a_value_that_is_not_made_yet_times_out(workers: A
 async def test_a_proxy_call_abandoned_before_its_first_step_leaves_no_unretrieved_error(
     workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner loses the caller with the call just decoded; `conftest` looks for the error."""
+    """The owner loses the caller right after it has decoded the call."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, c: complaints.append(c["message"]))
     async with workers(2) as w:
         owner = w[1]
         services = owner.value_services
@@ -219,6 +223,9 @@ async def test_a_proxy_call_abandoned_before_its_first_step_leaves_no_unretrieve
         rref = remote("worker1", never_made)
         call = rref.rpc_async().anything()
         await w.until(lambda: bool(waits) and waits[0].done())
+        wait = weakref.ref(waits.pop())
+        await w.until(lambda: gc.collect() >= 0 and wait() is None)
+        assert not complaints
         call.cancel()
 
 

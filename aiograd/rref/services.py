@@ -45,9 +45,8 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import exposed_method
-from aiograd.rpc.coalesce import Coalescer
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.notify import Notifier, give_outcome
+from aiograd.rpc.notify import Coalescer, Notifier, give_outcome
 from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import (

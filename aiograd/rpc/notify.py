@@ -152,6 +152,7 @@ class Notifier:
     ) -> None:
         try:
             name = self._address(to)
+            # Not in the next session: this may name what was taken back when the old one was lost.
             if link is None or link.error is not None:
                 raise WorkerLost(to.name, why="the session with it was lost")
             future = self._agent.request(name, service, *args, timeout=math.inf, retry=True)

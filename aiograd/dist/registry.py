@@ -29,8 +29,7 @@ from aiograd.errors import (
 )
 from aiograd.rpc.agent import Agent, current_agent
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.coalesce import Coalescer
-from aiograd.rpc.notify import Notifier
+from aiograd.rpc.notify import Coalescer, Notifier
 
 _log = logging.getLogger("aiograd.dist")
 

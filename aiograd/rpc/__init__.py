@@ -11,8 +11,7 @@
     envelope             the body of a message: token, baggage, metadata, payload
     channel              what caller and callee know of their link and their worker
     retry                RetryPolicy and the one driver of retries
-    notify               messages of the library that are sent until they are acknowledged
-    coalesce             notifications: the first at once, the rest in batches
+    notify               notifications: coalesced, and sent until they are acknowledged
     remote_exceptions    exceptions on the wire, as themselves
     plain_exceptions     exceptions between partners: a name and a text, never code
     caller/              calls this worker makes to one peer

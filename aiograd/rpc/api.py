@@ -64,7 +64,7 @@ def rpc_sync(
     """
     agent = _agent_off_loop("await ag.rpc_async(...)")
     future: Future[Any] = Future(loop=agent.loop)
-    ended = _Latch(future)  # before the call: it may end before this thread gets to the next line
+    ended = Latch(future)  # before the call: it may end before this thread gets to the next line
     agent.call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1), future=future)
     return ended.wait(agent)
 
@@ -101,7 +101,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
             awaitable.close()  # else Python warns that it was never awaited, on top of the error
         raise
     future: asyncio.Future[Any] = agent.loop.create_future()
-    ended = _Latch(future)
+    ended = Latch(future)
     context = contextvars.copy_context()
 
     async def work() -> None:
@@ -263,7 +263,7 @@ def _agent_off_loop(instead: str) -> Agent:
     return agent
 
 
-class _Latch:
+class Latch:
     """Lets a thread wait for a future of the loop. Make it before the loop knows the future."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:

@@ -1,7 +1,13 @@
-"""Notifications that are retried until acknowledged, at the price of an ordinary request.
+"""Notifications: messages of the library that nobody waits for, and that must not get lost.
 
-A notification belongs to the session in which it was sent first: if that is lost, it has failed.
-Repeated in the next session, it might name what was taken back meanwhile.
+    something ends ──▶ `Coalescer.schedule` ──5 ms at most──▶ `Notifier.notify`, one per recipient
+    (a dropped reference, a context that was left)
+
+`Coalescer` decides when to send: the first notification at once, what follows in batches. A message
+costs the same whether it carries one notification or a hundred, and they often come one per loop
+iteration.
+
+`Notifier` sends until acknowledged, at the price of an ordinary request:
 
     plain request ──answered──▶ ended          nearly always
           └──open for a whole sweep, or refused by the link──▶ `retry_request` ──▶ ended
@@ -9,6 +15,9 @@ Repeated in the next session, it might name what was taken back meanwhile.
 Nearly every notification is answered the first time, so the first attempt has neither a task nor a
 timer of its own. One timer for all of them finds those that are open for too long, and hands these
 over to the retry driver.
+
+A notification belongs to the session in which it was sent first: if that is lost, it has failed.
+Repeated in the next session, it might name what was taken back meanwhile.
 """
 
 from __future__ import annotations
@@ -27,13 +36,55 @@ if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
     from aiograd.rpc.link.link import Link
 
+INTERVAL: Final = 0.005  # seconds between two sends of one coalescer
+SWEEP: Final = 0.2  # seconds; an answer takes far less, and lost messages are rare
+
 Ended = Callable[[Any, Any], None]
 """ended(answer, error): one of them is None. Runs on the loop."""
 
-SWEEP: Final = 0.2  # seconds; an answer takes far less, and lost messages are rare
-
 # Link of its session (None: there was none), recipient, callback, service and arguments.
 _Notification = tuple["Link | None", PeerInfo, Ended, str, tuple[Any, ...]]
+
+
+class Coalescer:
+    """Calls `send` on the loop soon after `schedule`, at most once per INTERVAL.
+
+    What is to be sent is kept by the caller; `send` takes all of it. It runs in `context`, not in
+    that of the code that happened to schedule it, which may have a deadline of its own.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: Context, send: Callable[[], None]
+    ) -> None:
+        self._loop, self._context, self._send = loop, context, send
+        self._scheduled = False  # `send` will be called
+        self._not_before = 0.0  # loop time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def schedule(self) -> None:
+        """Let `send` be called soon. From any thread, finalizers included.
+
+        RuntimeError if the loop is closed.
+        """
+        # No lock, because a finalizer may interrupt this very function: two threads that both see
+        # False cost one more call of `send`, which finds nothing to do.
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._run, context=self._context)
+
+    def _run(self) -> None:
+        if self._loop.time() < self._not_before:
+            self._timer = self._loop.call_at(self._not_before, self._run, context=self._context)
+            return
+        # The flag first: a notification that comes up during `send` schedules another one.
+        self._timer, self._scheduled = None, False
+        self._not_before = self._loop.time() + INTERVAL
+        self._send()
+
+    def close(self) -> None:
+        """Cancel a call of `send` that waits for its interval."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Notifier:
@@ -101,6 +152,7 @@ class Notifier:
     ) -> None:
         try:
             name = self._address(to)
+            # Not in the next session: this may name what was taken back when the old one was lost.
             if link is None or link.error is not None:
                 raise WorkerLost(to.name, why="the session with it was lost")
             future = self._agent.request(name, service, *args, timeout=math.inf, retry=True)

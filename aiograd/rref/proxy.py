@@ -21,13 +21,12 @@ from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
 from aiograd.rpc.future import Future
 from aiograd.rpc.scope import current_guest
-from aiograd.rref.futures import OwnerFuture, block_on
+from aiograd.rref.futures import OwnerFuture, Reference, block_on
 from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
+from aiograd.rref.registry import RRefs
 
 if TYPE_CHECKING:
     from aiograd.rpc.extension import Arrival, Departure
-    from aiograd.rref.registry import RRefs
-    from aiograd.rref.rref import RRef
 
 
 class Subject:
@@ -35,7 +34,7 @@ class Subject:
 
     __slots__ = ("rref",)
 
-    def __init__(self, rref: RRef) -> None:
+    def __init__(self, rref: Reference) -> None:
         self.rref = rref
 
 
@@ -114,7 +113,7 @@ class _Proxy:
 
     __slots__ = ("_refs", "_rref", "_timeout")
 
-    def __init__(self, refs: RRefs, rref: RRef, timeout: float | None) -> None:
+    def __init__(self, refs: RRefs, rref: Reference, timeout: float | None) -> None:
         self._refs, self._rref, self._timeout = refs, rref, timeout
 
     # Any name is a method: whether the value has it is known at the owner only.
@@ -140,7 +139,7 @@ class _Proxy:
         rref, refs, owner = self._rref, self._refs, self._owner()
         # It keeps the reference until the answer: a release must not overtake the call.
         answer = OwnerFuture(loop=refs.agent.loop)
-        answer._rref = rref
+        answer.rref = rref
         refs.agent.call(
             owner,
             call_method,
@@ -181,7 +180,7 @@ class RemoteProxy(_Proxy):
 
     __slots__ = ()
 
-    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> RRef:
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Reference:
         rref, owner = self._rref, self._owner()
         self._check(name)
         return self._refs.remote(

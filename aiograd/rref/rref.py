@@ -344,4 +344,5 @@ def remote(
     frame = sys._getframe(1)
     if frame.f_globals.get("__name__", "").startswith("aiograd."):
         frame = users_frame()
-    return current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=frame)
+    rref = current_rrefs().remote(to, func, args, kwargs, timeout=timeout, frame=frame)
+    return rref  # type: ignore[return-value]  # `wrap` made it; the registry does not know RRef

@@ -45,9 +45,8 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import exposed_method
-from aiograd.rpc.coalesce import Coalescer
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.notify import Notifier, give_outcome
+from aiograd.rpc.notify import Coalescer, Notifier, give_outcome
 from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import (
@@ -442,11 +441,15 @@ class ValueServices:
                 return
             if record.error is not None:  # not raised: its traceback would hold this future
                 future.set_exception(fresh_copy(record.error, record.traceback))
-                return
-            try:
-                future.set_result(look(record))
-            except Exception as error:  # of a property of the value, say
-                future.set_exception(error.with_traceback(None))
+            else:
+                try:
+                    future.set_result(look(record))
+                    return
+                except Exception as error:  # of a property of the value, say
+                    future.set_exception(error.with_traceback(None))
+            # Mark it as retrieved: a call abandoned before its first step, or with arguments that
+            # cannot be decoded, never awaits what its subject waits for.
+            future.exception()
 
         if record.ready:
             ready()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from aiograd.errors import DeadlineExceeded, RRefReleased, WrongThread
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
+from aiograd.rref.refcount.records import OwnerRecord
+from aiograd.rref.services import ValueServices
 
 PEERS = pytest.mark.parametrize("to", ["worker0", "worker1"])
 
@@ -195,6 +199,34 @@ async def test_a_proxy_call_of_a_value_that_is_not_made_yet_times_out(workers: A
         rref = remote("worker1", never_made)
         with pytest.raises(DeadlineExceeded):
             await rref.rpc_async(timeout=0.02).anything()
+
+
+async def test_a_proxy_call_abandoned_before_its_first_step_leaves_no_unretrieved_error(
+    workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner loses the caller right after it has decoded the call."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, c: complaints.append(c["message"]))
+    async with workers(2) as w:
+        owner = w[1]
+        services = owner.value_services
+        waits: list[asyncio.Future[Any]] = []
+
+        def later(record: OwnerRecord) -> asyncio.Future[Any]:
+            # Scheduled ahead of the first step of the call's task.
+            link = owner.agent.links.get(w[0].agent.incarnation)
+            asyncio.get_running_loop().call_soon(link.callee.close)
+            waits.append(ValueServices.later(services, record))
+            return waits[0]
+
+        monkeypatch.setattr(services, "later", later)
+        rref = remote("worker1", never_made)
+        call = rref.rpc_async().anything()
+        await w.until(lambda: bool(waits) and waits[0].done())
+        wait = weakref.ref(waits.pop())
+        await w.until(lambda: gc.collect() >= 0 and wait() is None)
+        assert not complaints
+        call.cancel()
 
 
 async def test_the_blocking_proxy_refuses_to_stop_a_loop(workers: Any) -> None:

@@ -42,6 +42,7 @@ FOUND = {
     13002701: "judge: a suspect about to resume after a late reset counted as stuck",
     13005653: "five resets in a row during a first handshake were reported as a wrong secret",
     3002079: "a call cancelled before its first step kept its arguments for ever",
+    15000162: "a method call abandoned before its first step left an unretrieved error",
 }
 
 

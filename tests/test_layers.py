@@ -29,7 +29,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "cluster", "viz"},
 }
 PURE = {"autograd", "wire", "errors", "_html", "_progress"}
+# Parts of other layers that decide without I/O; the layers around them carry out what they decide.
+PURE_MODULES = {
+    "rpc.caller.window",
+    "rpc.link.inbox",
+    "rref.refcount.audit",
+    "rref.refcount.owner",
+    "rref.refcount.protocol",
+    "rref.refcount.user",
+    "dist.backward.codec",
+    "dist.backward.credit",
+    "dist.backward.loops",
+    "dist.backward.outcomes",
+    "dist.backward.plan",
+    "dist.backward.state",
+    "cluster.membership",
+    "cluster.termination",
+}
 IMPURE = {"asyncio", "socket", "threading", "ssl", "selectors", "uvloop", "subprocess"}
+ASYNC = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
 MODULES = [
     *sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT),
     ROOT / "errors.py",
@@ -90,6 +108,13 @@ def test_imports_go_downwards_only(path: Path) -> None:
             assert name.split(".")[1] in allowed, f"{layer} must not import {name}"
         elif layer in PURE:
             assert name.split(".")[0] not in IMPURE, f"{layer} is pure and must not import {name}"
+
+
+@pytest.mark.parametrize("module", sorted(PURE_MODULES))
+def test_modules_that_decide_do_no_io(module: str) -> None:
+    path = ROOT / (module.replace(".", "/") + ".py")
+    assert {name.split(".")[0] for name in imports(path)} & IMPURE == set()
+    assert not any(isinstance(node, ASYNC) for node in ast.walk(ast.parse(path.read_text())))
 
 
 # ── inside rpc ──────────────────────────────────────────────────────────────────────────────────

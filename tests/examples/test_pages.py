@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from aiograd.testing.simulator.planted_bugs import BUGS
+
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")]
@@ -71,6 +73,7 @@ def test_links_on_pages_lead_to_files(path: Path) -> None:
         if place == ROOT / "docs" / "reference" / "operations":  # written when the pages are built
             continue
         found = place.exists() or any(place.with_suffix(end).exists() for end in (".md", ".py"))
+        found = found or place.with_suffix(".md").name == GENERATED
         assert found, f"{path.name} links to {target}"
 
 
@@ -87,6 +90,12 @@ def test_places_named_in_the_architecture_exist() -> None:
     places = PLACE.findall(ARCHITECTURE.read_text())
     assert len(places) > 50
     assert [f"{file}: {name}" for file, name in places if name not in definitions(file)] == []
+
+
+def test_planted_bugs_named_in_the_architecture_exist() -> None:
+    named = re.findall(r"planted bugs? (\w+(?:, \w+)*)", ARCHITECTURE.read_text())
+    assert {name for names in named for name in names.split(", ")} - set(BUGS) == set()
+    assert len(named) > 5
 
 
 @functools.cache

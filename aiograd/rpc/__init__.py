@@ -21,10 +21,12 @@
     runtime/             the injected world: clock, randomness, threads, deadlines
     observe/             what is going on: recordings, metrics, the watchdog
 
-Imports go downwards, type-only imports included:
+Imports go downwards, type-only imports included (`tests/test_layers.py`):
 
-    api ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel ─▶ envelope, future, scope ─▶ the rest
+    api, notify ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel
+                ─▶ observe, options, retry ─▶ envelope, future, scope ─▶ the rest
 
-`channel` names the outbox and the inbound budget, the two modules of `link` that know no link.
-Parts get a `Channel` and a `Host`, small protocols, instead of the agent.
+Four modules stand lower than their folders, because they know no link and no callee: at the bottom
+`link.send` (the outbox), `callee.functions` and `callee.exposure`, beside `observe`
+`link.inbound_budget`. Parts get a `Channel` and a `Host`, small protocols, instead of the agent.
 """

@@ -1,9 +1,10 @@
 """The agent: one worker's machinery for calling others and being called.
 
-It decides for each call and request to whom, until when and how it goes, and is where other layers
-plug in: `travellers`, `baggage`, `result_store`, `services`, `parts`, `lost`, `returned`, `ops`,
-`faults`. How a call is packed is `outgoing.py`'s business, what becomes of it that of its link. Who
-the peers are is known to the cluster layer; it fills the `directory`.
+It decides for each call and request to whom, until when and by which path it goes (`call` chooses
+between the fast and the general one), and is where other layers plug in: `travellers`, `baggage`,
+`result_store`, `services`, `lost`, `returned`, `post_refused`, `ops`, `fault_injector`, `parts`.
+`envelope` packs a call, and the link to its peer sends it and settles its future. The cluster layer
+knows who the peers are, and fills the `directory`.
 """
 
 from __future__ import annotations

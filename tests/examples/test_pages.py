@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import pkgutil
 import re
@@ -12,14 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from aiograd.testing.simulator.planted_bugs import BUGS
+
 ROOT = Path(__file__).parents[2]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")]
 GENERATED = "operations.md"  # made by `make docs`, so it may or may not be there
 FOLDERS = ("docs", "docs/reference")
 PAGES = [*TOP, *sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))]
 PAGES = [page for page in PAGES if page.name != GENERATED]
 FILE = re.compile(r"`([a-z_/]+/?[\w/]*\.(?:py|md))`")
+PLACE = re.compile(r"`([\w/]+\.py): ([\w.]+)`")  # a class, method or function of a file
 MODULE = re.compile(r"\b(aiograd(?:\.\w+)+)")
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITION = (*FUNCTION, ast.ClassDef)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)\)")
 
 
@@ -75,6 +83,35 @@ def test_files_and_modules_named_on_pages_exist(path: Path) -> None:
     roots = (ROOT, ROOT / "aiograd", ROOT / "examples")
     assert [name for name in names if not any((root / name).exists() for root in roots)] == []
     assert [name for name in MODULE.findall(text) if not is_module_or_attribute(name)] == []
+
+
+def test_places_named_in_the_architecture_exist() -> None:
+    places = PLACE.findall(ARCHITECTURE.read_text())
+    assert len(places) > 50
+    assert [f"{file}: {name}" for file, name in places if name not in definitions(file)] == []
+
+
+def test_planted_bugs_named_in_the_architecture_exist() -> None:
+    named = re.findall(r"planted bugs? (\w+(?:, \w+)*)", ARCHITECTURE.read_text())
+    assert {name for names in named for name in names.split(", ")} - set(BUGS) == set()
+    assert len(named) > 5
+
+
+@functools.cache
+def definitions(file: str) -> set[str]:
+    """The classes, functions and constants of a file, and methods as `Class.method`."""
+    path = ROOT / file if file.startswith("tests/") else ROOT / "aiograd" / file
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body if path.exists() else ():
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, DEFINITION):
+            found.add(node.name)
+            inside = node.body if isinstance(node, ast.ClassDef) else ()
+            found |= {f"{node.name}.{each.name}" for each in inside if isinstance(each, FUNCTION)}
+    return found
 
 
 def is_module_or_attribute(name: str) -> bool:

@@ -128,7 +128,7 @@ class Execution:
                 await waits.pop(0)
         except asyncio.CancelledError as error:
             self.fail(invocation, error)
-            invocation.args, invocation.kwargs = (), None  # see `abandon`
+            invocation.args, invocation.kwargs = (), None  # see `_abandon`
             raise
         except Exception as error:
             self._forget(invocation)

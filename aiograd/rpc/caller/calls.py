@@ -1,7 +1,7 @@
 """The caller's half of a link: how calls to one peer start, and how they end without an answer.
 
     Agent.call ─┬─ fast path ──▶ start_batched ──▶ outbox, in a batch with others
-                └─ general ────▶ start ─▶ [window] ─▶ channel.send ─▶ outbox
+                └─ general ────▶ envelope ─▶ start ─▶ [window] ─▶ channel.send ─▶ outbox
     answers ─▶ `replies`
 
 Calls beyond `max_inflight`, or while `outbound_buffer` bytes wait already, stay in the window until
@@ -52,7 +52,7 @@ class Caller:
         self.pending: dict[int, Future[Any]] = {}  # sent, by number
         self.window = Window()  # not sent so far
         # The number of the latest call, request or post. Taken only by what is put into the outbox
-        # next: the peer relies on numbers that rise (`receive.Once`).
+        # next: the peer relies on numbers that rise (`link.inbox.Once`).
         self.last_id = 0
 
     def agree(self, most: int) -> None:

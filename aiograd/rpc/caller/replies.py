@@ -24,7 +24,7 @@ from aiograd.wire.messages import BAGGAGE, EMPTY, FAST, ITEM, KEEP, METADATA, TR
 
 _log = logging.getLogger("aiograd")
 NO_VALUE: Final = object()  # the answer to a call whose result could not be copied into the reply
-# Of these the reply to an ordinary call has FAST alone.
+# Of these a reply has FAST alone if its body is the payload: no envelope, so nothing arrives first.
 _FAST_PATH: Final = FAST | BAGGAGE | METADATA | EMPTY
 
 

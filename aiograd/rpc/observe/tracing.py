@@ -1,8 +1,8 @@
 """Tracing: what a recording adds to messages, at the caller and at the callee.
 
-    caller                                        callee
-    Trace ── call, extra {"record": details} ──▶  Visit: runs it under a recording of its own
-          ◀── reply or fault, extra {"spans"} ──  its span first, then what happened inside
+    caller                                           callee
+    Trace ── call, METADATA {"record"} ───────────▶  Visit: runs it under a recording of its own
+          ◀── reply or fault, METADATA {"spans"} ──  its span first, then what happened inside
 
 A call keeps a `Trace`, and a call being served a `Visit`, while a recording is on, and None
 otherwise. Partners (see `Options.mode`) are neither asked nor answered: spans name workers and

@@ -186,11 +186,6 @@ def with_metadata(metadata: dict[str, Any], payload: Payload, codec: Codec | Dat
     return Payload(data, payload.buffers, payload.travelled)
 
 
-def keep_under(token: bytes, data: bytes) -> bytes:
-    """Put the token of a result that stays before a payload."""
-    return b"".join((_TOKEN.pack(len(token)), token, data))
-
-
 def check_size(payload: Payload, what: str, most: int) -> None:
     """Raise SerializationError if a payload has more bytes, or pieces, than a message may have."""
     size = payload.size()

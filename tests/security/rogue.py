@@ -6,12 +6,11 @@ import asyncio
 import os
 from typing import Any
 
-from aiograd.rpc.callee.functions import EXPOSED, SERVICE
 from aiograd.rpc.transport.inproc import InprocNetwork
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import FrameReader, Transfer, announce, pack_header
 from aiograd.wire.handshake import Handshake, Identity
-from aiograd.wire.messages import CHUNK, DEFINE, FAULT, LARGE, REPLY
+from aiograd.wire.messages import CHUNK, DEFINE, EXPOSED, FAULT, LARGE, REPLY, SERVICE
 from aiograd.wire.safecodec import DataCodec
 from aiograd.wire.session import ACCEPTED
 from tests.security import partner_functions as offer

@@ -38,16 +38,13 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Departure
 from aiograd.wire.codec import encode_named
 from aiograd.wire.framing import SMALL
-from aiograd.wire.messages import OP
+from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
 
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
 
 # Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
 TABLE: Final = 4096
-SERVICE: Final = 1 << 15  # flag of a DEFINE that names a service
-EXPOSED: Final = 1 << 14  # flag of a DEFINE that names an exposed function
-BY_VALUE: Final = 1 << 13  # with it: a line with the name, then the pickle for peers that trust us
 _NAME: Final = 1024  # bytes of a function's name; a peer can make us keep `TABLE` of them
 _MISSING: Final = object()
 # Values that cannot change while they stay the same object; a module counts by its name.

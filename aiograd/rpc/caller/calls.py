@@ -27,7 +27,7 @@ from aiograd.rpc.scope import SCOPE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_call_entry
 from aiograd.wire.framing import SMALL, Frame
-from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, LAZY, NESTED, OP
+from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, LAZY, NESTED, OP, REQUEST
 
 UNRESPONSIVE: Final = 30.0  # seconds of silence after which calls without a deadline end
 
@@ -283,7 +283,7 @@ class Caller:
             run_undo(future.info.undo)
             self.end(future, lost(error, "no"))
         for id, future in list(self.pending.items()):
-            never = unsent is None or (CALL, id) in unsent
+            never = unsent is None or (CALL, id) in unsent or (REQUEST, id) in unsent
             if never:
                 run_undo(future.info.undo)
             self.end(future, lost(error, "no" if never else "unknown"))

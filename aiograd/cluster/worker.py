@@ -209,7 +209,8 @@ class Worker:
             self._watchdog = Watchdog(agent)
             self._watchdog.start()
         if self._coordinator is None:
-            await self._member.join(plan.join_timeout)
+            with self._bootstrap.refusal_for_loss():
+                await self._member.join(plan.join_timeout)
         else:
             await self._start_cluster(self._coordinator)
         self._keep_waking()

@@ -1,7 +1,4 @@
-"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live).
-
-One table for the rules of `sgd.py`, `adam.py` and `adaptive.py`, and their settings.
-"""
+"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live), and checks its settings."""
 
 from __future__ import annotations
 

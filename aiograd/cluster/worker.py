@@ -145,6 +145,7 @@ class Worker:
 
     @faults.setter
     def faults(self, faults: FaultInjector | None) -> None:
+        """Use another fault injector from the next message on; None for none."""
         self.agent.fault_injector = faults
 
     def get_worker_info(self, name_or_rank: str | int | None = None) -> WorkerInfo:

@@ -41,10 +41,12 @@ class Packer(CodecChoice, Protocol):
     """What packing and unpacking needs of a worker."""
 
     @property
-    def travellers(self) -> Travellers: ...
+    def travellers(self) -> Travellers:
+        """The types that need care on the way, with their travellers."""
 
     @property
-    def baggage(self) -> Baggage | None: ...
+    def baggage(self) -> Baggage | None:
+        """What calls and replies carry beside their payload."""
 
 
 class Head(NamedTuple):

@@ -1,4 +1,7 @@
-"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live), and checks its settings."""
+"""Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live).
+
+One table for all rules, and the check of their settings.
+"""
 
 from __future__ import annotations
 

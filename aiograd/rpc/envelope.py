@@ -34,7 +34,8 @@ _TOKEN: Final = struct.Struct("<H")
 class CodecChoice(Protocol):
     """What knows how to speak with a peer."""
 
-    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
+        """Return the codec for a peer: for plain data only, if either side is restricted."""
 
 
 class Packer(CodecChoice, Protocol):

@@ -67,7 +67,7 @@ RPC_LEVELS: tuple[set[str], ...] = (
     {"observe", "options", "retry", "link.inbound_budget"},
     {"envelope", "future", "scope"},
     # `link.send` knows frames and no link, `callee.functions` knows functions and no callee.
-    {"link.send", "callee.functions", "callee.exposure", "affinity", "coalesce", "directory"}
+    {"link.send", "callee.functions", "callee.exposure", "affinity", "directory"}
     | {"extension", "plain_exceptions", "remote_exceptions", "runtime", "transport"},
 )
 # Upward imports that are left. Remove what is not needed any more: the set can only shrink.

@@ -81,6 +81,7 @@ class Tensor:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        """Set the flag of a leaf; GradError if it cannot be changed."""
         if self._node is not None:
             if not value:
                 raise GradError(
@@ -119,6 +120,7 @@ class Tensor:
 
     @grad.setter
     def grad(self, value: Any) -> None:
+        """Replace the gradient; GradError if its shape is not that of the tensor."""
         if value is not None:
             if not isinstance(value, Tensor):
                 value = wrap(np.asarray(value))
@@ -356,7 +358,9 @@ class Tensor:
 
         def backward(
             self, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
-        ) -> None: ...
+        ) -> None:
+            """Sum the gradients of the leaves up in their `grad`; see `backward.py`."""
+
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def __add__(self, other: Any) -> Tensor: ...

@@ -19,13 +19,13 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import free_one_large_array
 from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
-from aiograd.errors import ProtocolError, RpcError, SecurityError
+from aiograd.errors import ProtocolError, RpcError, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.retry import Backoff, RetryPolicy
@@ -106,6 +106,27 @@ class Bootstrap:
         except RpcError as error:
             _log.warning("%s: cannot tell late ranks of the refusal: %s", self._plan.name, error)
         return True
+
+    @contextlib.contextmanager
+    def refusal_for_loss(self) -> Iterator[None]:
+        """Raise RpcError with the refusal in the file, if there is one, in place of WorkerLost.
+
+        For requests to rank 0 before it has admitted this worker.
+        """
+        try:
+            yield
+        except WorkerLost as error:
+            # Rank 0 replaces its addresses by the refusal and then closes. A rank that read them
+            # before, and is connected when rank 0 closes, may not have been heard there: only the
+            # end of the connection reaches it. It dialled the addresses that were in the file, so
+            # the refusal that replaced them is about its own start, however old it is.
+            rendezvous = self._plan.rendezvous
+            if rendezvous is None or rendezvous.kind != "file":
+                raise
+            content = RendezvousFile.read(rendezvous.location)
+            if content is None or content.refusal is None:
+                raise
+            raise RpcError(content.refusal.why) from error
 
     async def close(self) -> None:
         """Remove the folder of sockets and the rendezvous file."""
@@ -262,8 +283,9 @@ class Bootstrap:
         try:
             coordinator = await self._dial_coordinator(probe)
             probe.directory.add(coordinator)
-            rank = probe.request(coordinator, "cluster.rank", timeout=self._plan.join_timeout)
-            return int(await rank)
+            with self.refusal_for_loss():
+                rank = probe.request(coordinator, "cluster.rank", timeout=plan.join_timeout)
+                return int(await rank)
         finally:
             await probe.close()
 

@@ -38,7 +38,6 @@ class Coordinator:
         # Replies to `join` that are still to be sent, by incarnation. A name would not do: two
         # workers of one name may be waiting, and each of them has to be refused.
         self._joining: dict[bytes, asyncio.Future[Any]] = {}
-        self._refused: set[bytes] = set()  # newcomers that were refused and are still connected
         self._termination = TerminationDetector()
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
         self._leaving = False  # this worker has begun to leave: no newcomers
@@ -75,11 +74,11 @@ class Coordinator:
         return [peer.rank for peer in self._membership.refused.values()]
 
     async def wait_for_refused(self, late: float) -> None:
-        """Stay until refused workers have got the reason, and `late` seconds for late ranks.
+        """Stay until every connected worker has got the reason, and `late` seconds for late ranks.
 
         Late ranks can learn the reason from this worker only, unless a file carries it.
         """
-        membership = self._membership
+        membership, connected = self._membership, self._agent.links.table
         if late and membership.to_come():
             _log.error(
                 "%s: %s; staying %g s for late ranks", self._agent.name, membership.refusal, late
@@ -88,10 +87,12 @@ class Coordinator:
                 async with asyncio.timeout(late):
                     while membership.to_come():
                         await self._member.changed.wait()
-        # They disconnect when they have read the reply; closing earlier could cut it off.
+        # Refused workers disconnect when they have read the reply; closing earlier could cut it
+        # off. Every connection counts, not only those that were refused so far: the `join` of a
+        # worker that has just connected is still on its way, and is refused when it arrives.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                while self._refused:
+                while connected:
                     await self._member.changed.wait()
 
     async def wait_for(self, names: Iterable[str]) -> None:
@@ -166,7 +167,6 @@ class Coordinator:
                     _log.warning(
                         "%s: refused %s (rank %d): %s", self._agent.name, peer.name, peer.rank, why
                     )
-                    self._refused.add(peer.incarnation)
             self._member.notify()
 
     def _announce(
@@ -244,7 +244,6 @@ class Coordinator:
         # The reason alone, without the name: every member adds that in its own WorkerLost.
         why = getattr(error, "why", "") or str(error)
         self._apply(self._membership.lost(peer.incarnation, why))
-        self._refused.discard(peer.incarnation)
         self._member.notify()
         self._member.lose(peer, error)
         self._end_round_if_complete()

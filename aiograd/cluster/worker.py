@@ -145,6 +145,7 @@ class Worker:
 
     @faults.setter
     def faults(self, faults: FaultInjector | None) -> None:
+        """Use another fault injector from the next message on; None for none."""
         self.agent.fault_injector = faults
 
     def get_worker_info(self, name_or_rank: str | int | None = None) -> WorkerInfo:
@@ -209,7 +210,8 @@ class Worker:
             self._watchdog = Watchdog(agent)
             self._watchdog.start()
         if self._coordinator is None:
-            await self._member.join(plan.join_timeout)
+            with self._bootstrap.refusal_for_loss():
+                await self._member.join(plan.join_timeout)
         else:
             await self._start_cluster(self._coordinator)
         self._keep_waking()

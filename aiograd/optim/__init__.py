@@ -1,16 +1,13 @@
 """Optimisers, learning rates over time, and limits on gradients.
 
-    settings       the settings that optimisers share, and their sensible values
     optimizer      Optimizer: groups, state, the loop over parameters
-    sgd            SGD
-    adam           Adam, AdamW, Adamax
-    adaptive       Adagrad, RMSprop, Adadelta, Rprop
+    rules          SGD, Adam, AdamW, Adamax, Adagrad, RMSprop, Adadelta, Rprop
     clip           limits on gradients
     schedules      learning rates over time
     owned          the owner's side of a distributed optimiser
     distributed    DistributedOptimizer: parameters on many workers
 
-A new optimiser is one file with a subclass of `Optimizer`, and its name here. Only the last two
+A new optimiser is a subclass of `Optimizer` in `rules.py`, and its name here. Only the last two
 know of workers (`rpc`, `rref`, `dist`); they are imported when asked for.
 """
 
@@ -18,10 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiograd.optim.adam import Adam, Adamax, AdamW
-from aiograd.optim.adaptive import Adadelta, Adagrad, RMSprop, Rprop
 from aiograd.optim.clip import clip_grad_norm, clip_grad_value
 from aiograd.optim.optimizer import Optimizer
+from aiograd.optim.rules import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop, Rprop
 from aiograd.optim.schedules import (
     CosineAnnealingLR,
     ExponentialLR,
@@ -32,7 +28,6 @@ from aiograd.optim.schedules import (
     Scheduler,
     StepLR,
 )
-from aiograd.optim.sgd import SGD
 
 if TYPE_CHECKING:
     from aiograd.optim.distributed import DistributedOptimizer

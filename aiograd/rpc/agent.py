@@ -199,7 +199,7 @@ class Agent:
     def turned_away(self) -> Mapping[str, str]:
         """Names that the latest connections claimed that were refused here, and why.
 
-        Nobody has proven these names: it is a hint for whoever misses a worker."""
+        Nobody has proven these names: it is a hint where a worker is missing."""
         return self.listener.refusals
 
     async def connect(self, address: str) -> PeerInfo:
@@ -384,7 +384,7 @@ class Agent:
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers.
 
-        `carry`: the request is made for user code, so the baggage goes along. `lazy`: nobody waits
+        `carry`: the request is made for user code, so it carries the baggage. `lazy`: nobody waits
         for the answer, so both messages may wait for others."""
         self.here()
         link = self._routes.get(to) if type(to) is str else None
@@ -414,7 +414,7 @@ class Agent:
         """Tell a service something; nobody answers. In order with everything else to that peer.
 
         Raises if the peer is lost. One that is lost later is announced by `lost`, and one that
-        cannot take the post by `post_refused`. `carried` is the baggage to take along, if any."""
+        cannot take the post by `post_refused`. `carried` is the baggage of the post, if any."""
         here = self.here()
         link = self.link(to)
         departure = Departure(link.peer, service, carried)

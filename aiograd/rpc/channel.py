@@ -34,7 +34,8 @@ class Channel(Protocol):
     restricted: bool  # only plain data may cross it
 
     @property
-    def peer(self) -> PeerInfo: ...
+    def peer(self) -> PeerInfo:
+        """The worker at the other end."""
 
     @property
     def numbers(self) -> Mapping[Shipment, int]:
@@ -65,22 +66,28 @@ class Host(Packer, Protocol):
     fault_injector: FaultInjector | None
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The worker's name, for errors and logs."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that owns the worker's state."""
 
     @property
-    def options(self) -> Options: ...
+    def options(self) -> Options:
+        """The limits and timeouts of this worker."""
 
     @property
-    def deadlines(self) -> Deadlines: ...
+    def deadlines(self) -> Deadlines:
+        """The timers of calls, in buckets."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """Counts how often each limit was reached."""
 
     @property
-    def budget(self) -> Budget: ...
+    def budget(self) -> Budget:
+        """The memory that incoming messages of all peers share."""
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None

@@ -34,17 +34,20 @@ _TOKEN: Final = struct.Struct("<H")
 class CodecChoice(Protocol):
     """What knows how to speak with a peer."""
 
-    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
+        """Return the codec for a peer: for plain data only, if either side is restricted."""
 
 
 class Packer(CodecChoice, Protocol):
     """What packing and unpacking needs of a worker."""
 
     @property
-    def travellers(self) -> Travellers: ...
+    def travellers(self) -> Travellers:
+        """The types that need care on the way, with their travellers."""
 
     @property
-    def baggage(self) -> Baggage | None: ...
+    def baggage(self) -> Baggage | None:
+        """What calls and replies carry beside their payload."""
 
 
 class Head(NamedTuple):

@@ -1,6 +1,6 @@
 """The seams through which other layers take part in messages.
 
-A *traveller* takes care of values of one type on the way, *baggage* rides along with whole
+A *traveller* takes care of values of one type on the way, *baggage* is carried by whole
 messages, and a *result store* lets the result of a call stay where it was made. `rpc` calls them at
 the right moments and knows nothing of what they do.
 
@@ -48,10 +48,12 @@ class Departure:
         self.undo: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
+        """Take back what travellers and baggage did for this message: it is not sent."""
         run_undo(self.undo)
 
 
 def run_undo(undo: list[Callable[[], None]] | None) -> None:
+    """Run and remove the callbacks, last first; one that raises does not stop the others."""
     while undo:
         with contextlib.suppress(Exception):
             undo.pop()()
@@ -82,9 +84,11 @@ class RecordTraveller:
         self._texts = [i for i, f in enumerate(fields(cls)) if str(f.type) == "tuple[str, ...]"]
 
     def depart(self, value: Any, departure: Departure) -> Any:
+        """Return the values of the fields."""
         return tuple(getattr(value, name) for name in self._names)
 
     def arrive(self, data: Any, arrival: Arrival) -> Any:
+        """Make the dataclass again; ProtocolError if the fields have other types."""
         if type(data) is not tuple or list(map(type, data)) != self._types:
             raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
         if any(type(text) is not str for i in self._texts for text in data[i]):
@@ -93,25 +97,32 @@ class RecordTraveller:
 
 
 class Baggage(Protocol):
-    """What rides along with calls and replies: two numbers of 64 bits and one of 32."""
+    """What calls and replies carry beside their payload: two numbers of 64 bits and one of 32."""
 
-    def current(self) -> Any | None: ...
+    def current(self) -> Any | None:
+        """Return what a call made here and now carries; None if nothing."""
 
-    def enter(self, carried: Any) -> Any: ...
+    def enter(self, carried: Any) -> Any:
+        """Make what a call carried current, in the context in which its function runs."""
 
-    def depart(self, carried: Any, departure: Departure) -> tuple[int, int, int] | None: ...
+    def depart(self, carried: Any, departure: Departure) -> tuple[int, int, int] | None:
+        """Return the numbers to send; None to send none."""
 
-    def arrive(self, data: tuple[int, int, int], arrival: Arrival) -> Any | None: ...
+    def arrive(self, data: tuple[int, int, int], arrival: Arrival) -> Any | None:
+        """Return what the numbers mean here; None if it is gone."""
 
 
 class ResultStore(Protocol):
     """Keeps results of calls at the callee."""
 
-    def expect(self, sender: PeerInfo, token: Any) -> None: ...
+    def expect(self, sender: PeerInfo, token: Any) -> None:
+        """Note that a call has begun whose result stays here under `token`."""
 
-    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None: ...
+    def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
+        """Store the result of an expected call."""
 
-    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None: ...
+    def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
+        """Store why an expected call has no result."""
 
     def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
         """`expect` and `keep` in one, for what ran right where its call was read."""
@@ -131,4 +142,7 @@ DUPLICATE: Final = FaultAction("duplicate")
 
 
 class FaultInjector(Protocol):
-    def on_send(self, kind: str, to: str) -> FaultAction: ...
+    """Decides what happens to each message that a worker sends."""
+
+    def on_send(self, kind: str, to: str) -> FaultAction:
+        """Choose for one message of this kind to the worker named `to`."""

@@ -19,21 +19,27 @@ T = TypeVar("T")
 class Owner(Protocol):
     """What has a call under way, and has to know when nobody waits for it any more."""
 
-    def cancelled(self, future: Future[Any]) -> None: ...
+    def cancelled(self, future: Future[Any]) -> None:
+        """Cancel the work at the callee: nobody waits for the answer any more."""
 
-    def piggyback(self, future: Future[Any]) -> bool: ...
+    def piggyback(self, future: Future[Any]) -> bool:
+        """Let the reply bring a copy of a result that stays; False if the call has left."""
 
-    def replace(self, future: Future[Any], other: Future[Any]) -> None: ...
+    def replace(self, future: Future[Any], other: Future[Any]) -> None:
+        """Let another future wait for the answer."""
 
-    def expired(self, future: Future[Any]) -> None: ...
+    def expired(self, future: Future[Any]) -> None:
+        """End a call whose deadline has come."""
 
 
 class Ending(Protocol):
     """What wants to know how a call ends: a recording of it."""
 
-    def end(self, future: Future[Any], error: BaseException | None = None) -> None: ...
+    def end(self, future: Future[Any], error: BaseException | None = None) -> None:
+        """Note that the call has ended without an answer of the callee."""
 
-    def answered(self, future: Future[Any], flags: int, body: Any) -> None: ...
+    def answered(self, future: Future[Any], flags: int, body: Any) -> None:
+        """Note the reply or fault, before it is unpacked."""
 
 
 class CallInfo:
@@ -116,6 +122,7 @@ class Future(asyncio.Future[T]):
         raise TypeError("a Future cannot travel: await it and send its result")
 
     def set_exception(self, exception: Any) -> None:
+        """Fail the call; an exception that nobody retrieves is logged."""
         super().set_exception(exception)
         # Only a failed future has something to log when it is dropped. A `__del__` on every future
         # would make the collector's work harder for all of them.

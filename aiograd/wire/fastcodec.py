@@ -1,19 +1,19 @@
-"""The quick road for the commonest payloads: numbers, strings and arrays, not nested.
+"""The fast path for the commonest payloads: numbers, strings and arrays, not nested.
 
-They need no care on the way, so they are pickled without looking inside, and arrays go as shape,
-dtype and bytes: a third of the cost of the general codec in `payload`, which takes all the rest.
-Values of one further class may come along as a *box*: an array and a number that says the rest.
-Large arrays are not copied but lent, if there is a list to lend them to; they travel beside.
+They contain no value that needs a traveller, so they are pickled without looking inside. Arrays go
+as shape, dtype and bytes. That takes a third of the time of the general codec in `codec.py`, which
+encodes everything else. Values of one further class may be sent as a *box*: an array and a number
+that says the rest. Large arrays are not copied: their memory is added to a list, if the caller
+passes one, and is sent beside the pickle.
 
-Rows: calls of one function, or replies, that follow each other and travel in one frame.
-
-One pickle of all their *entries* takes a third of the time of as many pickles. Their ids count up
-from the one in the header. An entry is a snapshot, taken when its call is made:
+A *batch* is several calls of one function, or several replies, in one frame. One pickle of all
+their *entries* takes a third of the time of as many pickles. Their ids count up from the one in the
+header. An entry is a snapshot, taken when its call is made:
 
     of a call     the tuple of its arguments; a list if arrays or boxes (see `flat`) are among them
     of a reply    the value; a tuple if it is an array or a box
 
-Only what is small goes in a row, so that the entries of one always fit into a frame.
+Only small values are batched, so that the entries of a batch always fit into a frame.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class Box(Protocol):
     """How values of one class travel as an array and a small number."""
 
     def open(self, value: Any, departure: Any) -> tuple[Any, int] | None:
-        """The array and the number; None: it must take the general road."""
+        """The array and the number; None: the value needs the general codec."""
 
-    def close(self, array: np.ndarray, note: int, arrival: Any) -> Any: ...
+    def close(self, array: np.ndarray, note: int, arrival: Any) -> Any:
+        """Make the value again from the array and the number."""
 
 
-Boxes = tuple[type, Box] | None  # the one class that may take the quick road boxed
+Boxes = tuple[type, Box] | None  # the one class whose values are boxed
 Lent = list[pickle.PickleBuffer] | None  # the memory of large arrays; None: they cannot travel
 
 
@@ -118,6 +119,7 @@ def _outside(buffer: pickle.PickleBuffer) -> bool:
 def decode_call(
     data: Any, boxes: Boxes = None, arrival: Any = None, lent: Sequence[Any] = ()
 ) -> tuple[Any, dict[str, Any] | None]:
+    """Return the arguments of `encode_call`; `lent` is the memory that was sent beside them."""
     args, kwargs, arrays = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
     if arrays:
         unflatten(args, boxes, arrival)
@@ -164,6 +166,7 @@ def encode_value(
 def decode_value(
     data: Any, boxes: Boxes = None, arrival: Any = None, lent: Sequence[Any] = ()
 ) -> Any:
+    """Return the value of `encode_value`; `lent` is the memory that was sent beside it."""
     value, note = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
     if note is None:
         return value
@@ -253,13 +256,15 @@ def encode_value_entry(value: Any, boxes: Boxes) -> Any:
 
 
 def encode_batch(entries: list[Any]) -> bytes:
+    """Pickle the entries of one frame."""
     return pickle.dumps(entries, 5)
 
 
 def decode_batch(data: Any) -> list[Any]:
+    """Return the entries of one frame; ProtocolError if it holds anything but a list."""
     entries = pickle.loads(data)
     if entries.__class__ is not list:
-        raise ProtocolError(f"a row is a list, not {type(entries).__name__}")
+        raise ProtocolError(f"a batch is a list, not {type(entries).__name__}")
     return entries
 
 

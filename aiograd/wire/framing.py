@@ -84,7 +84,7 @@ class Transfer:
     def __init__(self, kind: int, size: int, segments: list[np.ndarray], refused: str = "") -> None:
         self.kind, self.size, self.segments = kind, size, segments
         self.refused = refused  # the limit it ran into; then it has no segments
-        self.reserved = not refused  # until whoever takes it gives its memory back
+        self.reserved = not refused  # until its receiver releases the memory
         self._index = self._filled = 0
         self.complete = False
 
@@ -102,6 +102,7 @@ class Transfer:
         return self.segments[self._index].data[self._filled :]
 
     def filled(self, count: int) -> None:
+        """Note that `count` bytes were written into the window."""
         self._filled += count
 
 
@@ -221,7 +222,7 @@ class FrameReader:
                 release(transfer.size)
         self._transfers.clear()
         self._chunk = None
-        # Whoever remembers a lost peer must not remember a quarter of a megabyte with it.
+        # The object may outlive the connection: a lost peer must not hold a quarter of a megabyte.
         self._buffer = bytearray()
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -289,8 +290,8 @@ class FrameReader:
     def _chunk_window(self, entry: tuple[Frame, list[int]]) -> memoryview:
         transfer = entry[0].body
         assert isinstance(transfer, Transfer)
-        # What is refused goes where small frames are collected: while a chunk is received nothing
-        # is there, and whoever refuses for want of memory must not ask for more.
+        # A refused message is read into the buffer of small frames, which is empty while a chunk is
+        # received: refusing for want of memory must not allocate more.
         window = self._view if transfer.refused else transfer.window()
         return window[: self._chunk_left]
 

@@ -48,7 +48,7 @@ class Keyring:
         """Return, for one handshake, a function from a claimed name to the secret it must prove.
 
         `token` makes random bytes. A name without a secret gets some, so that it fails exactly as a
-        wrong secret does, and a stranger cannot find out which names are known here.
+        wrong secret does, and a peer without the secret cannot find out which names are known here.
         """
         # Made before the name is known, and anew for each handshake: not even this worker itself
         # could prove to know them.

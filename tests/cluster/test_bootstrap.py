@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from aiograd.cluster import bootstrap
+from aiograd.cluster import bootstrap, coordinator
 from aiograd.cluster.config import WorkerPlan, plan_worker
+from aiograd.cluster.member import Member
 from aiograd.cluster.rendezvous import Refusal, RendezvousFile
 from aiograd.cluster.worker import Worker
-from aiograd.errors import AuthError, ProtocolError, RpcError
+from aiograd.errors import AuthError, ProtocolError, RpcError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.wire.handshake import VERSION
@@ -76,6 +77,60 @@ async def test_rank_0_tells_a_rank_that_comes_when_all_others_have_gone(plan):
     assert await refusal(Worker.from_plan(plan("z", 2, 3))) == why
     assert await first == why
     assert loop.time() - began < 4.0  # and not when the last one has lost its join_timeout
+
+
+@pytest.fixture
+def held_join(monkeypatch):
+    """Holds the `join` of the worker "late": it is connected, and rank 0 has not heard it yet."""
+    connected, released = asyncio.Event(), asyncio.Event()
+    join = Member.join
+
+    async def held(member: Member, timeout: float) -> None:
+        if member.agent.name == "late":
+            connected.set()
+            await released.wait()
+        await join(member, timeout)
+
+    monkeypatch.setattr(Member, "join", held)
+    return connected, released
+
+
+async def test_rank_0_stays_for_a_connected_rank_whose_join_is_on_its_way(plan, held_join):
+    connected, released = held_join
+    first = asyncio.create_task(refusal(Worker.from_plan(plan("x", 0, 3))))
+    late = asyncio.create_task(refusal(Worker.from_plan(plan("late", 1, 3))))
+    await connected.wait()
+    why = await refusal(Worker.from_plan(plan("x", 2, 3)))
+    assert not first.done()
+    released.set()
+    assert await asyncio.gather(first, late) == [why, why]
+
+
+async def test_a_rank_that_loses_rank_0_before_its_join_reads_the_refusal_in_the_file(
+    tmp_path, held_join, monkeypatch
+):
+    monkeypatch.setattr(coordinator, "CONFIRM_TIMEOUT", 0.01)
+    connected, released = held_join
+    first = asyncio.create_task(refusal(Worker.from_plan(file_plan(tmp_path, "x", 0))))
+    late = asyncio.create_task(refusal(Worker.from_plan(file_plan(tmp_path, "late", 1))))
+    await connected.wait()
+    why = await refusal(Worker.from_plan(file_plan(tmp_path, "x", 2)))
+    assert await first == why
+    released.set()
+    assert await late == why
+
+
+async def test_a_rank_that_loses_rank_0_without_a_refusal_gets_the_loss(tmp_path, held_join):
+    connected, released = held_join
+    first = Worker.from_plan(file_plan(tmp_path, "x", 0))
+    start = asyncio.create_task(first.start())
+    late = asyncio.create_task(Worker.from_plan(file_plan(tmp_path, "late", 1)).start())
+    await connected.wait()
+    start.cancel()
+    await asyncio.wait([start])
+    released.set()
+    with pytest.raises(WorkerLost):
+        await late
 
 
 async def test_rank_0_does_not_stay_for_ever_for_ranks_that_never_come(plan):

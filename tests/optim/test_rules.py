@@ -1,6 +1,6 @@
 """Each rule moves a parameter as torch 2.13 does (recorded; `make oracle` compares live).
 
-One table for the rules of `sgd.py`, `adam.py` and `adaptive.py`, and their settings.
+One table for all rules, and the check of their settings.
 """
 
 from __future__ import annotations

@@ -17,10 +17,12 @@ class Connected(Protocol):
     """The link, as far as its connection concerns it."""
 
     @property
-    def outbox(self) -> Outbox: ...
+    def outbox(self) -> Outbox:
+        """What is to be sent; paused while the socket takes no more."""
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> Session:
+        """Counts the bytes of both directions over all connections."""
 
     def chunk_read(self) -> None:
         """Note that a piece of a large message was read, and no whole frame."""
@@ -105,9 +107,11 @@ class _Nowhere(FrameReader):
         self._bin = memoryview(bytearray(4096))
 
     def get_buffer(self) -> memoryview:
+        """Give memory that nothing reads."""
         return self._bin
 
     def advance(self, count: int) -> list[Frame]:
+        """Drop the bytes."""
         return []
 
 

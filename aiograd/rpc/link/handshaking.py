@@ -221,8 +221,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         if self._admit is not None:
             # The link is decided about before the proof is written: when the client reads it, this
             # side is ready for what follows.
-            verdict = self._admit(peer, self._handshake.offer)
-            self.transport.write(self._handshake.admit(*verdict))
+            answer = self._admit(peer, self._handshake.offer)
+            self.transport.write(self._handshake.admit(*answer))
         # What follows is for the link: `done` may be a future whose waiter runs in the next
         # iteration of the loop, and bytes must not arrive here until then.
         self.transport.pause_reading()

@@ -77,7 +77,7 @@ class LinkEvent(enum.Enum):
     """What happens to a link."""
 
     DIAL = "dial"
-    CONNECT = "connect"  # a proven connection is there, whoever dialled it
+    CONNECT = "connect"  # a proven connection is there, dialled by either side
     CUT = "cut"  # the connection broke
     LOSE = "lose"
     CLOSE = "close"

@@ -88,7 +88,7 @@ class Links:
             return self.of(to)
         peer = agent.directory.find(to)
         if type(to) is PeerInfo and to.incarnation != peer.incarnation:
-            # Whoever names an incarnation means no other one, least of all its successor.
+            # A caller that names an incarnation means no other one, least of all its successor.
             raise WorkerLost(to.name, "no", "it was restarted, and its old start is gone")
         link = self.of(peer)
         if type(to) is str and link.error is None:
@@ -154,9 +154,11 @@ class Links:
         return link
 
     def get(self, incarnation: bytes) -> Link | None:
+        """Return the link to this start of a peer, connected or not; None if there is none."""
         return self.table.get(incarnation)
 
     def all(self) -> Collection[Link]:
+        """List all links, with those that are lost while a call of the peer still runs here."""
         return [*self.table.values(), *self._ending]
 
     def suspects(self) -> list[str]:
@@ -224,7 +226,7 @@ class Links:
         return self.dials
 
     def answer(self, peer: PeerInfo, offer: Offer) -> tuple[int, int]:
-        """What becomes of a connection that a peer has dialled, and how much came before it."""
+        """Answer the dial of a peer: the word, and how many bytes of the session have come."""
         link = self.table.get(peer.incarnation)
         if link is not None and link.session.replaced_by(offer):
             # The old session is lost on both sides before the new one begins.
@@ -299,7 +301,7 @@ class Links:
                 return
 
     def lost(self, link: Link, error: Exception, *, final: bool) -> None:
-        """A link has lost its peer: remember that, and tell whoever wants to know."""
+        """A link has lost its peer: remember that, and run the callbacks of `agent.lost`."""
         agent, peer = self._agent, link.peer
         if agent.closed:
             return

@@ -173,7 +173,7 @@ def _named_by_messages(original: Any) -> Any:
 
 
 def _answered_by_name(original: Any) -> Any:
-    """Whoever has the name may answer, and a gradient that nobody awaits is ignored."""
+    """Any worker of that name may answer, and a gradient that nobody awaits is ignored."""
 
     def feed(self: Pass, sender: PeerInfo, answers: Any, *rest: Any) -> None:
         for send in self.awaited.values():
@@ -324,7 +324,7 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "show_partial": Bug("a failed pass shows numbers", Context, "ended_badly", _keeps_failures),
     "successors": Bug(
-        "whoever has the name of a lost worker takes part in its place",
+        "a worker with the name of a lost one takes part in its place",
         Links,
         "exactly",
         _by_name,
@@ -366,7 +366,7 @@ BUGS: Final[dict[str, Bug]] = {
         _all_well,
         ((AbortProtocol, "_notify_all", lambda _: _soon),),
     ),
-    "untold": Bug("calls do not bring outcomes along", OutcomeReports, "send", _nothing),
+    "untold": Bug("calls do not piggyback outcomes", OutcomeReports, "send", _nothing),
 }
 
 

@@ -152,7 +152,7 @@ class Trial:
             self._judge_failure(entry)
             if self.fault in ("kill", "replace") and self.program.leader != "rref":
                 self._look_for_untold()
-        # Before calls are made: a call brings the outcome along, and would hide a worker that was
+        # Before calls are made: a call piggybacks the outcome, and would hide a worker that was
         # not told of it.
         self.look_everywhere()
         for worker in self.program.workers:
@@ -195,7 +195,7 @@ class Trial:
         node = self.world.nodes[worker]
         start = self.starts[worker]
         expected = shown(self.sums(node)) if node.start_number == start else ANY
-        # Here worker a reads, which did not start the pass: its call brings no outcome along.
+        # Here worker a reads, which did not start the pass: its call piggybacks no outcome.
         if self.program.leader == "rref":
             return
         entry = self._entry("numbers", worker, self.world.options.timeout)

@@ -229,7 +229,7 @@ class Expected:
     def agree(self, outcome: Outcome, passes: int) -> None:
         """Check I11: read the gradients of every living worker, at this very moment.
 
-        Without a call, which would bring the outcome along and hide a worker that did not know it.
+        Without a call, which would piggyback the outcome and hide a worker that did not know it.
         """
         ledger = self.actor.ledger
         for name, node in sorted(ledger.world.nodes.items()):

@@ -160,7 +160,7 @@ class Caller:
     def piggyback(self, future: Future[Any]) -> bool:
         """Let the reply bring a copy of a result that stays; False if the call has left."""
         queued = future.info.queued
-        if queued is None or not queued.piggyback():
+        if queued is None or not self._outbox.piggyback(queued):
             return False
         if len(self.pending) == 1:  # nothing is to be added to it
             self._outbox.flush_early()

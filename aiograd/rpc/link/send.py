@@ -103,6 +103,7 @@ class Outbox:
         self._head: Head = (0, 0, 0.0, 0)  # what its entries have in common
         self._next = 0  # the id that its next entry would have
         self._open: list[OpenCall] = []  # behind the queue; never together with a batch
+        self._asked = 0  # calls among these that were asked for a copy since the last batch
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
@@ -171,6 +172,23 @@ class Outbox:
         if not self.scheduled and not self.corked:
             self._schedule()
 
+    def piggyback(self, call: OpenCall) -> bool:
+        """Let the reply to an open call bring a copy; False if the call cannot be changed any more.
+
+        Nothing is to be added to a call that was asked, so full batches of them leave at once: the
+        peer works while the others are asked (`benchmarks/peers`, rref.batch1000)."""
+        if not call.piggyback():
+            return False
+        self._asked += 1
+        if self._asked >= _BATCH and not self.corked:
+            self._asked = 0
+            first = self._open[:_BATCH]
+            if all(each.flags & PIGGYBACK for each in first):
+                del self._open[:_BATCH]
+                self._seal(first)
+                self._write_queue()
+        return True
+
     def put_large(self, frame: Frame, segments: Sequence[Any]) -> None:
         """Queue a message of several segments, whose memory is borrowed until it is written."""
         views = [memoryview(segment) for segment in segments]
@@ -197,7 +215,7 @@ class Outbox:
             batch, self._batch = self._batch, []
             self._put_batch(self._head, self._next - len(batch), batch)
         elif self._open:
-            calls, self._open = self._open, []
+            calls, self._open, self._asked = self._open, [], 0
             self._seal(calls)
 
     def _put_batch(self, head: Head, first: int, entries: list[Any]) -> None:
@@ -304,6 +322,9 @@ class Outbox:
     def _write(self) -> None:
         if self._batch or self._open:
             self._close_batch()
+        self._write_queue()
+
+    def _write_queue(self) -> None:
         if self._transport is None or self.paused:
             return
         queue = self._queue

@@ -347,3 +347,16 @@ async def test_open_calls_that_have_not_left_are_known(outbox):
     outbox.put_open(kept(1))
     outbox.put_open(kept(2, body=b"its own"))
     assert outbox.unsent() == {(CALL, 1), (CALL, 2)}
+
+
+async def test_a_full_batch_of_calls_that_were_asked_leaves_before_the_tick_ends(outbox, wire):
+    calls = [kept(id) for id in range(1, 41)]
+    for call in calls:
+        outbox.put_open(call)
+    assert all(outbox.piggyback(call) for call in calls[:32])
+    assert sum(len(decode_batch(frame.body)) for frame in wire.frames()) == 32
+    assert not calls[0].piggyback()
+    assert outbox.piggyback(calls[32])
+    await turn()
+    assert [frame.flags & PIGGYBACK for frame in wire.frames()] == [PIGGYBACK, PIGGYBACK, 0]
+    assert [frame.id for frame in wire.frames()] == [1, 33, 34]

@@ -114,63 +114,62 @@ class Callee:
         boxes, func = host.travellers.boxes, target.func
         token = None
         for id, entry in enumerate(entries, first):
-            if (
-                not simple
-                or self._held
-                or channel.error is not None  # a function has ended the link
-                or len(running) >= self._most
-                or ((outbox.paused or outbox.waiting) and outbox.over(self._limit))
-            ):
-                invocation = Invocation(kind, flags, id, budget, target, entry)
-                invocation.size = len(body) // len(entries)
-                self._accept_one(invocation)
-                continue
-            if keep:
-                token, entry = entry
-            context = self._context.copy()
             try:
-                args = entry if entry.__class__ is tuple else decode_call_entry(entry, boxes)
-            except Exception as error:
-                error = host.budget.undecodable(host.name, "its arguments", error)
-                self._fail(frame, id, target, token, error)
-                continue
-            if not here:
-                invocation = Invocation(kind, flags, id, budget, target, None)
-                invocation.context, invocation.args = context, args
-                self.execution.start(invocation)
-                continue
-            try:
-                if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
-                    self.execution.enter_scope(context, budget)
-                value = context.run(func, *args)
-                if token is not None:
-                    assert host.result_store is not None
-                    host.result_store.made(channel.peer, token, value)
-                    value = value if flags & PIGGYBACK else None
-            except BaseException as error:
-                self._fail(frame, id, target, token, error)
-                continue
-            reply = encode_value_entry(value, boxes)
-            if reply is not NOT_BATCHABLE:
-                outbox.put_batched(REPLY_HEAD, id, reply)
-            elif token is None:
-                invocation = Invocation(kind, flags, id, budget, target, None)
-                invocation.context = context
-                self.execution.returned_here(invocation, value)
-            else:
-                invocation = Invocation(kind, flags, id, budget, target, None)
-                self.responses.send_copy(invocation, value)
+                if (
+                    not simple
+                    or self._held
+                    or channel.error is not None  # a function has ended the link
+                    or len(running) >= self._most
+                    or ((outbox.paused or outbox.waiting) and outbox.over(self._limit))
+                ):
+                    invocation = Invocation(kind, flags, id, budget, target, entry)
+                    invocation.size = len(body) // len(entries)
+                    self.accept(invocation)
+                    continue
+                if keep:
+                    token, entry = entry
+                context = self._context.copy()
+                try:
+                    args = entry if entry.__class__ is tuple else decode_call_entry(entry, boxes)
+                except Exception as error:
+                    error = host.budget.undecodable(host.name, "its arguments", error)
+                    self._fail(frame, id, target, token, error)
+                    continue
+                if not here:
+                    invocation = Invocation(kind, flags, id, budget, target, None)
+                    invocation.context, invocation.args = context, args
+                    self.execution.start(invocation)
+                    continue
+                try:
+                    if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
+                        self.execution.enter_scope(context, budget)
+                    value = context.run(func, *args)
+                    if token is not None:
+                        assert host.result_store is not None
+                        host.result_store.made(channel.peer, token, value)
+                        value = value if flags & PIGGYBACK else None
+                except BaseException as error:
+                    self._fail(frame, id, target, token, error)
+                    continue
+                reply = encode_value_entry(value, boxes)
+                if reply is not NOT_BATCHABLE:
+                    outbox.put_batched(REPLY_HEAD, id, reply)
+                elif token is None:
+                    invocation = Invocation(kind, flags, id, budget, target, None)
+                    invocation.context = context
+                    self.execution.returned_here(invocation, value)
+                else:
+                    invocation = Invocation(kind, flags, id, budget, target, None)
+                    self.responses.send_copy(invocation, value)
+            except MemoryError as error:
+                # Of this worker, not of the function: the other calls are unharmed.
+                self._host.budget.unavailable()
+                self._refuse_entry(frame, id, target, error)
 
-    def _accept_one(self, invocation: Invocation) -> None:
-        """Accept one call of a batch; if memory is missing for it, the others are unharmed."""
-        try:
-            self.accept(invocation)
-        except MemoryError as error:
-            self._host.budget.unavailable()
-            # Another object: this one may count as answered.
-            kind, flags, id = invocation.kind, invocation.flags, invocation.id
-            again = Invocation(kind, flags, id, invocation.budget, invocation.target, None)
-            self.responses.refuse(again, error)
+    def _refuse_entry(self, frame: Frame, id: int, target: Target, error: Exception) -> None:
+        # A fresh invocation: the first one may count as answered.
+        invocation = Invocation(frame.kind, frame.flags, id, frame.budget, target, None)
+        self.responses.refuse(invocation, error)
 
     def _fail(
         self, frame: Frame, id: int, target: Target, token: bytes | None, error: BaseException

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.rpc.api import rpc_async
+from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.options import Options
 from tests.support.waiting import until
 
@@ -105,3 +105,39 @@ async def test_functions_wait_for_what_their_arguments_wait_for(agents):
         with pytest.raises(ValueError, match="lost on the way"):
             await call
         assert len(RAN) == 1
+
+
+@inline
+def out_of_memory(x):
+    raise MemoryError(f"no memory for {x}")
+
+
+async def test_a_memory_error_of_a_function_arrives_as_itself_from_a_batch_too(agents):
+    async with agents(2):
+        for count in (1, 3):
+            calls = [rpc_async("worker1", out_of_memory, (x,)) for x in range(count)]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(each) for each in outcomes] == [MemoryError] * count
+            assert str(outcomes[-1]) == f"no memory for {count - 1}"
+
+
+async def test_memory_that_is_missing_for_one_call_of_a_batch_fails_only_that_one(
+    agents, monkeypatch
+):
+    async with agents(2) as (_, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        execution = b.link("worker0").callee.execution
+        start, started = execution.start, []
+
+        def scarce(invocation):
+            started.append(invocation.id)
+            if len(started) == 2:
+                raise MemoryError("the system has none")
+            start(invocation)
+
+        monkeypatch.setattr(execution, "start", scarce)
+        calls = [rpc_async("worker1", add, (x,)) for x in range(4)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [each for each in outcomes if isinstance(each, int)] == [0, 2, 3]
+        assert isinstance(outcomes[1], MemoryError)
+        assert b.limits["allocation"] == 1

@@ -227,6 +227,13 @@ def _open_metadata(data: Any, codec: Codec | DataCodec) -> tuple[dict[str, Any],
     return metadata, rest
 
 
+def take_label(worker: Packer, data: Any, arrival: Arrival) -> Any:
+    """Let the baggage of a message arrive that has nothing else before its payload; the payload."""
+    if worker.baggage is not None:
+        arrival.carried = worker.baggage.arrive(_LABEL.unpack_from(data), arrival)
+    return data[_LABEL_SIZE:]
+
+
 def take_baggage(worker: Packer, head: Head, arrival: Arrival) -> None:
     """Let the baggage of a message arrive, before its payload is decoded."""
     if head.label is not None and worker.baggage is not None:

@@ -20,7 +20,7 @@ from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.responses import REPLY_HEAD, Responses
 from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import Head, open_head, unpack_call
+from aiograd.rpc.envelope import Head, open_head, take_label, unpack_call
 from aiograd.rpc.extension import Arrival
 from aiograd.rpc.scope import SCOPE, CallScope
 from aiograd.wire.fastcodec import (
@@ -236,6 +236,8 @@ class Callee:
             if flags & _FAST_PATH == FAST and body.__class__ is memoryview:
                 boxes = self._host.travellers.boxes
                 invocation.args, invocation.kwargs = decode_call(body, boxes)
+            elif flags & _FAST_PATH == FAST | BAGGAGE and body.__class__ is memoryview:
+                self._decode_carried(invocation)
             else:
                 waits = self._decode(invocation)
         except Exception as error:
@@ -292,6 +294,18 @@ class Callee:
         if flags & STREAM:
             invocation.stream = StreamSource(self._channel, self._host, self.execution, invocation)
         return waits
+
+    def _decode_carried(self, invocation: Invocation) -> None:
+        """Decode arguments of the fast codec that came with baggage, and nothing else."""
+        host, context = self._host, invocation.context
+        arrival = Arrival(self._channel.peer, invocation.target.kind)
+        payload = take_label(host, invocation.body, arrival)
+        value = decode_call(payload, host.travellers.boxes, arrival)
+        invocation.args, invocation.kwargs = value
+        invocation.carried = arrival.carried
+        if arrival.carried is not None and host.baggage is not None:
+            assert context is not None
+            context.run(host.baggage.enter, arrival.carried)
 
     def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:
         host, peer, target = self._host, self._channel.peer, invocation.target

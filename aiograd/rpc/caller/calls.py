@@ -113,7 +113,11 @@ class Caller:
             self.end(future, lost(error, executed="no"))
             return
         self._track(future, info)
-        if outgoing.kind == CALL and (self._full() or self.window):
+        if outgoing.kind == CALL and (
+            self.window
+            or len(self.pending) >= self._limit
+            or self._outbox.waiting > self._bytes_limit
+        ):
             self.window.enter(future, outgoing, SCOPE.get().call)
             if self.window.families:
                 self._start_beyond()
@@ -133,7 +137,9 @@ class Caller:
     def _send(self, future: Future[Any], outgoing: Outgoing, nested: int = 0) -> None:
         channel, info = self._channel, future.info
         kind, flags, shipment, payload = outgoing
-        number = 0 if shipment is None else channel.number(shipment)
+        number = 0
+        if shipment is not None:
+            number = channel.numbers.get(shipment) or channel.number(shipment)
         self.last_id = info.id = id = self.last_id + 1
         self.pending[id] = future
         flags |= nested

@@ -15,7 +15,7 @@ from aiograd.rpc import remote_exceptions
 from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import open_head, unpack_value
+from aiograd.rpc.envelope import open_head, take_label, unpack_value
 from aiograd.rpc.extension import Arrival
 from aiograd.rpc.future import Future, fail
 from aiograd.wire.fastcodec import decode_value, decode_value_entry
@@ -63,6 +63,10 @@ class Replies:
                 value = decode_value(body, self._host.travellers.boxes)
             elif flags & EMPTY:
                 value = NO_VALUE if flags & KEEP else None
+            elif flags & _FAST_PATH == FAST | BAGGAGE and type(body) is not Transfer:
+                arrival = Arrival(self._channel.peer, "reply")
+                payload = take_label(self._host, body, arrival)
+                value = decode_value(payload, self._host.travellers.boxes, arrival)
             else:
                 arrival = Arrival(self._channel.peer, "reply")
                 value = self._unpack(flags, body, arrival)

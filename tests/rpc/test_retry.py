@@ -386,6 +386,8 @@ async def test_cancelling_a_control_request_cancels_every_attempt(echo):
     await until(lambda: a.links.counters()["pending_calls"] >= 2)
     request.cancel()
     await until(lambda: len(cancelled) >= 2)
+    assert set(cancelled) == {5}
+    assert a.links.counters()["pending_calls"] == 0
 
 
 async def test_a_control_request_may_be_made_in_another_thread(echo):

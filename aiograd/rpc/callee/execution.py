@@ -182,7 +182,7 @@ class Execution:
                 self.track(invocation)
             else:  # a thread has returned it, perhaps after it was abandoned
                 self.running[invocation.id] = invocation
-            invocation.func, invocation.args, invocation.kwargs = _wait_for, (value,), None
+            invocation.func, invocation.args, invocation.kwargs = _await_value, (value,), None
             invocation.task = self._loop.create_task(
                 self._perform(invocation), context=invocation.context
             )
@@ -275,7 +275,7 @@ class Execution:
             coroutine: Any = task.get_coro()
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 # A task cancelled before its first step never runs, so nothing in it can tell.
-                if invocation.func is _wait_for:
+                if invocation.func is _await_value:
                     _discard(invocation.args[0])
                 self.fail(invocation, asyncio.CancelledError())
                 # The task keeps its error, whose traceback holds the frame that holds the
@@ -403,7 +403,7 @@ async def _close(run: Any, generator: Any) -> None:
             return
 
 
-async def _wait_for(awaitable: Any) -> Any:
+async def _await_value(awaitable: Any) -> Any:
     try:
         return await awaitable
     finally:

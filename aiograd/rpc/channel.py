@@ -21,6 +21,7 @@ from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.deadlines import Deadlines
+from aiograd.wire.codec import Payload
 from aiograd.wire.framing import Frame
 
 
@@ -43,6 +44,9 @@ class Channel(Protocol):
 
     def number(self, shipment: Shipment) -> int:
         """Return the number of a function at the peer; define it there first if it has none."""
+
+    def is_direct(self, payload: Payload) -> bool:
+        """Whether a message goes straight to the outbox: connected, small, no fault injection."""
 
     def send(
         self,

@@ -45,8 +45,9 @@ from aiograd.wire.messages import (
 _REQUESTS: Final = 64  # of the library itself, for each call that may be under way
 _HELD: Final = 256  # bytes that a message takes besides its body
 NO_TIME: Final = 0.0  # the budget of a call that was cancelled before it could begin
-# Of these an ordinary call has FAST alone.
-_FAST_PATH: Final = FAST | BAGGAGE | METADATA | KEEP | STREAM | BATCH
+# The flags that say how a message is decoded. With FAST alone of them, its body is nothing but
+# arguments of the fast codec; with FAST and BAGGAGE, a label comes before these.
+_ENCODING: Final = FAST | BAGGAGE | METADATA | KEEP | STREAM | BATCH
 
 
 class CalleeHost(ExecutionHost, Protocol):
@@ -233,10 +234,10 @@ class Callee:
         waits: list[asyncio.Future[Any]] | None = None
         body, flags = invocation.body, invocation.flags
         try:
-            if flags & _FAST_PATH == FAST and body.__class__ is memoryview:
+            if flags & _ENCODING == FAST and body.__class__ is memoryview:
                 boxes = self._host.travellers.boxes
                 invocation.args, invocation.kwargs = decode_call(body, boxes)
-            elif flags & _FAST_PATH == FAST | BAGGAGE and body.__class__ is memoryview:
+            elif flags & _ENCODING == FAST | BAGGAGE and body.__class__ is memoryview:
                 self._decode_carried(invocation)
             else:
                 waits = self._decode(invocation)
@@ -285,7 +286,7 @@ class Callee:
                 self._announce(invocation, token)
             invocation.args = decode_call_entry(body, boxes)
             return None
-        if flags & _FAST_PATH == FAST:
+        if flags & _ENCODING == FAST:
             data, *buffers = body.segments if type(body) is Transfer else (body,)
             invocation.args, invocation.kwargs = decode_call(data, boxes, None, buffers)
             waits = None

@@ -22,7 +22,7 @@ from aiograd.rpc.extension import Departure, ResultStore
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
-from aiograd.wire.framing import SMALL, Frame
+from aiograd.wire.framing import Frame
 from aiograd.wire.messages import (
     CALL,
     EMPTY,
@@ -204,15 +204,6 @@ class Responses:
         payload: Payload,
         undo: list[Any] | None = None,
     ) -> None:
-        channel, data = self._channel, payload.data
         target = int(kind == FAULT and invocation.kind == POST)
-        if (
-            channel.ready
-            and self._host.fault_injector is None
-            and not payload.buffers
-            and len(data) <= SMALL
-        ):
-            self._outbox.put(Frame(kind, flags, invocation.id, 0.0, target, data))
-        else:
-            frame = Frame(kind, flags, invocation.id, 0.0, target, payload)
-            channel.send(frame, "reply", undo)
+        frame = Frame(kind, flags, invocation.id, 0.0, target, payload)
+        self._channel.send(frame, "reply", undo)

@@ -21,13 +21,12 @@ from aiograd.rpc.caller.window import Window
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import CallInfo, Future, fail
-from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, OpenCall
 from aiograd.rpc.scope import SCOPE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_call_entry
-from aiograd.wire.framing import SMALL, Frame
-from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, LAZY, NESTED, OP, REQUEST
+from aiograd.wire.framing import Frame
+from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, NESTED, OP, REQUEST
 
 UNRESPONSIVE: Final = 30.0  # seconds of silence after which calls without a deadline end
 
@@ -146,22 +145,13 @@ class Caller:
         budget = info.deadline
         if budget != math.inf:
             budget -= self._host.loop.time()
-        if (
-            not channel.ready
-            or self._host.fault_injector is not None
-            or payload.buffers
-            or len(payload.data) > SMALL
-        ):
-            frame = Frame(kind, flags, id, budget, number, payload)
-            channel.send(frame, info.label, info.undo, future)
-        elif flags & KEEP:
+        if flags & KEEP and channel.is_direct(payload):
             # Its reply may still be asked to bring a copy: see `piggyback`.
             info.queued = OpenCall((kind, flags, budget, number), id, payload.data)
             self._outbox.put_open(info.queued)
         else:
-            # Somebody waits for a call that is alone under way; those of a burst share a write.
-            lane = LAZY_LANE if flags & LAZY else NOW if len(self.pending) == 1 else NORMAL
-            self._outbox.put(Frame(kind, flags, id, budget, number, payload.data), lane)
+            frame = Frame(kind, flags, id, budget, number, payload)
+            channel.send(frame, info.label, info.undo, future)
 
     def piggyback(self, future: Future[Any]) -> bool:
         """Let the reply bring a copy of a result that stays; False if the call has left."""

@@ -25,7 +25,7 @@ from aiograd.wire.messages import BAGGAGE, EMPTY, FAST, ITEM, KEEP, METADATA, TR
 _log = logging.getLogger("aiograd")
 NO_VALUE: Final = object()  # the answer to a call whose result could not be copied into the reply
 # Of these a reply has FAST alone if its body is the payload: no envelope, so nothing arrives first.
-_FAST_PATH: Final = FAST | BAGGAGE | METADATA | EMPTY
+_ENCODING: Final = FAST | BAGGAGE | METADATA | EMPTY
 
 
 class RefusedPosts(Protocol):
@@ -59,11 +59,11 @@ class Replies:
         if caller.window:
             caller.proceed()
         try:
-            if flags & _FAST_PATH == FAST and type(body) is not Transfer:
+            if flags & _ENCODING == FAST and type(body) is not Transfer:
                 value = decode_value(body, self._host.travellers.boxes)
             elif flags & EMPTY:
                 value = NO_VALUE if flags & KEEP else None
-            elif flags & _FAST_PATH == FAST | BAGGAGE and type(body) is not Transfer:
+            elif flags & _ENCODING == FAST | BAGGAGE and type(body) is not Transfer:
                 arrival = Arrival(self._channel.peer, "reply")
                 payload = take_label(self._host, body, arrival)
                 value = decode_value(payload, self._host.travellers.boxes, arrival)

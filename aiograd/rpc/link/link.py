@@ -434,6 +434,9 @@ class Link:
 
         Fault injection knows it by `name`. If it is not sent, `undo` is run, and `future` fails in
         the next tick."""
+        if self.is_direct(frame.body):
+            self.outbox.put(frame, self._lane(frame))
+            return True
         if self.state is LinkState.NEW:
             self.agent.links.dial(self)
         if self.error is not None:
@@ -443,6 +446,27 @@ class Link:
             self._put(frame)
             return True
         return self._send_injected(frame, name, undo, future)
+
+    def is_direct(self, payload: Payload) -> bool:
+        """Whether a message goes straight to the outbox: connected, small, no fault injection."""
+        return (
+            self.ready
+            and self.agent.fault_injector is None
+            and not payload.buffers
+            and len(payload.data) <= SMALL
+        )
+
+    def _lane(self, frame: Frame) -> int:
+        """Return when a small message leaves."""
+        kind = frame.kind
+        if kind == POST:
+            return NOW
+        if kind not in _CALLS:
+            return NORMAL
+        if frame.flags & LAZY and kind == REQUEST:
+            return LAZY_LANE
+        # Somebody waits for a call that is alone under way. Those of a burst share a write.
+        return NOW if len(self.caller.pending) == 1 else NORMAL
 
     def _send_injected(
         self, frame: Frame, name: str, undo: list[Any] | None, future: Future[Any] | None
@@ -477,14 +501,6 @@ class Link:
             raise self.as_lost()
         number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id = id = self.caller.last_id + 1
-        if (
-            self.ready
-            and self.agent.fault_injector is None
-            and not payload.buffers
-            and len(payload.data) <= SMALL
-        ):
-            self.outbox.put(Frame(POST, flags, id, _NEVER, number, payload.data), NOW)
-            return
         frame = Frame(POST, flags, id, _NEVER, number, payload)
         if not self.send(frame, shipment.name, undo):
             if self.error is not None:
@@ -510,17 +526,11 @@ class Link:
             self.outbox.put(Frame(kind, 0, id, target=target))
 
     def _put(self, frame: Frame) -> None:
-        kind, flags, id, budget, target, (data, buffers, _) = frame
+        data, buffers, _ = frame.body
         if buffers or len(data) > SMALL:
             self._put_large(frame, [memoryview(part).cast("B") for part in (data, *buffers)])
-            return
-        lane = NORMAL
-        if flags & LAZY and kind == REQUEST:
-            lane = LAZY_LANE
-        elif kind == POST or (kind in _CALLS and len(self.caller.pending) == 1):
-            # Somebody waits for it. The other calls of a burst share a write at its end.
-            lane = NOW
-        self.outbox.put(Frame(kind, flags, id, budget, target, data), lane)
+        else:
+            self.outbox.put(frame, self._lane(frame))
 
     def _put_large(self, frame: Frame, segments: list[memoryview]) -> None:
         shared = self.shared

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import decode_batch, encode_batch
 from aiograd.wire.framing import (
     CHUNK_SIZE,
@@ -118,10 +119,12 @@ class Outbox:
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
 
     def put(self, frame: Frame, lane: int = NORMAL) -> None:
-        """Queue one small message; its body is bytes."""
+        """Queue one small message; its body is bytes, or a `Payload` without buffers."""
         if self._batch or self._open:
             self._close_batch()
         kind, flags, id, budget, target, body = frame
+        if body.__class__ is Payload:
+            body = body.data
         queue = self._queue
         queue.append(pack_header(kind, flags, len(body), id, budget, target))
         queue.append(body)

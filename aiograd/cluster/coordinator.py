@@ -109,14 +109,14 @@ class Coordinator:
         missing = self._membership.missing()
         # A peer that has not proven the secret cannot end a start: it is only mentioned here, by
         # the name that it claimed.
-        turned_away = "".join(
+        refused = "".join(
             f"; somebody who called itself {name!r} was turned away: {why}"
-            for name, why in self._agent.turned_away.items()
+            for name, why in self._agent.refused_names.items()
         )
         return (
             f"the world of {self._membership.world_size} was not complete within {timeout:g} s; "
             f"no word from rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            f"{turned_away}"
+            f"{refused}"
         )
 
     # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.

@@ -196,7 +196,7 @@ class Agent:
         return self.data_codec if restricted else self.codec
 
     @property
-    def turned_away(self) -> Mapping[str, str]:
+    def refused_names(self) -> Mapping[str, str]:
         """Names that the latest connections claimed that were refused here, and why.
 
         Nobody has proven these names: it is a hint where a worker is missing."""

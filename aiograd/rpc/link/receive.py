@@ -222,7 +222,9 @@ class Receiver:
         """Take a large message, or any message while one is under way."""
         kind, flags, id, body = frame.kind, frame.flags, frame.id, frame.body
         large = isinstance(body, Transfer)
-        if large and body in self._inbox:
+        if self._closed:  # by an earlier message of this batch
+            self._release(body)
+        elif large and body in self._inbox:
             self._release(body)
             self._link.session.due = 0  # the sender waits to have its memory for itself
             self._inbox.complete(body)

@@ -11,6 +11,7 @@ from aiograd.errors import Overloaded
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.rpc.options import Options
+from tests.support.waiting import until
 
 ONE = Options(max_inflight=1, timeout=20.0)
 
@@ -135,8 +136,7 @@ async def start_and_forget():
 async def test_nothing_is_left_of_calls_that_waited(agents):
     async with agents(2, options=ONE) as (a, b):
         assert await rpc_async("worker1", start_and_forget) == 5
-        while any(each.links.counters()["pending_calls"] for each in (a, b)):
-            await asyncio.sleep(0.001)
+        await until(lambda: not any(each.links.counters()["pending_calls"] for each in (a, b)))
         for agent in (a, b):
             for link in agent.links.table.values():
                 assert not link.caller.window

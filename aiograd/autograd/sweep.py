@@ -162,6 +162,9 @@ class Sweep:
 
     def drain(self) -> list[tuple[Node, Any]]:
         """Run everything that is ready, and return the sinks that are now known."""
+        if not self._ready:
+            sinks, self._sinks = self._sinks, []
+            return sinks
         # Rules and hooks that get Tensors are recorded with create_graph, and only then. Set per
         # drain and not per node, and reset even if a hook raises.
         token = recording.set(self.create_graph)

@@ -376,8 +376,8 @@ class Tensor:
         def __neg__(self) -> Tensor: ...
 
 
-def wrap(data: Any, node: Node | None = None) -> Tensor:
-    """Return a Tensor around an array as it is, made by `node`.
+def wrap(data: Any, node: Node | None = None, leaf: bool = False) -> Tensor:
+    """Return a Tensor around an array as it is, made by `node`, or a leaf that requires grad.
 
     No copy, no check and no `__init__`: every result of every operation comes through here.
     """
@@ -386,20 +386,20 @@ def wrap(data: Any, node: Node | None = None) -> Tensor:
     tensor = _new(Tensor)
     tensor.data = data
     tensor._node = node
-    tensor._leaf = False
+    tensor._leaf = leaf
     tensor._grad = tensor._cell = tensor._accumulate = tensor._hooks = tensor._after_hooks = None
     return tensor
 
 
 def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
     """Make a Tensor, or one of a subclass such as Parameter, without calling its constructor."""
-    tensor = wrap(data)
-    if cls is not Tensor:
-        tensor = _new(cls)
-        tensor.data = data
-        tensor._node = tensor._grad = tensor._cell = tensor._accumulate = None
-        tensor._hooks = tensor._after_hooks = None
+    if cls is Tensor:
+        return wrap(data, None, requires_grad)
+    tensor = _new(cls)
+    tensor.data = data
     tensor._leaf = requires_grad
+    tensor._node = tensor._grad = tensor._cell = tensor._accumulate = None
+    tensor._hooks = tensor._after_hooks = None
     return tensor
 
 

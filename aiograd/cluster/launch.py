@@ -20,7 +20,7 @@ from typing import Any
 
 from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.processes.malloc import keep_freed_memory
+from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.processes.spawn import (
     Child,
     forward_line,
@@ -158,6 +158,7 @@ def join_cluster(rendezvous: str, name: str, options: Options) -> int:
     if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
         plan = replace(plan, options=replace(options, secret_file=file))
     keep_freed_memory()  # this process is ours: it runs nothing but the worker
+    collect_less_often()
     with asyncio.Runner(loop_factory=partial(new_event_loop, options.loop)) as runner:
         return runner.run(_serve(plan))
 

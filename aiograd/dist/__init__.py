@@ -47,7 +47,7 @@ def attach(agent: Agent) -> ContextRegistry:
     agent.travellers.add(Tensor, tensors)
     agent.travellers.boxes = (Tensor, tensors)
     agent.plain_travellers.add(Coo, CooTraveller())
-    agent.baggage = ContextBaggage(registry, engine.reports, access, channel.restricts)
+    agent.baggage = ContextBaggage(registry, engine.reports, access)
 
     def waits_asked(sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
         """Answer what this worker's passes of a context wait for."""

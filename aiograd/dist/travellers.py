@@ -7,7 +7,6 @@ message is one edge, however many tensors it carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -34,13 +33,8 @@ LEAF: Final = 1  # requires grad, but no graph crosses: it arrives as an indepen
 ON_EDGE: Final = 2
 
 
-def _depart(tensor: Tensor, departure: Departure | None) -> int:
-    """Return the note of a tensor; one that needs grad in a context joins the message's edge."""
-    if not tensor.requires_grad:
-        return NO_GRAD
-    if departure is None or departure.carried is None:
-        return LEAF
-    node = parent_of(tensor)
+def _join_edge(node: Node, departure: Departure) -> int:
+    """Let a tensor that `node` made join the edge of a message; its note."""
     scratch = departure.scratch
     nodes: list[Node | None] | None = scratch.get(EDGE)
     if nodes is None:
@@ -55,20 +49,17 @@ def _depart(tensor: Tensor, departure: Departure | None) -> int:
     return ON_EDGE + 2 * place
 
 
-def _arrive(array: Any, note: int, arrival: Arrival | None, cls: type[Tensor] = Tensor) -> Tensor:
-    """Return the tensor behind an array that came with a note."""
-    if note >= ON_EDGE and arrival is not None:
-        # None if the context was released meanwhile: then no graph crosses, either.
-        node: RecvNode | None = arrival.scratch.get(EDGE)
-        if node is not None:
-            place = note - ON_EDGE >> 1
-            # Both ends must agree which tensors close loops: the receiver learns it here.
-            if note & 1:
-                node.loops |= 1 << place
-            return wrap(array, Part(node, place, array.shape, array.dtype))
-    if note == NO_GRAD and cls is Tensor:
-        return wrap(array)
-    return rebuild(cls, array, note != NO_GRAD)
+def _end_of_edge(array: Any, note: int, arrival: Arrival | None) -> Part | None:
+    """Return the node of a tensor that came over an edge; None if no graph crosses."""
+    # No end in `scratch` if the context was released meanwhile.
+    end: RecvNode | None
+    if note < ON_EDGE or arrival is None or (end := arrival.scratch.get(EDGE)) is None:
+        return None
+    place = note - ON_EDGE >> 1
+    # Both ends must agree which tensors close loops: the receiver learns it here.
+    if note & 1:
+        end.loops |= 1 << place
+    return Part(end, place, array.shape, array.dtype)
 
 
 class TensorTraveller:
@@ -76,15 +67,17 @@ class TensorTraveller:
 
     The general form (`depart`, `arrive`) is for any tensor, and for restricted peers: it checks
     what arrives. The array form (`open`, `close`) is for dense Tensors on the fast path of
-    `wire.fastcodec`: an array and its note, which that codec packs without the general one. Both
-    leave flags, edges and contexts to `_depart` and `_arrive`.
+    `wire.fastcodec`: an array and its note, which that codec packs without the general one.
     """
 
     tag = "tensor"
 
     def depart(self, tensor: Tensor, departure: Departure) -> Any:
         """Take a tensor apart: its array, its note, its class, and its dtype if a hook changed it."""
-        note, array = _depart(tensor, departure), tensor.data
+        array, note = tensor.data, NO_GRAD
+        if tensor.requires_grad:
+            node = None if departure.carried is None else parent_of(tensor)
+            note = LEAF if node is None else _join_edge(node, departure)
         # A class is code, so a restricted peer gets a plain Tensor.
         cls = None if tensor.__class__ is Tensor or departure.plain else tensor.__class__
         if note >= ON_EDGE and departure.carried.hooks:
@@ -109,24 +102,33 @@ class TensorTraveller:
             raise ProtocolError(
                 f"tensor {note - ON_EDGE >> 1} of an edge with {node.outputs}", arrival.sender.name
             )
-        return _arrive(array, note, arrival, cls or Tensor)
+        part = _end_of_edge(array, note, arrival)
+        if part is not None:
+            return wrap(array, part)
+        return rebuild(cls or Tensor, array, note != NO_GRAD)
 
     def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
         """Return a tensor's array and note; None if it needs the general form."""
         array = tensor.data
         if array.__class__ is not np.ndarray:
             return None
-        if not tensor.requires_grad:  # as in `_depart`: nearly every tensor, so without the call
+        if departure is None or departure.carried is None:
+            return array, LEAF if tensor.requires_grad else NO_GRAD
+        node = parent_of(tensor)
+        if node is None:
             return array, NO_GRAD
         # A hook may change the dtype, which only the general form can say. Asked before the tensor
         # joins the edge, because the general form lets it join again.
-        if departure is not None and departure.carried is not None and departure.carried.hooks:
+        if departure.carried.hooks:
             return None
-        return array, _depart(tensor, departure)
+        return array, _join_edge(node, departure)
 
     def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
         """Return the tensor that `open` took apart. Only trusted peers send this form."""
-        return _arrive(array, note, arrival)
+        if note == NO_GRAD:
+            return wrap(array)
+        part = _end_of_edge(array, note, arrival)
+        return wrap(array, part, part is None)
 
 
 def _floating(name: Any) -> np.dtype[Any]:
@@ -172,10 +174,8 @@ class ContextBaggage:
         contexts: Contexts,
         reports: Reports,
         access: Access,
-        restricts: Callable[[PeerInfo], bool],
     ) -> None:
-        self._contexts, self._reports = contexts, reports
-        self._access, self._restricts = access, restricts
+        self._contexts, self._reports, self._access = contexts, reports, access
         # Bound, not wrapped: every call asks for them.
         self.current = contexts.current
         self.enter = CURRENT.set
@@ -212,7 +212,7 @@ class ContextBaggage:
 
         Runs before the payload is decoded, so that its tensors find the end in `arrival.scratch`.
         """
-        if self._restricts(arrival.sender):
+        if arrival.restricted:
             self._access.may_bring(arrival.sender, data)
         context_id, edge, outputs = data
         context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)

@@ -27,7 +27,7 @@ from aiograd.rpc import scope
 from aiograd.rpc.affinity import check_affinity, close_in_children, watch_forks
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipment, Shipper, Target
-from aiograd.rpc.caller.calls import Outgoing
+from aiograd.rpc.caller.calls import Outgoing, make_outgoing
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.envelope import check_size, pack_call, pack_service
@@ -293,6 +293,8 @@ class Agent:
         label = shipment.kind if keep is None else "remote"
         future.info = info = CallInfo(shipment.name, label, seconds, deadline, frame)
         carried = self.baggage.current() if self.baggage is not None else None
+        if carried is not None and keep is not None:
+            info.carried = carried
         if not shipment.quiet:
             self.started += 1
             if scope.recording is not None:
@@ -327,15 +329,10 @@ class Agent:
         inside = shipment.data is None
         value = (func, *arguments) if inside else arguments
         metadata = None if info.trace is None else info.trace.ask(None)
-        more, payload = pack_call(
-            self, value, departure, link.max_message, token=keep, metadata=metadata
-        )
+        more, payload = pack_call(self, link, value, departure, keep, metadata)
         info.undo = departure.undo
         flags |= more | (shipment.flags & OP)
-        self._start(link, future, Outgoing(CALL, flags, None if inside else shipment, payload))
-
-    def _start(self, link: Link, future: Future[Any], outgoing: Outgoing) -> None:
-        """Start a call or request on the loop, from wherever this is."""
+        outgoing = make_outgoing(Outgoing, (CALL, flags, None if inside else shipment, payload))
         if threading.get_ident() == self.thread:
             link.caller.start(future, outgoing)
         else:
@@ -386,7 +383,7 @@ class Agent:
 
         `carry`: the request is made for user code, so it carries the baggage. `lazy`: nobody waits
         for the answer, so both messages may wait for others."""
-        self.here()
+        here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
             link = self.link(to)
@@ -402,12 +399,16 @@ class Agent:
             carried = self.baggage.current() if self.baggage is not None else None
             info.trace = trace(self, link.peer, service.rpartition(".")[2])
         departure = Departure(link.peer, service, carried)
-        flags, payload = pack_service(self, args, departure, link.max_message)
+        flags, payload = pack_service(self, link, args, departure)
         info.undo = departure.undo
         if lazy and flags & FAST:
             flags |= LAZY
         shipment = self._service_shipments[service]
-        self._start(link, future, Outgoing(REQUEST, flags, shipment, payload))
+        outgoing = Outgoing(REQUEST, flags, shipment, payload)
+        if here:
+            link.caller.start(future, outgoing)
+        else:
+            self.from_thread(link.caller.start, future, outgoing)
         return future
 
     def post(self, to: Any, service: str, *args: Any, carried: Any = None) -> None:
@@ -418,7 +419,7 @@ class Agent:
         here = self.here()
         link = self.link(to)
         departure = Departure(link.peer, service, carried)
-        flags, payload = pack_service(self, args, departure, link.max_message)
+        flags, payload = pack_service(self, link, args, departure)
         shipment = self._service_shipments[service]
         if here:
             link.post(shipment, flags, payload, departure.undo)
@@ -483,10 +484,7 @@ class Agent:
         return f"<Agent {self.name} rank {self.rank}{' closed' if self.closed else ''}>"
 
 
-def current_agent() -> Agent:
-    """Return the agent of this context, else the last one started here; else WorkerClosed."""
-    agent: Agent = scope.current()
-    return agent
+current_agent: Callable[[], Agent] = scope.current  # which is below, and does not know the type
 
 
 def _post_or_drop(link: Link, *message: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from aiograd.rpc.callee.functions import Shipment
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import Packer
+from aiograd.rpc.envelope import Packer, Route
 from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.inbound_budget import Budget
@@ -25,11 +25,10 @@ from aiograd.wire.codec import Payload
 from aiograd.wire.framing import Frame
 
 
-class Channel(Protocol):
+class Channel(Route, Protocol):
     """Messages to one peer."""
 
     outbox: Outbox
-    max_message: int  # bytes of one message: the smaller limit of both sides
     error: Exception | None  # why it is lost or closed
     ready: bool  # open: small messages may go straight to the outbox
     restricted: bool  # only plain data may cross it

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Baggage, Departure, Travellers
 from aiograd.wire.codec import Codec, Payload, encode_named
 from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
@@ -29,16 +28,11 @@ _LENGTH: Final = struct.Struct("<I")
 _LABEL: Final = struct.Struct("<QQI")
 _LABEL_SIZE: Final = _LABEL.size
 _TOKEN: Final = struct.Struct("<H")
+# A named tuple made without its own `__new__`, which takes twice as long: one for every message.
+make_payload: Final[Any] = tuple.__new__
 
 
-class CodecChoice(Protocol):
-    """What knows how to speak with a peer."""
-
-    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
-        """Return the codec for a peer: for plain data only, if either side is restricted."""
-
-
-class Packer(CodecChoice, Protocol):
+class Packer(Protocol):
     """What packing and unpacking needs of a worker."""
 
     @property
@@ -48,6 +42,18 @@ class Packer(CodecChoice, Protocol):
     @property
     def baggage(self) -> Baggage | None:
         """What calls and replies carry beside their payload."""
+
+
+class Route(Protocol):
+    """What packing needs of the channel to a peer."""
+
+    @property
+    def codec(self) -> Codec | DataCodec:
+        """How values are encoded: pickled, or as plain data if either side is restricted."""
+
+    @property
+    def max_message(self) -> int:
+        """Bytes of one message."""
 
 
 class Head(NamedTuple):
@@ -65,128 +71,121 @@ class Head(NamedTuple):
 
 def pack_call(
     worker: Packer,
+    route: Route,
     value: tuple[Any, ...],
     departure: Departure,
-    most: int,
-    *,
     token: bytes | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> tuple[int, Payload]:
     """Encode `(args, kwargs)` or `(function, args, kwargs)`; flags and body.
 
-    Raises SerializationError for what cannot travel, or has more than `most` bytes; then everything
-    that travellers did is undone."""
+    Raises SerializationError for what cannot travel, or is too large for one message; then
+    everything that travellers did is undone."""
     try:
-        flags, payload = _encode_call(worker, value, departure)
-        return _enclose(worker, flags, payload, departure, "call", most, token, metadata)
+        data, flags = None, FAST
+        lent: list[Any] = []
+        departure.plain = plain = route.codec.plain
+        if not plain and len(value) == 2:
+            args, kwargs = value
+            data = encode_call(args, kwargs, worker.travellers.boxes, departure, lent)
+        if data is None:
+            flags, data, lent = _encode(route.codec, value, departure, "call")
+        if departure.carried is not None or token is not None or metadata:
+            more, head = _head(worker, route, departure, token, metadata)
+            flags, data = flags | more, head + data
+        payload = make_payload(Payload, (data, lent, False))
+        if lent or len(data) > SMALL:
+            check_size(payload, "call", route.max_message)
     except BaseException:
         departure.cancel()
         raise
+    return flags, payload
 
 
 def pack_value(
     worker: Packer,
+    route: Route,
     value: Any,
     departure: Departure,
     what: str,
-    most: int,
-    *,
     metadata: dict[str, Any] | None = None,
 ) -> tuple[int, Payload]:
     """Encode one value: a result, an item, the arguments of a service; flags and body.
 
     `what` names it in errors; see `pack_call`."""
     try:
-        flags, payload = _encode_value(worker, value, departure, what)
-        return _enclose(worker, flags, payload, departure, what, most, None, metadata)
+        data, flags = None, FAST
+        lent: list[Any] = []
+        departure.plain = plain = route.codec.plain
+        if not plain and what == "result":
+            data = encode_value(value, worker.travellers.boxes, departure, lent)
+        if data is None:
+            flags, data, lent = _encode(route.codec, value, departure, what)
+        if departure.carried is not None or metadata:
+            more, head = _head(worker, route, departure, None, metadata)
+            flags, data = flags | more, head + data
+        payload = make_payload(Payload, (data, lent, False))
+        if lent or len(data) > SMALL:
+            check_size(payload, what, route.max_message)
     except BaseException:
         departure.cancel()
         raise
+    return flags, payload
 
 
 def pack_service(
-    worker: Packer, args: tuple[Any, ...], departure: Departure, most: int
+    worker: Packer, route: Route, args: tuple[Any, ...], departure: Departure
 ) -> tuple[int, Payload]:
     """Encode the arguments of a service; flags and body. See `pack_call`."""
-    if not worker.codec_for(departure.to).plain:
+    if not route.codec.plain:
         data = encode_call(args, None)
         if data is not None and len(data) <= SMALL:
-            what = f"{departure.kind} arguments"
-            return _enclose(worker, FAST, Payload(data), departure, what, most, None, None)
-    return pack_value(worker, args, departure, f"{departure.kind} arguments", most)
+            if departure.carried is None:
+                return FAST, Payload(data)
+            flags, head = _head(worker, route, departure, None, None)
+            return FAST | flags, Payload(head + data)
+    return pack_value(worker, route, args, departure, f"{departure.kind} arguments")
 
 
-def _encode_call(
-    worker: Packer, value: tuple[Any, ...], departure: Departure
-) -> tuple[int, Payload]:
-    codec = worker.codec_for(departure.to)
-    departure.plain = codec.plain
-    if not codec.plain and len(value) == 2:
-        lent: list[pickle.PickleBuffer] = []
-        args, kwargs = value
-        data = encode_call(args, kwargs, worker.travellers.boxes, departure, lent)
-        if data is not None:
-            return FAST, Payload(data, lent)
+def _encode(
+    codec: Codec | DataCodec, value: Any, departure: Departure, what: str
+) -> tuple[int, bytes, list[Any]]:
+    """Encode by the general codec; flags, data and the buffers beside it."""
     departure.scratch.clear()  # of what the fast codec began
-    payload = encode_named(codec, value, departure, "call")
-    return (TRAVELLED if payload.travelled else 0), payload
+    data, buffers, travelled = encode_named(codec, value, departure, what)
+    return (TRAVELLED if travelled else 0), data, list(buffers)
 
 
-def _encode_value(
-    worker: Packer, value: Any, departure: Departure, what: str
-) -> tuple[int, Payload]:
-    codec = worker.codec_for(departure.to)
-    departure.plain = codec.plain
-    if not codec.plain and what == "result":
-        lent: list[pickle.PickleBuffer] = []
-        data = encode_value(value, worker.travellers.boxes, departure, lent)
-        if data is not None:
-            return FAST, Payload(data, lent)
-    departure.scratch.clear()
-    payload = encode_named(codec, value, departure, what)
-    return (TRAVELLED if payload.travelled else 0), payload
-
-
-def _enclose(
+def _head(
     worker: Packer,
-    flags: int,
-    payload: Payload,
+    route: Route,
     departure: Departure,
-    what: str,
-    most: int,
     token: bytes | None,
     metadata: dict[str, Any] | None,
-) -> tuple[int, Payload]:
-    """Put token, label and metadata before a payload, and check the size of all of it."""
-    head: list[bytes] = []
+) -> tuple[int, bytes]:
+    """Return what comes before a payload: token, label and metadata, and their flags."""
+    flags, parts = 0, b""
     if token is not None:
-        flags |= KEEP
-        head += (_TOKEN.pack(len(token)), token)
+        flags, parts = KEEP, _TOKEN.pack(len(token)) + token
     if departure.carried is not None and worker.baggage is not None:
         label = worker.baggage.depart(departure.carried, departure)
         if label is not None:
             flags |= BAGGAGE
-            head.append(_LABEL.pack(*label))
+            parts += _LABEL.pack(*label)
     if metadata:
         flags |= METADATA
-        head += _metadata(metadata, worker.codec_for(departure.to))
-    if head:
-        head.append(payload.data)
-        payload = Payload(b"".join(head), payload.buffers, payload.travelled)
-    if payload.buffers or len(payload.data) > SMALL:
-        check_size(payload, what, most)
-    return flags, payload
+        parts += _metadata(metadata, route.codec)
+    return flags, parts
 
 
-def _metadata(metadata: dict[str, Any], codec: Codec | DataCodec) -> tuple[bytes, bytes]:
+def _metadata(metadata: dict[str, Any], codec: Codec | DataCodec) -> bytes:
     data = codec.encode(metadata, None).data if codec.plain else pickle.dumps(metadata, 5)
-    return _LENGTH.pack(len(data)), data
+    return _LENGTH.pack(len(data)) + data
 
 
 def with_metadata(metadata: dict[str, Any], payload: Payload, codec: Codec | DataCodec) -> Payload:
     """Put metadata before a payload that has nothing else before it."""
-    data = b"".join((*_metadata(metadata, codec), payload.data))
-    return Payload(data, payload.buffers, payload.travelled)
+    return Payload(_metadata(metadata, codec) + payload.data, payload.buffers, payload.travelled)
 
 
 def check_size(payload: Payload, what: str, most: int) -> None:
@@ -200,7 +199,7 @@ def check_size(payload: Payload, what: str, most: int) -> None:
 # ── unpacking ───────────────────────────────────────────────────────────────────────────────────
 
 
-def open_head(worker: CodecChoice, sender: PeerInfo, flags: int, body: Any) -> Head:
+def open_head(codec: Codec | DataCodec, flags: int, body: Any) -> Head:
     """Read what comes before a payload."""
     segments: Sequence[Any] = body.segments if isinstance(body, Transfer) else (body,)
     data, *buffers = segments
@@ -213,7 +212,7 @@ def open_head(worker: CodecChoice, sender: PeerInfo, flags: int, body: Any) -> H
     if flags & BAGGAGE:
         label, data = _LABEL.unpack_from(data), data[_LABEL_SIZE:]
     if flags & METADATA:
-        metadata, data = _open_metadata(data, worker.codec_for(sender))
+        metadata, data = _open_metadata(data, codec)
     return Head(token, label, metadata, data, buffers)
 
 
@@ -240,19 +239,21 @@ def take_baggage(worker: Packer, head: Head, arrival: Arrival) -> None:
         arrival.carried = worker.baggage.arrive(head.label, arrival)
 
 
-def unpack_value(worker: Packer, flags: int, head: Head, arrival: Arrival) -> Any:
+def unpack_value(
+    worker: Packer, codec: Codec | DataCodec, flags: int, head: Head, arrival: Arrival
+) -> Any:
     """Decode the payload of a reply or an item."""
     take_baggage(worker, head, arrival)
     if flags & FAST:
         return decode_value(head.data, worker.travellers.boxes, arrival, head.buffers)
-    codec = worker.codec_for(arrival.sender)
     return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)
 
 
-def unpack_call(worker: Packer, flags: int, head: Head, arrival: Arrival) -> Any:
+def unpack_call(
+    worker: Packer, codec: Codec | DataCodec, flags: int, head: Head, arrival: Arrival
+) -> Any:
     """Decode the payload of a call, request or post."""
     take_baggage(worker, head, arrival)
     if flags & FAST:
         return decode_call(head.data, worker.travellers.boxes, arrival, head.buffers)
-    codec = worker.codec_for(arrival.sender)
     return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)

@@ -62,12 +62,13 @@ def run_undo(undo: list[Callable[[], None]] | None) -> None:
 class Arrival:
     """One message that came in. What it brings may be used when all `waits` are done."""
 
-    __slots__ = ("carried", "kind", "scratch", "sender", "waits")
+    __slots__ = ("carried", "kind", "restricted", "scratch", "sender", "waits")
 
-    def __init__(self, sender: PeerInfo, kind: str, carried: Any = None) -> None:
+    def __init__(self, sender: PeerInfo, kind: str, restricted: bool) -> None:
         self.sender = sender
         self.kind = kind
-        self.carried = carried
+        self.restricted = restricted  # only plain data crosses: what it brings must be checked
+        self.carried: Any = None
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []
 

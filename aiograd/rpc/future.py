@@ -53,6 +53,7 @@ class CallInfo:
     caller: Owner | None = None  # while it is under way
     bucket: Bucket | None = None  # where its deadline waits
     queued: OpenCall | None = None  # if its result stays at the callee
+    carried: Any = None  # its baggage, if its result stays at the callee; until that answers
     undo: list[Any] | None = None  # what travellers did, if it never leaves
     trace: Any = None  # an `Ending`, while a recording wants to know
     stream: Any = None  # the reader's end, if it gives items

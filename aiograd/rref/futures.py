@@ -156,11 +156,10 @@ class CreateFuture(OwnerFuture):
     (then `rref` is set) it is what `to_here` returned, and ends with the value or with an error.
     """
 
-    __slots__ = ("baggage", "deadline", "inherited", "limited", "record", "registry", "subject")
+    __slots__ = ("deadline", "inherited", "limited", "record", "registry", "subject")
     registry: Registry
     record: Record | None  # of the new reference; None: answered, and the value is fetched alone
     subject: Reference | None  # kept until the answer: the value whose method makes this one
-    baggage: Any  # that the creation carries
     limited: bool  # by a timeout of its own
     inherited: float  # the deadline of the call that makes it
     deadline: float  # of the fetch, in loop time; set together with `rref`
@@ -169,7 +168,7 @@ class CreateFuture(OwnerFuture):
         """Take the answer to the creation, or to the separate fetch that followed it."""
         if (record := self.record) is None:
             return super().set_result(result)
-        self.subject = self.baggage = self.record = None
+        self.subject = self.record = self.info.carried = None
         self.registry.creation_ended(record, None)
         if self.rref is None:
             _end(self, None)
@@ -185,7 +184,7 @@ class CreateFuture(OwnerFuture):
         """Take the failure of the creation, or of the separate fetch that followed it."""
         if (record := self.record) is None:
             return super().set_exception(exception)
-        self.subject = self.baggage = self.record = None
+        self.subject = self.record = self.info.carried = None
         self.registry.creation_ended(record, exception)
         if self.rref is None:
             _end(self, None)  # nobody awaits it; an error would be logged as never retrieved
@@ -223,7 +222,7 @@ class CreateFuture(OwnerFuture):
         other = CreateFuture(loop=self.get_loop())
         other.info, other.rref = self.info, None
         other.registry, other.record, other.subject = self.registry, self.record, self.subject
-        other.baggage, other.limited, other.inherited = self.baggage, self.limited, self.inherited
+        other.limited, other.inherited = self.limited, self.inherited
         return other
 
 

@@ -118,11 +118,11 @@ class RRefs:
         link = agent.links.routes.get(to) if type(to) is str else None
         if link is None:
             link = agent.link(to)
-        owner = self.messenger.party(link.peer)
+        owner = link.peer
         # A partner must not learn the paths of files here.
         site = b"" if frame is None or link.restricted else self._call_sites.encode(frame)
         record: Record
-        if owner is protocol.me:
+        if owner.incarnation == protocol.me.incarnation:
             record = protocol.create_here(self._call_sites.decode(site))
         else:
             record = protocol.create(owner)
@@ -130,7 +130,6 @@ class RRefs:
         future.registry, future.record, future.subject = self, record, subject
         future.rref = None
         future.limited, future.inherited = timeout is not None, SCOPE.get().deadline
-        future.baggage = None if agent.baggage is None else agent.baggage.current()
         token = pack_creation(record.id, site)
         try:
             agent.call(
@@ -315,7 +314,7 @@ class RRefs:
             # A recording shows the fetch as a call of its own.
             or scope.recording is not None
             # What a fetch brings belongs to the baggage of the fetch, not to that of the creation.
-            or (agent.baggage is not None and agent.baggage.current() is not creation.baggage)
+            or (agent.baggage is not None and agent.baggage.current() is not info.carried)
             # The message has left. The last clause, because it changes the message.
             or not caller.piggyback(creation)
         ):

@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 # A frame is made for every message that is read. The constructor of a named tuple is a Python
 # function, and takes twice as long as this.
-_make_frame = tuple.__new__
+make_frame = tuple.__new__
 
 
 # Pack the header of a frame: kind, flags, length of the body, id, budget, target. Not a function of
@@ -178,7 +178,7 @@ class FrameReader:
             if length > SMALL:
                 raise ProtocolError(f"a frame of {length} bytes; large messages come in chunks")
             if not length and kind != CHUNK:
-                frames.append(_make_frame(Frame, (kind, flags, id, budget, target, _EMPTY)))
+                frames.append(make_frame(Frame, (kind, flags, id, budget, target, _EMPTY)))
                 at = body
                 continue
             after = body + length
@@ -194,7 +194,7 @@ class FrameReader:
                     announced = Frame(kind, flags, id, budget, 0, view[body:after])
                     frames.append(self._announced(announced))
             else:
-                frame = _make_frame(Frame, (kind, flags, id, budget, target, view[body:after]))
+                frame = make_frame(Frame, (kind, flags, id, budget, target, view[body:after]))
                 frames.append(frame)
             at = after
         self._start, self._end = (0, 0) if at == end else (at, end)

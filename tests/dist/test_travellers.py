@@ -39,7 +39,7 @@ def as_array(tensor: ag.Tensor, departure: Departure, arrival: Arrival) -> ag.Te
 def test_outside_a_context_a_tensor_arrives_as_a_leaf_with_its_flag(form, requires_grad):
     tensor = ag.tensor([1.0, 2.0], requires_grad=requires_grad)
     departure = Departure(PEER, "call")
-    arrived = form(tensor, departure, Arrival(PEER, "call"))
+    arrived = form(tensor, departure, Arrival(PEER, "call", restricted=False))
     assert arrived.is_leaf
     assert arrived.requires_grad is requires_grad
     assert EDGE not in departure.scratch
@@ -48,7 +48,7 @@ def test_outside_a_context_a_tensor_arrives_as_a_leaf_with_its_flag(form, requir
 @pytest.mark.parametrize("form", [general, as_array])
 def test_in_a_context_tensors_that_need_grad_join_the_edge_of_their_message(form):
     departure = Departure(PEER, "call", carried())
-    arrival = Arrival(PEER, "call")
+    arrival = Arrival(PEER, "call", restricted=False)
     arrival.scratch[EDGE] = end = RecvNode(7, 1, "peer", bytes(16), 2)
     tensors = [ag.tensor([1.0], requires_grad=flag) for flag in (True, False, True)]
     first, plain, second = [form(tensor, departure, arrival) for tensor in tensors]
@@ -61,10 +61,10 @@ def test_in_a_context_tensors_that_need_grad_join_the_edge_of_their_message(form
 
 @pytest.mark.parametrize("form", [general, as_array])
 def test_a_tensor_that_goes_back_unchanged_is_marked_as_a_loop_at_both_ends(form):
-    came = Arrival(PEER, "call")
+    came = Arrival(PEER, "call", restricted=False)
     came.scratch[EDGE] = RecvNode(7, 1, PEER.name, PEER.incarnation, 1)
     tensor = TRAVELLER.close(np.ones(2), 2, came)
-    departure, arrival = Departure(PEER, "reply", carried()), Arrival(PEER, "reply")
+    departure, arrival = Departure(PEER, "reply", carried()), Arrival(PEER, "reply", restricted=False)
     arrival.scratch[EDGE] = end = RecvNode(7, 2, "other", b"o" * 16, 1)
     form(tensor, departure, arrival)
     assert departure.scratch[LOOPS] == end.loops == 1
@@ -87,7 +87,7 @@ def test_a_tensor_that_a_boundary_hook_may_change_needs_the_general_form():
     ],
 )
 def test_a_malformed_tensor_is_refused(data):
-    arrival = Arrival(PEER, "call")
+    arrival = Arrival(PEER, "call", restricted=False)
     arrival.scratch[EDGE] = RecvNode(7, 1, "peer", bytes(16), 1)
     with pytest.raises(ProtocolError):
         TRAVELLER.arrive(data, arrival)

@@ -35,7 +35,7 @@ from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import announce, pack_header
 
 SLOWEST = 0.05  # seconds
-ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call")
+ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call", restricted=True)
 
 
 def codec() -> DataCodec:

@@ -30,7 +30,7 @@ from aiograd.wire.safecodec import DataCodec
 
 INPUTS = int(os.environ.get("AIOGRAD_HOSTILE", "20000"))
 SLOWEST = 0.05  # seconds; a busy machine gets a second try
-ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call")
+ARRIVAL = Arrival(PeerInfo("worker1", 1, b"1" * 16), "call", restricted=True)
 
 
 def codec() -> DataCodec:

@@ -3,7 +3,7 @@
     spawn         child processes by exec; their output; `SpawnedWorker`
     forkserver    a process that loads the library once and forks workers; `ForkedWorker`
     worker_main   what a worker process runs: plan from standard input, join, serve, exit
-    malloc        keep the memory of freed arrays
+    malloc        keep the memory of freed arrays, collect garbage less often
 
 `cluster/local.py` and `cluster/launch.py` use them. `forkserver` imports `spawn` and `worker_main`;
 `spawn` knows no worker code. `malloc` imports nothing, and `cluster/bootstrap.py` uses it, too.

@@ -1,4 +1,4 @@
-"""Keep the memory of freed arrays in the process, instead of returning it to the system.
+"""How worker processes handle memory: they keep freed arrays, and look for cycles less often.
 
 By default glibc maps fresh pages for every array above 128 KiB (M_MMAP_THRESHOLD) and unmaps them
 when it is freed: the page faults of the next array then cost several times more than its
@@ -7,11 +7,14 @@ arithmetic. Other C libraries are left alone.
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 
 # Bytes; the limit of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX). It does not adapt to
 # larger blocks.
 _LARGEST = 32 << 20
+_DEFAULT_THRESHOLDS = (700, 2000)  # of Python 3.11 and 3.12, and of later ones
 
 
 def keep_freed_memory() -> None:
@@ -26,6 +29,16 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
     except (AttributeError, OSError):
         return
+
+
+def collect_less_often() -> None:
+    """Let the garbage collector run after 20,000 new objects instead of 700; for our processes.
+
+    A tape and a table of references are large and without cycles, so every collection walks through
+    them for nothing. RRef batches are 6 % faster (`benchmarks/peers`, rref.batch1000), and tapes of
+    100,000 operations 1.6 times (`benchmarks/local`). A user's own setting is left alone."""
+    if gc.get_threshold()[0] in _DEFAULT_THRESHOLDS:
+        gc.set_threshold(20_000, 10, 10)
 
 
 def free_one_large_array() -> None:

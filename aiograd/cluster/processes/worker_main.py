@@ -24,7 +24,7 @@ from typing import Any
 
 from aiograd.cluster.bootstrap import is_listening
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.processes.malloc import keep_freed_memory
+from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.worker import Worker
 
 __all__ = ["main", "new_event_loop"]
@@ -43,6 +43,7 @@ def main() -> None:
     # A crash in C code then leaves its traceback in the log that the driver keeps.
     faulthandler.enable()
     keep_freed_memory()
+    collect_less_often()
     if plan.crowded:
         use_batch_scheduling()
     name_process(plan.name)

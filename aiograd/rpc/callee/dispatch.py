@@ -77,7 +77,7 @@ class Callee:
         self._limit = host.options.outbound_buffer
         self._most = host.options.max_inflight
         # Messages that wait until the peer has read its answers, with the memory they take.
-        self._held: deque[tuple[int, Invocation]] = deque()
+        self.held: deque[tuple[int, Invocation]] = deque()
 
     def reserve(self, size: int) -> None:
         """Take `size` bytes off the outbound limit: the shared-memory arena uses them."""
@@ -88,7 +88,7 @@ class Callee:
     def accept(self, invocation: Invocation) -> None:
         """Take a call, request or post that is complete."""
         outbox = self._outbox
-        if self._held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
+        if self.held or ((outbox.paused or outbox.waiting) and outbox.over(self._limit)):
             return self._hold(invocation)
         self.dispatch(invocation)
 
@@ -118,7 +118,7 @@ class Callee:
             try:
                 if (
                     not simple
-                    or self._held
+                    or self.held
                     or channel.error is not None  # a function has ended the link
                     or len(running) >= self._most
                     or ((outbox.paused or outbox.waiting) and outbox.over(self._limit))
@@ -191,19 +191,19 @@ class Callee:
         if not self._host.budget.reserve(size):
             peer = self._channel.peer.name
             raise ProtocolError(f"{peer} calls on and on, and reads no answers")
-        self._held.append((size, invocation))
+        self.held.append((size, invocation))
 
     def proceed(self) -> None:
         """Go on with what was held back: the peer has read something."""
-        while self._held and not self._outbox.over(self._limit):
-            size, invocation = self._held.popleft()
+        while self.held and not self._outbox.over(self._limit):
+            size, invocation = self.held.popleft()
             self._host.budget.release(size)
             self.dispatch(invocation)
 
     def cancel(self, id: int) -> None:
         """Abandon an invocation whose caller has cancelled it."""
         self.execution.cancel(id)
-        for _, invocation in self._held:
+        for _, invocation in self.held:
             if invocation.id == id:
                 invocation.budget = NO_TIME
 
@@ -213,8 +213,8 @@ class Callee:
 
     def close(self) -> None:
         """Abandon everything: the peer is gone, and nobody waits for what still runs."""
-        while self._held:
-            self._host.budget.release(self._held.popleft()[0])
+        while self.held:
+            self._host.budget.release(self.held.popleft()[0])
         self.execution.abandon_all()
 
     # ── admission ───────────────────────────────────────────────────────────────────────────────
@@ -298,8 +298,8 @@ class Callee:
 
     def _decode_carried(self, invocation: Invocation) -> None:
         """Decode arguments of the fast codec that came with baggage, and nothing else."""
-        host, context = self._host, invocation.context
-        arrival = Arrival(self._channel.peer, invocation.target.kind)
+        host, channel, context = self._host, self._channel, invocation.context
+        arrival = Arrival(channel.peer, invocation.target.kind, channel.restricted)
         payload = take_label(host, invocation.body, arrival)
         value = decode_call(payload, host.travellers.boxes, arrival)
         invocation.args, invocation.kwargs = value
@@ -309,12 +309,13 @@ class Callee:
             context.run(host.baggage.enter, arrival.carried)
 
     def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:
-        host, peer, target = self._host, self._channel.peer, invocation.target
+        host, channel, target = self._host, self._channel, invocation.target
         flags = invocation.flags
-        head = open_head(host, peer, flags, invocation.body)
+        head = open_head(channel.codec, flags, invocation.body)
         self._read_head(invocation, head)
-        arrival = Arrival(peer, "remote" if invocation.token is not None else target.kind)
-        value = unpack_call(host, flags, head, arrival)
+        kind = target.kind if invocation.token is None else "remote"
+        arrival = Arrival(channel.peer, kind, channel.restricted)
+        value = unpack_call(host, channel.codec, flags, head, arrival)
         invocation.carried = arrival.carried
         if invocation.kind != CALL:
             invocation.args = value[0] if flags & FAST else value

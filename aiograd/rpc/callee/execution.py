@@ -33,8 +33,10 @@ from aiograd.rpc.envelope import pack_value
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
 from aiograd.rpc.scope import SCOPE, CallScope
+from aiograd.wire.codec import Codec
 from aiograd.wire.framing import Frame
 from aiograd.wire.messages import CALL, ITEM, POST
+from aiograd.wire.safecodec import DataCodec
 
 WINDOW: Final = 8  # items of a stream on their way: enough to hide the journey, few to stop soon
 AGES: Final = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
@@ -61,6 +63,8 @@ class ExecutionHost(ResponseHost, Protocol):
         """The clock, for recordings."""
 
     def restricts(self, peer: PeerInfo) -> bool: ...
+
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
 
 
 class Execution:
@@ -106,6 +110,8 @@ class Execution:
                     value = context.run(invocation.func, *invocation.args)
             except BaseException as error:
                 return self.fail(invocation, error)
+            if target.kind == "op" and invocation.execution is None:  # never a coroutine
+                return self._responses.succeed(invocation, value)
             return self.returned_here(invocation, value)
         if invocation.stream is not None:
             invocation.task = self._loop.create_task(invocation.stream.drive(), context=context)
@@ -386,7 +392,7 @@ class StreamSource:
         channel, host, invocation = self._channel, self._host, self._invocation
         departure = Departure(channel.peer, "reply", invocation.carried)
         try:
-            flags, payload = pack_value(host, item, departure, "item", channel.max_message)
+            flags, payload = pack_value(host, channel, item, departure, "item")
         except SerializationError as error:
             raise SerializationError(error.path, error.what, host.name) from None
         frame = Frame(ITEM, flags, invocation.id, 0.0, 0, payload)

@@ -22,7 +22,7 @@ from aiograd.rpc.extension import Departure, ResultStore
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
-from aiograd.wire.framing import Frame
+from aiograd.wire.framing import Frame, make_frame
 from aiograd.wire.messages import (
     CALL,
     EMPTY,
@@ -93,9 +93,7 @@ class Responses:
         channel = self._channel
         departure = Departure(channel.peer, "reply", invocation.carried)
         try:
-            flags, payload = pack_value(
-                self._host, value, departure, "result", channel.max_message, metadata=spans
-            )
+            flags, payload = pack_value(self._host, channel, value, departure, "result", spans)
         except Exception as error:
             if invocation.token is not None:
                 # Only the copy cannot travel. Who asks for the value once more is told why.
@@ -104,7 +102,8 @@ class Responses:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._host.name)
             return self._fault(invocation, error, spans)
-        self._send(REPLY, flags, invocation, payload, departure.undo)
+        frame = make_frame(Frame, (REPLY, flags, invocation.id, 0.0, 0, payload))
+        channel.send(frame, "reply", departure.undo)
 
     def send_copy(self, invocation: Invocation, value: Any) -> None:
         """Answer with a copy of a value that stays here already."""
@@ -150,9 +149,7 @@ class Responses:
             self._fault(invocation, error, spans)
         elif spans is not None:
             departure = Departure(self._channel.peer, "reply")
-            flags, payload = pack_value(
-                self._host, None, departure, "result", self._channel.max_message, metadata=spans
-            )
+            flags, payload = pack_value(self._host, self._channel, None, departure, "result", spans)
             self._send(REPLY, flags, invocation, payload, departure.undo)
         else:
             flags = EMPTY | KEEP if invocation.flags & PIGGYBACK else EMPTY
@@ -179,7 +176,7 @@ class Responses:
         if invocation.kind == CALL:
             _log.warning("%s: %s() called by %s failed\n%s", host.name, name, peer.name, text)
         departure = Departure(peer, "reply")
-        codec = host.codec_for(peer)
+        codec = self._channel.codec
 
         def encoded(what: BaseException) -> Payload:
             fault = remote_exceptions.describe(codec, what, departure)

@@ -20,12 +20,12 @@ from aiograd.rpc.callee.functions import Shipment
 from aiograd.rpc.caller.window import Window
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.extension import run_undo
-from aiograd.rpc.future import CallInfo, Future, fail
+from aiograd.rpc.future import Future, fail
 from aiograd.rpc.link.send import NORMAL, NOW, OpenCall
 from aiograd.rpc.scope import SCOPE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_call_entry
-from aiograd.wire.framing import Frame
+from aiograd.wire.framing import Frame, make_frame
 from aiograd.wire.messages import CALL, CANCEL, FAST, KEEP, NESTED, OP, REQUEST
 
 UNRESPONSIVE: Final = 30.0  # seconds of silence after which calls without a deadline end
@@ -38,6 +38,10 @@ class Outgoing(NamedTuple):
     flags: int
     shipment: Shipment | None  # None: the function is inside the payload
     payload: Payload
+
+
+# As `make_frame`: one for every call.
+make_outgoing: Final[Any] = tuple.__new__
 
 
 class Caller:
@@ -85,7 +89,7 @@ class Caller:
         entry = encode_call_entry(args, self._host.travellers.boxes)
         if entry is NOT_BATCHABLE:
             return False
-        info.caller = self  # `_track` written out
+        info.caller = self  # as in `start`
         if info.deadline != math.inf:
             info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
             bucket[future] = None
@@ -111,7 +115,10 @@ class Caller:
             run_undo(info.undo)
             self.end(future, lost(error, executed="no"))
             return
-        self._track(future, info)
+        info.caller = self  # from here on it ends by `cancel`, and at its deadline
+        if info.deadline != math.inf:
+            info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
+            bucket[future] = None
         if outgoing.kind == CALL and (
             self.window
             or len(self.pending) >= self._limit
@@ -121,19 +128,19 @@ class Caller:
             if self.window.families:
                 self._start_beyond()
         else:
-            self._send(future, outgoing)
-
-    def _track(self, future: Future[Any], info: CallInfo) -> None:
-        """Let the call end at its deadline, and by `cancel`."""
-        info.caller = self
-        if info.deadline != math.inf:
-            info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
-            bucket[future] = None
+            self._send(future, outgoing, info.seconds)
 
     def _full(self) -> bool:
         return len(self.pending) >= self._limit or self._outbox.waiting > self._bytes_limit
 
-    def _send(self, future: Future[Any], outgoing: Outgoing, nested: int = 0) -> None:
+    def _send_late(self, future: Future[Any], outgoing: Outgoing) -> None:
+        """Send what has waited in the window: its budget is what is left of it."""
+        budget = future.info.deadline
+        if budget != math.inf:
+            budget -= self._host.loop.time()
+        self._send(future, outgoing, budget)
+
+    def _send(self, future: Future[Any], outgoing: Outgoing, budget: float) -> None:
         channel, info = self._channel, future.info
         kind, flags, shipment, payload = outgoing
         number = 0
@@ -141,16 +148,12 @@ class Caller:
             number = channel.numbers.get(shipment) or channel.number(shipment)
         self.last_id = info.id = id = self.last_id + 1
         self.pending[id] = future
-        flags |= nested
-        budget = info.deadline
-        if budget != math.inf:
-            budget -= self._host.loop.time()
         if flags & KEEP and channel.is_direct(payload):
             # Its reply may still be asked to bring a copy: see `piggyback`.
             info.queued = OpenCall((kind, flags, budget, number), id, payload.data)
             self._outbox.put_open(info.queued)
         else:
-            frame = Frame(kind, flags, id, budget, number, payload)
+            frame = make_frame(Frame, (kind, flags, id, budget, number, payload))
             channel.send(frame, info.label, info.undo, future)
 
     def piggyback(self, future: Future[Any]) -> bool:
@@ -175,7 +178,7 @@ class Caller:
         while self.window and not self._full():
             future, outgoing = self.window.popitem(last=False)
             if not future.done():
-                self._send(future, outgoing)
+                self._send_late(future, outgoing)
         if self.window.families:
             self._start_beyond()
 
@@ -185,7 +188,8 @@ class Caller:
         if self._outbox.waiting <= self._bytes_limit:
             for parent, future, outgoing in window.due(self.pending):
                 if not future.done():
-                    self._send(future, outgoing, NESTED)
+                    nested = outgoing._replace(flags=outgoing.flags | NESTED)
+                    self._send_late(future, nested)
                     window.left(parent, future.info.id)
         if not window:
             window.tidy(self.pending)

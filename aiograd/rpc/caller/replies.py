@@ -64,11 +64,12 @@ class Replies:
             elif flags & EMPTY:
                 value = NO_VALUE if flags & KEEP else None
             elif flags & _ENCODING == FAST | BAGGAGE and type(body) is not Transfer:
-                arrival = Arrival(self._channel.peer, "reply")
+                channel = self._channel
+                arrival = Arrival(channel.peer, "reply", channel.restricted)
                 payload = take_label(self._host, body, arrival)
                 value = decode_value(payload, self._host.travellers.boxes, arrival)
             else:
-                arrival = Arrival(self._channel.peer, "reply")
+                arrival = self._arrival()
                 value = self._unpack(flags, body, arrival)
                 if arrival.waits:
                     self._settle_later(future, value, arrival, bucket)
@@ -132,7 +133,7 @@ class Replies:
         future = self._caller.pending.get(frame.id)
         if future is None or future.info.stream is None:
             return self._drop(frame)
-        arrival = Arrival(self._channel.peer, "reply")
+        arrival = self._arrival()
         stream = future.info.stream
         try:
             value = self._unpack(frame.flags, frame.body, arrival)
@@ -142,12 +143,15 @@ class Replies:
         else:
             stream.item(value, arrival.waits, None)
 
+    def _arrival(self) -> Arrival:
+        return Arrival(self._channel.peer, "reply", self._channel.restricted)
+
     def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
-        host = self._host
+        host, codec = self._host, self._channel.codec
         if isinstance(body, Transfer) and body.refused:
             raise host.budget.refusal(host.name, "the result", body.size, body.refused)
-        head = open_head(host, arrival.sender, flags, body)
-        return unpack_value(host, flags, head, arrival)
+        head = open_head(codec, flags, body)
+        return unpack_value(host, codec, flags, head, arrival)
 
     def _drop(self, frame: Frame) -> None:
         """Drop an answer that nobody waits for.
@@ -156,7 +160,11 @@ class Replies:
         known."""
         if frame.flags & (TRAVELLED | BAGGAGE | METADATA) and not frame.flags & EMPTY:
             try:
-                self._unpack(frame.flags, frame.body, Arrival(self._channel.peer, "reply"))
+                self._unpack(
+                    frame.flags,
+                    frame.body,
+                    self._arrival(),
+                )
             except Exception as error:
                 _log.debug("a late reply from %s: %r", self._channel.peer.name, error)
 
@@ -174,9 +182,9 @@ class Replies:
         if future.info.trace is not None and frame.flags & METADATA:
             future.info.trace.answered(future, frame.flags, frame.body)
         try:
-            arrival = Arrival(peer, "reply")
+            arrival = self._arrival()
             fault, function, text = self._unpack(frame.flags & METADATA, frame.body, arrival)
-            error = remote_exceptions.rebuild(self._host.codec_for(peer), fault, peer.name)
+            error = remote_exceptions.rebuild(self._channel.codec, fault, peer.name)
             error = remote_exceptions.annotate(error, function, peer.name, text)
         except Exception as trouble:
             error = self._unreadable(trouble)
@@ -193,12 +201,12 @@ class Replies:
 
     def _post_refused(self, frame: Frame) -> None:
         """Tell the service whose post the peer could not take."""
-        peer, host = self._channel.peer, self._host
+        peer = self._channel.peer
         error: Exception
         service = ""
         try:
-            fault, service, _ = self._unpack(0, frame.body, Arrival(peer, "reply"))
-            error = remote_exceptions.rebuild(host.codec_for(peer), fault, peer.name)
+            fault, service, _ = self._unpack(0, frame.body, self._arrival())
+            error = remote_exceptions.rebuild(self._channel.codec, fault, peer.name)
         except Exception as trouble:
             error = self._unreadable(trouble)
         self._refused_posts.report_refused_post(peer, service, error)

@@ -190,7 +190,9 @@ class Receiver:
             self._once.take_batch(frame.id, len(entries))
             self._callee.accept_batch(frame, self._target(frame.target), entries)
         elif self._once.fresh(frame.id):
-            self._callee.accept(self._invocation(frame))
+            kind, flags, id, budget, target, body = frame
+            found = self._targets.get(target) or self._target(target)
+            self._callee.accept(Invocation(kind, flags, id, budget, found, body))
 
     def _on_numbered(self, frame: Frame) -> None:
         kind, flags, id, budget, target, body = frame

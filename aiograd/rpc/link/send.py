@@ -131,13 +131,13 @@ class Outbox:
         if lane == LAZY:
             self._lazy += 2
         if len(queue) > EARLY:
-            self._write()
+            self._write_queue()
         elif self.scheduled or self.corked:
             pass
         elif lane == NORMAL:
             self._schedule()
         elif lane == NOW:
-            self._write()
+            self._write_queue()
             if kind == POST:
                 # Posts come in bursts: the others of this tick share a write at its end. A call
                 # that was alone under way is followed by silence, so nothing is scheduled for it.
@@ -156,10 +156,10 @@ class Outbox:
         self._head, self._next = head, id + 1
         batch.append(entry)
         if len(batch) >= _BATCH:
-            self._write()
+            self.flush_early()
         elif not self.scheduled and not self.corked:
             if lane == NOW:
-                self._write()
+                self.flush_early()
             else:
                 self._schedule()
 
@@ -310,19 +310,19 @@ class Outbox:
     def resume(self) -> None:
         """Write again, and say that there is room."""
         self.paused = False
-        self.flush()
+        if self._queue or self._batch or self._open or self._parcels:
+            self.flush()
         self._sent()
 
     def flush(self) -> None:
         """Write everything, at the end of a tick."""
         self.scheduled = False
-        self._write()
+        if self._batch or self._open:
+            self._close_batch()
+        self._write_queue()
 
     def flush_early(self) -> None:
         """Write what there is, so that the peer can begin with it while more is made."""
-        self._write()
-
-    def _write(self) -> None:
         if self._batch or self._open:
             self._close_batch()
         self._write_queue()

@@ -117,7 +117,7 @@ class Trace:
         if flags & METADATA and not self._worker.restricts(self._peer):
             # A malformed message raises its error when it is unpacked as a whole, not here.
             with contextlib.suppress(Exception):
-                head = open_head(self._worker, self._peer, flags, body)
+                head = open_head(self._worker.codec_for(self._peer), flags, body)
                 spans = [Span(*each) for each in head.metadata.get("spans", ())]
         self._end(call, spans[0].error if spans else "", spans)
 

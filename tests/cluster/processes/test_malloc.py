@@ -43,3 +43,18 @@ def _faults(first: str) -> int:
 @pytest.mark.parametrize("first", ["free_one_large_array()", "keep_freed_memory()"])
 def test_arrays_that_come_and_go_fault_no_pages(first):
     assert _faults(first) < 200 < 5_000 < _faults("")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "20000"), ("gc.set_threshold(5); ", "5")], ids=["default", "own"]
+)
+def test_the_collector_of_our_processes_runs_less_often_unless_the_user_has_set_it(before, after):
+    script = (
+        f"import gc, runpy; {before}"
+        f"runpy.run_path({malloc.__file__!r})['collect_less_often']();"
+        "print(gc.get_threshold()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True
+    )
+    assert done.stdout.strip() == after

@@ -36,7 +36,7 @@ async def test_a_call_cancelled_while_the_caller_reads_no_answers_never_runs(age
         link.outbox.pause()
         answers = [rpc_async("worker1", bytes, (400_000,)) for _ in range(6)]
         await until(lambda: link.outbox.over(1 << 20))
-        held = link.callee._held
+        held = link.callee.held
         before = len(held)
         call, other = (rpc_async("worker1", note_later, (i,)) for i in range(2))
         await until(lambda: len(held) == before + 2)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
-SMALL, LARGE = 40, 200  # repetitions
+SMALL, LARGE = 100, 300  # repetitions, in multiples of 50 and of 4
 
 
 async def _call(count: int) -> None:

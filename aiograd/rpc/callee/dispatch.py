@@ -304,7 +304,8 @@ class Callee:
         value = decode_call(payload, host.travellers.boxes, arrival)
         invocation.args, invocation.kwargs = value
         invocation.carried = arrival.carried
-        if arrival.carried is not None and host.baggage is not None:
+        # An op makes no calls, so nothing asks for the context in which it runs.
+        if arrival.carried is not None and invocation.target.kind != "op" and host.baggage:
             assert context is not None
             context.run(host.baggage.enter, arrival.carried)
 

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs notebooks many failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
+.PHONY: help demo test check style types cov oracle bench peers figures examples docs wheel notebooks many failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,8 +32,13 @@ test: $(VENV)/.test.ok  ## all tests, on asyncio and on uvloop
 
 check: style types test  ## style, types and tests
 
-style: $(VENV)/.dev.ok  ## ruff: lint and format
+SCHEMA := $(BIN)/check-jsonschema -q --builtin-schema
+style: $(VENV)/.dev.ok  ## ruff: lint and format; the schemas of workflows and forms
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	@$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	@$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(SCHEMA) vendor.citation-file-format CITATION.cff
 
 types: $(VENV)/.dev.ok  ## mypy --strict
 	@$(BIN)/mypy
@@ -83,6 +88,11 @@ examples: $(VENV)/.run.ok  ## run every example with small sizes
 docs: $(VENV)/.docs.ok  ## the pages, with executed notebooks: docs/_build/html/index.html
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+wheel: $(VENV)/.build.ok  ## sdist and wheel in dist/, tried in an empty environment
+	@rm -rf dist && $(BIN)/python -m build -q && $(BIN)/python -m twine check --strict dist/*
+	@rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
+	@cd / && $(CURDIR)/.venv-wheel/bin/python -W error -X dev -c "import aiograd; print('aiograd', aiograd.__version__)"
 
 notebooks: $(VENV)/.notebooks.ok  ## examples/notebooks as .ipynb files, to open and to play with
 	@$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 examples/notebooks/*.py

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import aiograd
 from aiograd.testing.simulator.planted_bugs import BUGS
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,38 @@ def test_the_program_in_the_readme_and_index_runs(name: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "(784, 10)" in done.stdout
     assert not done.stderr
+
+
+def test_the_pieces_of_the_tour_run_when_pasted_in_order(tmp_path: Path) -> None:
+    pieces = "\n".join(blocks(ROOT / "docs" / "tour.md"))
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncio"],
+        input=pieces_for_a_console(pieces),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert not re.search("^Traceback", done.stderr, re.MULTILINE), done.stderr
+    for shown in ("raised by <lambda>() on worker1", "499500", "[0, 1, 4, 9, 16, 25, 36, 49]"):
+        assert shown in done.stdout
+    *_, loss = re.findall(r"^(?:>>> |\.\.\. )*([\d.e-]+)$", done.stdout, re.MULTILINE)
+    assert float(loss) < 0.05  # of the model after its training
+
+
+def pieces_for_a_console(source: str) -> str:
+    """Each statement as it is typed: on its own, compound ones ended by an empty line."""
+    lines = source.splitlines()
+    typed = []
+    for node in ast.parse(f"async def page():\n{indented(source)}").body[0].body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        piece = lines[first - 2 : node.end_lineno - 1]
+        typed.append("\n".join(line for line in piece if line.strip()) + "\n\n")
+    return "".join(typed)
+
+
+def indented(source: str) -> str:
+    return "".join(f"    {line}\n" for line in source.splitlines())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -134,3 +167,14 @@ def test_the_figures_of_the_readme_match_the_stored_ones() -> None:
     page = (ROOT / "README.md").read_text()
     assert done["placed"](page, done["table"](kept)) == page
     assert {metric for _, metric, _, _ in done["ROWS"]} == set(kept["figures"])
+
+
+def test_actions_of_the_workflows_are_pinned_to_a_commit() -> None:
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for action in re.findall(r"uses: (\S+)", workflow.read_text()):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action), f"{workflow.name}: {action}"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"version: {aiograd.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'version = "{aiograd.__version__}"' in (ROOT / "pyproject.toml").read_text()

@@ -73,6 +73,9 @@ class Bootstrap:
         self._deadline = asyncio.get_running_loop().time() + plan.join_timeout
         self._began = self._runtime.wall_time()
         secret, generated = await self._find_secret()
+        # Workers in one process share all memory: there is nobody to keep apart.
+        if plan.network is None:
+            plan.options.check_proof_of_names(secret)
         # Before listening and writing: nothing of the other rank 0 may be replaced.
         await self._check_only_rank_0(secret)
         rank = plan.rank

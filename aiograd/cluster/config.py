@@ -25,7 +25,7 @@ from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
-from aiograd.wire.names import check_name
+from aiograd.wire.names import appearance, check_name
 
 __all__ = [
     "DRIVER",
@@ -147,10 +147,12 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"names should be {n_workers} names, not {names!r}")
     for name in names:
         check_name(name)
-    # Modes and secrets are looked up by exact name; names that differ in case only invite mistakes.
-    if len({name.lower() for name in (*names, DRIVER)}) <= n_workers:
+    # Modes and secrets are looked up by exact name; names that look alike invite mistakes.
+    forms = [appearance(name) for name in (*names, DRIVER)]
+    if any(len(set(form)) <= n_workers for form in zip(*forms, strict=True)):
         raise RpcError(
-            f'worker names must differ in more than case, and "{DRIVER}" is taken: {list(names)}'
+            f"worker names must differ in more than case and characters that look alike, and "
+            f'"{DRIVER}" is taken: {list(names)}'
         )
     return list(names)
 

@@ -131,6 +131,8 @@ class LocalCluster:
         self._processes = processes
         if isinstance(self._options.secret, Mapping):
             raise ValueError("a local cluster is one party, with one secret for all its workers")
+        if processes:
+            self._options.check_proof_of_names(None)
         self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
         self._folder: str | None = None

@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from aiograd.wire.names import look_alike
+
 __all__ = ["Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
 
 
@@ -28,7 +30,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in the cluster, also without regard to case."""
+        """Unique in the cluster; no two names look alike."""
 
     @property
     def rank(self) -> int:
@@ -184,11 +186,11 @@ class Membership(Generic[P]):
                 first, second = sorted((other.rank, peer.rank))
                 ranks = f"ranks {first} and {second}"
                 return f"worker names must be unique: {peer.name!r} is the name of {ranks}"
-            if other.name.lower() == peer.name.lower():
+            if look_alike(other.name, peer.name):
                 # A mode or a certificate for one of them would be read as one for the other.
                 return (
-                    f"worker names must differ in more than case: {other.name!r} is rank "
-                    f"{other.rank}, and {peer.name!r} is rank {peer.rank}"
+                    f"worker names must differ in more than case and characters that look alike: "
+                    f"{other.name!r} is rank {other.rank}, and {peer.name!r} is rank {peer.rank}"
                 )
             if other.rank == peer.rank:
                 names = f"{other.name!r} and {peer.name!r}"

@@ -61,7 +61,7 @@ from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_plain
 from aiograd.wire.framing import SMALL
-from aiograd.wire.handshake import Identity
+from aiograd.wire.handshake import Identity, make_incarnation
 from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
 from aiograd.wire.names import check_name
 from aiograd.wire.safecodec import DataCodec
@@ -92,7 +92,7 @@ class Agent:
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
         watch_forks(self)
         close_in_children(self)
-        self.incarnation = self.runtime.token_bytes(16)
+        self.incarnation = make_incarnation(self.name, self.runtime.token_bytes(16))
         self.closed = False
         self.started = 0  # calls ever made; two equal readings say that none was made between
 

@@ -5,7 +5,8 @@
     Directory    PeerInfo by name and by rank; the cluster layer fills it
 
 A name or a rank means its present holder. Everything that must survive a restart of that worker, or
-notice it, keeps the incarnation: 16 random bytes per start.
+notice it, keeps the incarnation: 16 bytes per start, half of them random, half a hash of those
+and the name (`wire.handshake.make_incarnation`).
 """
 
 from __future__ import annotations

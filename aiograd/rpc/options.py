@@ -14,7 +14,7 @@ from typing import Any
 
 from aiograd.rpc.retry import RetryPolicy
 from aiograd.rpc.transport.tls import TLS
-from aiograd.wire.names import check_name
+from aiograd.wire.names import check_name, look_alike
 from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
@@ -120,6 +120,7 @@ class Options:
                     raise ValueError(f"{what} by name needs at least one name")
                 for name in value.keys() - {OTHERS}:
                     check_name(name)
+                _check_distinct(what, value)
                 # A copy, also below: the options are frozen, the caller's mapping is not.
                 object.__setattr__(self, what, dict(value))
         # As `Secret`, so that neither a repr nor a traceback shows it.
@@ -138,20 +139,30 @@ class Options:
                 raise ValueError('modes by name need one for all others: {"bank": …, "*": …}')
             for name in modes.keys() - {OTHERS}:
                 check_name(name)
-            # Modes by name are worth nothing if a name can be claimed without proof.
-            if isinstance(self.tls, TLS) and not self.tls.mutual and not self._proves(modes):
-                raise ValueError(
-                    "modes by name need TLS(mutual=True), or a secret for each of the names: "
-                    "only that or a certificate proves a name"
-                )
+            _check_distinct("mode", modes)
+            # Early, where the options are written. What is not given here may still come from the
+            # environment; `check_proof_of_names` decides when it is known.
+            secrets = self.secret if self.secret is not None else self.secret_file
+            if secrets is not None or self.tls is not None:
+                self.check_proof_of_names(secrets)
         for mode in modes.values() if isinstance(modes, dict) else (modes,):
             if mode not in _MODES:
                 raise ValueError(f"mode is one of {_MODES}, not {mode!r}")
 
-    def _proves(self, modes: Mapping[str, str]) -> bool:
-        """Whether each of the names has a secret of its own."""
-        secrets = self.secret if self.secret is not None else self.secret_file
-        return isinstance(secrets, Mapping) and modes.keys() - {OTHERS} <= secrets.keys()
+    def check_proof_of_names(self, secrets: Any) -> None:
+        """ValueError if there are modes by name and nothing proves the name that a peer claims.
+
+        `secrets`: the secret, or what is given for each name.
+        """
+        # Else a partner that shares the one secret claims a trusted name, and is trusted.
+        if isinstance(self.mode, str) or (isinstance(self.tls, TLS) and self.tls.mutual):
+            return
+        if isinstance(secrets, Mapping) and self.mode.keys() - {OTHERS} <= secrets.keys():
+            return
+        raise ValueError(
+            "modes by name need TLS(mutual=True), or a secret for each of the names: "
+            "only that or a certificate proves a name"
+        )
 
     def mode_for(self, name: str) -> str:
         """Return what the worker of this name may do here."""
@@ -180,6 +191,14 @@ class Options:
 
 def _rebuild(values: dict[str, Any]) -> Options:
     return Options(**values)
+
+
+def _check_distinct(what: str, by_name: Mapping[str, Any]) -> None:
+    names = sorted(by_name)
+    for i, name in enumerate(names):
+        for other in names[:i]:
+            if look_alike(other, name):  # one of them is a slip, and its owner has another mode
+                raise ValueError(f"{what} by name: {other!r} and {name!r} look alike")
 
 
 def _as_secret(value: Any) -> Secret:

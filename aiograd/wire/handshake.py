@@ -93,6 +93,30 @@ class Identity:
         return cls(text, rank, incarnation, cluster, message, inflight, version)
 
 
+# Eight bytes that follow from the name, then eight random ones.
+_STAMP: Final = 8
+
+
+def make_incarnation(name: str, token: bytes) -> bytes:
+    """Return the incarnation of one start of a worker, from its name and 16 random bytes."""
+    return _stamp(name, token[_STAMP:16]) + token[_STAMP:16]
+
+
+def is_incarnation_of(incarnation: bytes, name: str) -> bool:
+    """Whether a worker of this name can have this incarnation.
+
+    Incarnations tell whose references, contexts and sessions something is, and all members know
+    those of all others. Because they follow from names, and a name is proven, no worker can come
+    with an incarnation, or a beginning of one, that is or was another worker's.
+    """
+    return len(incarnation) == 16 and incarnation[:_STAMP] == _stamp(name, incarnation[_STAMP:])
+
+
+def _stamp(name: str, token: bytes) -> bytes:
+    # Of the name and a fixed number of bytes: no two different pairs give the same text.
+    return hashlib.blake2b(token + name.encode(), digest_size=_STAMP, person=b"aiograd").digest()
+
+
 def derive_key(secret: bytes, cluster: bytes) -> Secret:
     """Return HKDF-SHA256 of the secret, so that it signs nothing itself."""
     # The cluster is the salt: a secret that two clusters share gives them different keys, and a

@@ -1,16 +1,20 @@
 """The one rule for names of workers, in arguments as in handshakes.
 
 Names go into logs, paths, addresses and certificates, and select modes and secrets. So they are
-short, plain ASCII, and compared byte by byte.
+short, plain ASCII, and compared byte by byte. Two names of one cluster also have to look different:
+a person writes the mode or the certificate for one of them, and must not mean the other.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Final
 
 # No dot, slash or space: a name is part of file names and log lines. 127 bytes fit the hello.
 _NAME: Final = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+# Characters that common fonts draw alike. Beyond ASCII there would be thousands of them.
+_ALIKE: Final = str.maketrans("IO1o_", "l0l0-")
 
 
 def is_name(text: str) -> bool:
@@ -28,3 +32,22 @@ def check_name(name: Any) -> str:
             f"{name[:140]!r} is no name for a worker: 1 to 127 letters, digits, - _ and :"
         )
     return name
+
+
+def look_alike(first: str, second: str) -> bool:
+    """Whether two names differ at most in case, or in characters that look alike.
+
+    >>> look_alike("bank", "BANK"), look_alike("lab1", "labI"), look_alike("lab1", "lab2")
+    (True, True, False)
+    """
+    lower, drawn = appearance(first)
+    other_lower, other_drawn = appearance(second)
+    return lower == other_lower or drawn == other_drawn
+
+
+# Cached: a newcomer is compared with every member of its cluster.
+@functools.lru_cache(4096)
+def appearance(name: str) -> tuple[str, str]:
+    """Return a name without its case, and with one character for those that look alike."""
+    # Two forms, not one: with "I", "i" and "l" all equal, "i" and "l" could not meet either.
+    return name.lower(), name.translate(_ALIKE)

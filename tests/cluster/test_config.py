@@ -95,7 +95,7 @@ def test_worker_name_rules_hold_before_anything_is_opened(name):
         plan(name=name)
 
 
-@pytest.mark.parametrize("names", [["a", "A"], ["x", "Driver"], ["x", "x"]])
+@pytest.mark.parametrize("names", [["a", "A"], ["x", "Driver"], ["x", "x"], ["a1", "aI"]])
 def test_workers_of_a_local_cluster_differ_in_more_than_case(names):
     with pytest.raises(RpcError, match="differ"):
         worker_names(2, names)

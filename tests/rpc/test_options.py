@@ -96,3 +96,26 @@ def test_options_are_frozen():
 )
 def test_others_are_told_with_whom_only_plain_data_is_exchanged(mode, restriction):
     assert Options(mode=mode).restriction == restriction
+
+
+def test_modes_by_name_need_something_that_proves_names():
+    modes = {"bank": "restricted", "*": "trusted"}
+    with pytest.raises(ValueError, match="only that or a certificate proves a name"):
+        Options(mode=modes, secret=b"s" * 32)
+    with pytest.raises(ValueError, match="only that or a certificate proves a name"):
+        Options(mode=modes, secret={"shop": b"s" * 32, "*": b"t" * 32})
+    with pytest.raises(ValueError, match="only that or a certificate proves a name"):
+        Options(mode=modes, secret_file="secret")
+    assert Options(mode=modes, secret={"bank": b"s" * 32, "*": b"t" * 32}).mode == modes
+    assert Options(mode=modes, secret_file={"bank": "secret"}).mode == modes
+    # It may come from the environment; then the start of the worker decides.
+    with pytest.raises(ValueError, match="only that or a certificate proves a name"):
+        Options(mode=modes).check_proof_of_names(b"s" * 32)
+
+
+@pytest.mark.parametrize("other", ["BANK1", "bankI", "bankl"])
+def test_names_in_modes_and_secrets_must_not_look_alike(other):
+    with pytest.raises(ValueError, match="look alike"):
+        Options(mode={"bank1": "restricted", other: "trusted", "*": "trusted"})
+    with pytest.raises(ValueError, match="look alike"):
+        Options(secret={"bank1": b"s" * 32, other: b"t" * 32})

@@ -9,7 +9,7 @@ from typing import Any
 from aiograd.rpc.transport.inproc import InprocNetwork
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import FrameReader, Transfer, announce, pack_header
-from aiograd.wire.handshake import Handshake, Identity
+from aiograd.wire.handshake import Handshake, Identity, make_incarnation
 from aiograd.wire.messages import CHUNK, DEFINE, EXPOSED, FAULT, LARGE, REPLY, SERVICE
 from aiograd.wire.safecodec import DataCodec
 from aiograd.wire.session import ACCEPTED
@@ -48,8 +48,15 @@ def exposed(function: Any) -> str:
 class Rogue(asyncio.BufferedProtocol):
     """One connection over a memory network: a proper handshake, then raw frames."""
 
-    def __init__(self, secret: bytes, name: str, rank: int, restricted: bool) -> None:
-        self.incarnation = os.urandom(16)
+    def __init__(
+        self,
+        secret: bytes,
+        name: str,
+        rank: int,
+        restricted: bool,
+        incarnation: bytes | None = None,
+    ) -> None:
+        self.incarnation = incarnation or make_incarnation(name, os.urandom(16))
         me = Identity(name, rank, self.incarnation)
         self._handshake = Handshake(
             me, secret, os.urandom(32), client=True, restricts=lambda name: restricted
@@ -73,8 +80,9 @@ class Rogue(asyncio.BufferedProtocol):
         name: str = "rogue",
         rank: int = 99,
         restricted: bool = True,
+        incarnation: bytes | None = None,
     ) -> Rogue:
-        found = hub.connect(address, lambda: cls(secret, name, rank, restricted))
+        found = hub.connect(address, lambda: cls(secret, name, rank, restricted, incarnation))
         assert isinstance(found, Rogue)
         await found.accepted
         return found

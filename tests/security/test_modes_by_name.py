@@ -74,13 +74,18 @@ async def test_a_handshake_with_another_mode_than_the_rosters_is_refused(workers
 
 async def test_modes_by_name_hold_from_the_rendezvous_on(tmp_path):
     place = f"unix:{tmp_path}/meet"
-    options = ag.Options(secret=b"s" * 32, mode={"shop": "restricted", "*": "trusted"})
+    secrets = {"shop": b"s" * 32, "till": b"t" * 32, "bank": b"b" * 32}
+    options = ag.Options(secret=secrets, mode={"shop": "restricted", "*": "trusted"})
     bank = ag.Worker("bank", rank=0, world_size=3, rendezvous=place, options=options)
     rest = [
         ag.Worker(
-            name, rank=rank, world_size=3, rendezvous=place, options=ag.Options(secret=b"s" * 32)
+            name,
+            rank=rank,
+            world_size=3,
+            rendezvous=place,
+            options=ag.Options(secret={"bank": secrets[name], name: b"o" * 32, other: b"p" * 32}),
         )
-        for rank, name in ((1, "shop"), (2, "till"))
+        for rank, name, other in ((1, "shop", "till"), (2, "till", "shop"))
     ]
     await asyncio.gather(*[each.__aenter__() for each in (bank, *rest)])
     try:
@@ -98,13 +103,22 @@ async def test_modes_by_name_hold_from_the_rendezvous_on(tmp_path):
         await asyncio.gather(*[each.close() for each in (bank, *rest)])
 
 
-async def test_a_cluster_of_processes_has_modes_by_name():
+async def test_a_cluster_of_processes_proves_no_names_and_so_has_no_modes_by_name():
     options = ag.Options(mode={"worker1": "restricted", "*": "trusted"})
-    async with ag.LocalCluster(2, options=options) as cluster:
-        assert await cluster["worker0"].call(lambda: 1) == 1
-        assert await cluster["worker1"].call(offer.add, 1) == 2
+    with pytest.raises(ValueError, match="proves a name"):
+        ag.LocalCluster(2, options=options)
+    async with ag.LocalCluster(2, options=options, processes=False) as cluster:
         with pytest.raises(NotAllowed):
             await cluster["worker1"].call(lambda: 1)
+
+
+async def test_one_secret_from_the_environment_proves_no_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIOGRAD_SECRET", "s" * 32)
+    worker = ag.Worker(
+        "bank", rank=0, rendezvous=f"unix:{tmp_path}/meet", options=ag.Options(mode=BANK)
+    )
+    with pytest.raises(ValueError, match="proves a name"):
+        await worker.__aenter__()
 
 
 def test_modes_by_name_are_checked():

@@ -311,16 +311,26 @@ async def test_a_stolen_incarnation_does_not_take_over_a_connection(known_by):
         assert await b.call("a", whoami) == "a"
 
 
-async def test_a_stolen_incarnation_does_not_keep_a_connection():
-    """The same, before a has heard of b: then it is c's connection that ends."""
+async def test_a_stolen_incarnation_does_not_connect_before_its_owner_is_known():
+    """The same, before a has heard of b: incarnations follow from names, so c cannot have b's."""
     async with three_agents() as (a, b, c):
         a.directory.remove("b")
-        own = c.incarnation
         claim(c, b.incarnation)
-        assert await c.call("a", whoami) == "a"  # a does not know better so far
+        with pytest.raises((WorkerLost, AuthError)):
+            await c.call("a", whoami)
         a.directory.add(b.info)
         assert await a.call("b", whoami) == "b"
-        claim(c, own)
+
+
+@pytest.mark.parametrize("stolen", [8, 16], ids=["stamp", "whole"])
+async def test_the_incarnation_of_a_dead_worker_is_nobodys(stolen):
+    """lab died; what it held would be given to whoever came with its incarnation."""
+    async with three_agents() as (a, b, c):
+        dead = b.incarnation
+        assert await b.call("a", whoami) == "a"
+        await b.close()
+        a.directory.remove("b")
+        claim(c, dead[:stolen] + c.incarnation[stolen:])
         with pytest.raises((WorkerLost, AuthError)):
             await c.call("a", whoami)
 

@@ -13,7 +13,15 @@ from aiograd.errors import AuthError, ProtocolError
 from aiograd.rpc import envelope
 from aiograd.wire import handshake, messages
 from aiograd.wire.framing import HEADER, MAGIC
-from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+from aiograd.wire.handshake import (
+    HELLO_SIZE,
+    PROOF_SIZE,
+    VERSION,
+    Handshake,
+    Identity,
+    is_incarnation_of,
+    make_incarnation,
+)
 from aiograd.wire.session import ACCEPTED, DUPLICATE, RESUME, Offer
 
 SECRET = b"s" * 32
@@ -307,3 +315,14 @@ def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():
     client.bind(b"others")
     with pytest.raises(AuthError):
         run(client, server)
+
+
+def test_an_incarnation_follows_from_the_name():
+    token = bytes(range(16))
+    mine = make_incarnation("lab", token)
+    assert is_incarnation_of(mine, "lab")
+    assert mine != make_incarnation("lab", bytes(16))
+    assert not is_incarnation_of(mine, "clinic")
+    assert not is_incarnation_of(mine, "la")
+    assert not is_incarnation_of(mine[:15], "lab")
+    assert not is_incarnation_of(make_incarnation("clinic", token)[:8] + mine[8:], "lab")

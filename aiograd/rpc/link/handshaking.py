@@ -21,7 +21,7 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import tune
 from aiograd.rpc.transport.tls import Credentials
-from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity
+from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity, is_incarnation_of
 from aiograd.wire.secrets import Keyring
 from aiograd.wire.session import Offer
 
@@ -310,10 +310,14 @@ class Authenticator:
     def peer_of(self, identity: Identity, links: LinkTable) -> PeerInfo:
         """Find the peer that a proven identity is; AuthError if it claims another's incarnation.
 
-        Links are found by incarnation, which other workers know, too. So the name, which the secret
-        proves, must be the one that this incarnation is known by: a member cannot take over the
-        session of another one.
+        Links are found by incarnation, which other workers know, too. So the incarnation must be
+        one that follows from the name, which the secret proves, and the name the one that it is
+        known by: a member cannot take over what another one holds, not even of a dead one.
         """
+        if not is_incarnation_of(identity.incarnation, identity.name):
+            raise AuthError(
+                f"{identity.name} came with an incarnation that is not of its name", identity.name
+            )
         link = links.get(identity.incarnation)
         names = {self._directory.name_of(identity.incarnation), link and link.peer.name}
         if identity.incarnation == self.identity.incarnation or names - {identity.name, None}:

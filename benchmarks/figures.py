@@ -19,7 +19,8 @@ FIGURES, README = HERE / "figures.json", HERE.parent / "README.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 PEERS = {
-    "aiograd": "aiograd",
+    "aiograd-asyncio": "aiograd",  # under `asyncio.run`, as the first program of README.md
+    "aiograd": "… under `uvloop.run`",
     "torch": "torch RPC",
     "ray": "Ray",
     "dask": "Dask",
@@ -37,6 +38,7 @@ ROWS = [
 ]
 SPECS = [
     *("torch:rpc,tensor", "torch:e2e", "aiograd:rpc,tensor", "aiograd:e2e"),
+    *("aiograd-asyncio:rpc,tensor", "aiograd-asyncio:e2e", "startup_aiograd-asyncio"),
     *("ray:rpc,tensor", "dask:rpc,tensor", "hivemind:rpc"),
     *("startup_torch", "startup_aiograd", "startup_ray", "startup_dask"),
 ]

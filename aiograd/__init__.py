@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd import autograd, errors
 from aiograd.autograd import (
+    DTYPES,
     MAKERS,
     NAMES,
     Tensor,
@@ -41,6 +42,7 @@ from aiograd.autograd import (
     fft,
     is_grad_enabled,
     linalg,
+    manual_seed,
     no_grad,
     op,
     sparse,
@@ -81,7 +83,7 @@ from aiograd.rref import RRef, remote
 __version__ = "0.1.0"
 
 # The operations and makers, by numpy's names.
-globals().update({name: getattr(autograd, name) for name in (*MAKERS, *NAMES)})
+globals().update({name: getattr(autograd, name) for name in (*MAKERS, *NAMES, *DTYPES)})
 
 # Imported when asked for: a worker that only serves calls starts faster without models, optimisers
 # and pictures.
@@ -143,6 +145,7 @@ __all__ = [
     "inline",
     "is_grad_enabled",
     "linalg",
+    "manual_seed",
     "nn",
     "no_grad",
     "once_differentiable",
@@ -160,4 +163,5 @@ __all__ = [
     "workers",
     *MAKERS,
     *NAMES,
+    *DTYPES,
 ]

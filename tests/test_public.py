@@ -19,7 +19,8 @@ NAMES = """
     rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent Future
     RRef
     context Context backward get_gradients current_context get_context grad checkpoint
-    Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable sparse testing
+    Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable manual_seed sparse
+    testing
     autograd nn optim cluster viz errors linalg fft
 """.split()
 MAKERS = """
@@ -35,7 +36,7 @@ ERRORS = """
 
 
 def test_the_public_names_are_those_of_the_contract():
-    assert set(ag.__all__) == {*NAMES, *MAKERS, *ag.autograd.NAMES}
+    assert set(ag.__all__) == {*NAMES, *MAKERS, *ag.autograd.NAMES, *ag.autograd.DTYPES}
     assert len(ag.__all__) == len(set(ag.__all__))
     for name in ag.__all__:
         assert getattr(ag, name) is not None

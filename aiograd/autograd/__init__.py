@@ -1,9 +1,11 @@
 """Arrays that remember how they were made, and the derivatives that follow from it.
 
+    random            where random numbers come from: manual_seed
     grad_mode         whether operations are recorded: a switch per task
     graph             the tape: nodes, edges, hooks
     tensor            Tensor: data, flags, versions of its memory
     rules             what a gradient rule reads, from its bytecode
+    spelling          parameters as torch spells them: dim= for axis=
     op_nodes          recorded operations: what they save, how they are played back
     op                Op: a forward function and one gradient rule per argument
     coo               the sparse array
@@ -58,6 +60,8 @@ from aiograd.autograd.op import op as op
 from aiograd.autograd.ops import NAMES as NAMES
 from aiograd.autograd.ops import fft as fft
 from aiograd.autograd.ops import linalg as linalg
+from aiograd.autograd.ops.torch_names import DTYPES as DTYPES
+from aiograd.autograd.random import manual_seed as manual_seed
 from aiograd.autograd.tensor import Tensor as Tensor
 
 if TYPE_CHECKING:  # the operations are attached below
@@ -66,12 +70,13 @@ if TYPE_CHECKING:  # the operations are attached below
 
 
 globals().update(NAMES)
+globals().update(DTYPES)
 MAKERS = (
     "tensor", "from_numpy", "zeros", "ones", "full", "empty", "eye", "arange", "linspace",
     "rand", "randn", "randint", "zeros_like", "ones_like", "full_like", "empty_like",
     "rand_like", "randn_like", "randint_like",
 )  # fmt: skip
 __all__ = [
-    "Tensor", "backward", "enable_grad", "fft", "grad", "is_grad_enabled", "linalg", "no_grad",
-    "op", *MAKERS, *NAMES,
+    "Tensor", "backward", "enable_grad", "fft", "grad", "is_grad_enabled", "linalg", "manual_seed",
+    "no_grad", "op", *MAKERS, *NAMES, *DTYPES,
 ]  # fmt: skip

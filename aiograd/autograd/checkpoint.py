@@ -27,6 +27,7 @@ import numpy as np
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of
+from aiograd.autograd.random import Replayable
 from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
 from aiograd.errors import GradError
@@ -44,13 +45,14 @@ class Checkpointed:
             # Nothing would be saved anyway.
             return self.function(*args, **kwargs)
         call = functools.partial(self.function, *args, **kwargs)
-        result, outputs, leaves, others = _first_run(call)
+        draws = Replayable()
+        result, outputs, leaves, others = _first_run(call, draws)
         # The function's own nodes died with its graph. What is still alive is held from outside: a
         # result that the function only reads, so a gradient must reach it.
         known = [node for other in others if (node := other()) is not None]
         metas = tuple((t.data.shape, t.data.dtype) for t, _ in outputs)
         # One node, with all outputs as its parts, stands for the whole function.
-        node = CheckpointNode(self.function.__name__, call, leaves, known, metas)
+        node = CheckpointNode(self.function.__name__, call, draws, leaves, known, metas)
         for index, (output, recorded) in enumerate(outputs):
             if recorded:
                 output._node = Part(node, index, *metas[index])
@@ -60,9 +62,17 @@ class Checkpointed:
 def checkpoint(function: Callable[..., Any]) -> Checkpointed:
     """Make a plain function recompute itself in backward instead of keeping its graph.
 
-    It must give the same result when run again, and must not call other workers.
+    It must give the same result when run again, and must not call other workers. Random numbers
+    without a `generator=` (dropout) are the same in both runs.
 
-        y = await ag.rpc_async("worker1", ag.checkpoint(block), args=(x,))
+        >>> def block(x):
+        ...     return ag.tanh(x) * 2
+        >>> x = ag.ones(3, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     y = await ag.rpc_async("worker1", ag.checkpoint(block), args=(x,))
+        ...     await ctx.backward(y.sum())
+        ...     ctx.gradients[x].shape
+        (3,)
     """
     # Replaying it would need the loop, and what it awaited may have changed.
     if inspect.iscoroutinefunction(function):
@@ -75,17 +85,18 @@ def checkpoint(function: Callable[..., Any]) -> Checkpointed:
 class CheckpointNode(Joint):
     """Runs the function again and plays its graph back; the recorded call of a checkpoint."""
 
-    __slots__ = ("call", "ends", "function", "inputs", "metas", "seen")
+    __slots__ = ("call", "draws", "ends", "function", "inputs", "metas", "seen")
 
     def __init__(
         self,
         function: str,
         call: functools.partial[Any],
+        draws: Replayable,
         leaves: Sequence[Tensor],
         others: Sequence[Node],
         metas: tuple[tuple[tuple[int, ...], Any], ...],
     ) -> None:
-        self.function = function
+        self.function, self.draws = function, draws
         self.call: functools.partial[Any] | None = call  # None once freed
         self.inputs, self.metas = _inputs(call), metas
         self.seen = [_Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)]
@@ -110,7 +121,7 @@ class CheckpointNode(Joint):
         if any(seen.changed for seen in self.seen):
             raise modified(self.name)
         borders = [_Border(node) for node in self.ends]
-        result = _run(self.call, _stand_ins(self.inputs, borders))
+        result = _run(self.call, self.draws, _stand_ins(self.inputs, borders))
         met = dict(zip(self.ends, borders, strict=True))
         starts = []
         for output, gradient in zip(_tensors(result), grads, strict=True):
@@ -182,7 +193,7 @@ class _Seen(NamedTuple):
 
 
 def _first_run(
-    call: functools.partial[Any],
+    call: functools.partial[Any], draws: Replayable
 ) -> tuple[Any, list[tuple[Tensor, bool]], list[Tensor], list[weakref.ref[Node]]]:
     """Return the result with its graph cut off, and what that graph has led to.
 
@@ -191,7 +202,7 @@ def _first_run(
     """
     inputs = _inputs(call)
     borders = [_Border(_node_of(t)) for t in inputs]
-    result = _run(call, _stand_ins(inputs, borders))
+    result = _run(call, draws, _stand_ins(inputs, borders))
     outputs = list(_tensors(result))
     leaves, others = _reached([t for t in outputs if t.requires_grad])
     for border in borders:
@@ -203,10 +214,11 @@ def _first_run(
     return _replace(result, cut), pairs, leaves, others
 
 
-def _run(call: functools.partial[Any], stand_ins: dict[int, Tensor]) -> Any:
+def _run(call: functools.partial[Any], draws: Replayable, stand_ins: dict[int, Tensor]) -> Any:
     """Run a partial call with some tensors replaced, and generators as they were."""
-    # A backward pass runs with recording off, and the replay is there to be recorded.
-    with enable_grad():
+    # A backward pass runs with recording off, and the replay is there to be recorded. Both runs
+    # draw the same numbers: another mask of a dropout would give a wrong gradient.
+    with enable_grad(), draws.running():
         args = _replace(call.args, stand_ins)
         return call.func(*args, **_replace(call.keywords, stand_ins))
 

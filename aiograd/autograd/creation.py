@@ -1,7 +1,7 @@
 """New tensors: from data, filled with a value, counted, or random.
 
 Names are numpy's and torch's. Numbers are float64 unless a dtype is given, as everywhere in numpy.
-A `generator` is a numpy Generator or a seed; without one every call draws anew.
+A `generator` is a numpy Generator or a seed; without one `random` decides (`ag.manual_seed`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.random import Generator, generator_or_default
 from aiograd.autograd.tensor import Tensor, check_numbers, wrap
-
-Generator = np.random.Generator
 
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
@@ -100,11 +99,6 @@ def linspace(
 # ── random ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _generator(generator: Generator | int | None) -> Generator:
-    # A seed gives the same numbers in every call, a Generator goes on.
-    return generator if isinstance(generator, Generator) else np.random.default_rng(generator)
-
-
 def rand(
     *shape: Any,
     dtype: Any = None,
@@ -112,7 +106,7 @@ def rand(
     generator: Generator | int | None = None,
 ) -> Tensor:
     """Draw evenly between 0 and 1."""
-    drawn = _generator(generator).random(_shape(shape))
+    drawn = generator_or_default(generator).random(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 
 
@@ -123,7 +117,7 @@ def randn(
     generator: Generator | int | None = None,
 ) -> Tensor:
     """Draw from the normal distribution with mean 0 and variance 1."""
-    drawn = _generator(generator).standard_normal(_shape(shape))
+    drawn = generator_or_default(generator).standard_normal(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 
 
@@ -141,7 +135,7 @@ def randint(
         low, high, shape = 0, low, (high,)  # randint(10, (2, 3)), as torch has it
     if size is not None:
         shape = (size,)
-    drawn = _generator(generator).integers(low, high, _shape(shape))
+    drawn = generator_or_default(generator).integers(low, high, _shape(shape))
     return _made(np.asarray(drawn, dtype or np.int64), requires_grad)
 
 

@@ -34,6 +34,7 @@ from aiograd.autograd.rules import (
     needs,
     needs_variadic,
 )
+from aiograd.autograd.spelling import is_torch_spelling, numpy_spelling
 from aiograd.autograd.tensor import Tensor, wrap
 
 #: Every operation of the library by name; calls to other workers name them.
@@ -111,18 +112,26 @@ class Op:
 
     def __call__(self, *given: Any, **kwargs: Any) -> Any:
         args: Sequence[Any] = given
-        if self.arrange is not None and (len(given) != self.arity or (kwargs and self.strict)):
-            args, kwargs = self.arrange(*given, **kwargs)
-        if kwargs:
-            if kwargs.get("out") is not None:
-                return self._write_to(kwargs.pop("out"), args, kwargs)
-            # A parameter may be a Tensor, say the axis computed by another operation. Its value is
-            # used, and if it asks for a gradient there is no rule for it: an error, not a lost
-            # gradient.
-            for value in kwargs.values():
-                if isinstance(value, Tensor):
-                    kwargs = {key: self._parameter(key, kwargs[key]) for key in kwargs}
-        return self.apply(args, kwargs)
+        # A `try` costs nothing until it is needed: numpy's names pay nothing for torch's.
+        try:
+            if self.arrange is not None and (len(given) != self.arity or (kwargs and self.strict)):
+                args, kwargs = self.arrange(*given, **kwargs)
+            if kwargs:
+                if kwargs.get("out") is not None:
+                    if is_torch_spelling(kwargs):
+                        return self(*args, **numpy_spelling(self.name, kwargs))
+                    return self._write_to(kwargs.pop("out"), args, kwargs)
+                # A parameter may be a Tensor, say the axis computed by another operation. Its value
+                # is used, and if it asks for a gradient there is no rule for it: an error, not a
+                # lost gradient.
+                for value in kwargs.values():
+                    if isinstance(value, Tensor):
+                        kwargs = {key: self._parameter(key, kwargs[key]) for key in kwargs}
+            return self.apply(args, kwargs)
+        except TypeError:
+            if not is_torch_spelling(kwargs):
+                raise
+        return self(*args, **numpy_spelling(self.name, kwargs))
 
     def apply(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute, and record the operation if an argument requires grad."""

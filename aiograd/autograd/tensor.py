@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -33,6 +33,27 @@ def check_numbers(dtype: Any, name: str) -> None:
     what = "records" if dtype.names is not None else _NO_NUMBERS.get(dtype.kind)
     if what is not None:
         raise TypeError(f"a Tensor needs numbers; got {name} of {what}")
+
+
+class ElementCount(int):
+    """A number of elements as numpy's `t.size` gives it, that torch's `t.size()` can call.
+
+    An int in every other respect: it compares, hashes and counts as one, and travels as one. A
+    method could not be a number, and numpy's meaning is the contract.
+    """
+
+    shape: tuple[int, ...]
+
+    @overload
+    def __call__(self) -> tuple[int, ...]: ...
+    @overload
+    def __call__(self, dim: int) -> int: ...
+    def __call__(self, dim: int | None = None) -> tuple[int, ...] | int:
+        """Return the shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
 
 
 class Tensor:
@@ -143,9 +164,16 @@ class Tensor:
         return len(self.data.shape)
 
     @property
-    def size(self) -> int:
-        """The number of elements, zeros of a sparse tensor included."""
-        return int(self.data.size)
+    def size(self) -> ElementCount:
+        """The number of elements, zeros of a sparse tensor included; `size()` is the shape.
+
+        >>> t = ag.zeros(2, 3)
+        >>> t.size, t.size(), t.size(0)
+        (6, (2, 3), 2)
+        """
+        count = ElementCount(self.data.size)
+        count.shape = self.data.shape
+        return count
 
     @property
     def dtype(self) -> Any:
@@ -206,7 +234,7 @@ class Tensor:
 
     def __format__(self, spec: str) -> str:
         # So that f"{loss:.3f}" works.
-        return format(self.data.item(), spec) if spec and self.size == 1 else repr(self)
+        return format(self.data.item(), spec) if spec and self.data.size == 1 else repr(self)
 
     def __repr__(self) -> str:
         if self.is_sparse:

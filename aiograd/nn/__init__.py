@@ -6,6 +6,7 @@
     init           first values of parameters
     activations    layers without parameters
     layers         layers with parameters
+    sequences      recurrent layers and attention
     losses         losses as modules
     files          save and load tensors
     remote         RemoteModule: a module on another worker
@@ -43,6 +44,7 @@ from aiograd.nn.files import load, save
 from aiograd.nn.layers import (
     BatchNorm1d,
     BatchNorm2d,
+    Conv1d,
     Conv2d,
     Embedding,
     EmbeddingBag,
@@ -51,6 +53,7 @@ from aiograd.nn.layers import (
 )
 from aiograd.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss
 from aiograd.nn.module import Module, Parameter
+from aiograd.nn.sequences import GRU, LSTM, MultiheadAttention
 
 if TYPE_CHECKING:
     from aiograd.nn.pipeline import Pipeline
@@ -59,10 +62,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GELU",
+    "GRU",
+    "LSTM",
     "AvgPool2d",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
@@ -80,6 +86,7 @@ __all__ = [
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiheadAttention",
     "NLLLoss",
     "Parameter",
     "Pipeline",

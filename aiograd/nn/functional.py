@@ -9,6 +9,7 @@ import numpy as np
 
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.convolution import avg_pool2d as avg_pool2d
+from aiograd.autograd.ops.convolution import conv1d as conv1d
 from aiograd.autograd.ops.convolution import conv2d as conv2d
 from aiograd.autograd.ops.convolution import max_pool2d as max_pool2d
 from aiograd.autograd.ops.elementwise import tanh as tanh

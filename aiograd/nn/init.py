@@ -1,6 +1,6 @@
 """First values of parameters. Each function fills a tensor in place and returns it.
 
-`generator` is a numpy Generator; without one, numbers come from fresh entropy.
+`generator` is a numpy Generator; without one, numbers come from where `ag.manual_seed` says.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.grad_mode import no_grad
+from aiograd.autograd.random import generator_or_default
 from aiograd.autograd.tensor import Tensor
-
-
-def generator_or_new(generator: np.random.Generator | None) -> np.random.Generator:
-    """Return the generator itself, or a new one from fresh entropy."""
-    return np.random.default_rng() if generator is None else generator
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
@@ -60,7 +56,7 @@ def uniform(
     generator: np.random.Generator | None = None,
 ) -> Tensor:
     """Numbers between `low` and `high`, all equally likely."""
-    return _fill(tensor, generator_or_new(generator).uniform(low, high, tensor.shape))
+    return _fill(tensor, generator_or_default(generator).uniform(low, high, tensor.shape))
 
 
 def normal(
@@ -71,7 +67,7 @@ def normal(
     generator: np.random.Generator | None = None,
 ) -> Tensor:
     """Normally distributed numbers."""
-    return _fill(tensor, generator_or_new(generator).normal(mean, std, tensor.shape))
+    return _fill(tensor, generator_or_default(generator).normal(mean, std, tensor.shape))
 
 
 def xavier_uniform(

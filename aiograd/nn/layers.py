@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.random import generator_or_default
 from aiograd.autograd.tensor import Tensor
 from aiograd.nn import functional, init
 from aiograd.nn.module import Module, Parameter
@@ -21,18 +22,25 @@ Pair = int | tuple[int, int]
 Generator = np.random.Generator
 
 
-def _empty(*shape: int, dtype: Any) -> Parameter:
+def empty_parameter(*shape: int, dtype: Any) -> Parameter:
+    """Return a parameter that waits for its first values."""
     return Parameter(np.zeros(shape, dtype or np.float64))
 
 
 def _first_values(weight: Parameter, bias: Parameter | None, generator: Generator | None) -> None:
     """Draw torch's first values: uniform within 1 / sqrt(inputs), for weights and biases alike."""
-    generator = init.generator_or_new(generator)
+    generator = generator_or_default(generator)
     # torch's odd slope of √5 makes the bound of Kaiming 1 / sqrt(inputs).
     init.kaiming_uniform(weight, a=math.sqrt(5), generator=generator)
     if bias is not None:
         bound = 1 / math.sqrt(max(1, init.fans(weight)[0]))
         init.uniform(bias, -bound, bound, generator=generator)
+
+
+def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
+    # Else the shapes would only fail in `forward`, with a text about kernels.
+    if in_channels % groups or out_channels % groups:
+        raise ValueError("the numbers of channels must be multiples of groups")
 
 
 class Linear(Module):
@@ -49,8 +57,8 @@ class Linear(Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = _empty(out_features, in_features, dtype=dtype)
-        self.bias = _empty(out_features, dtype=dtype) if bias else None
+        self.weight = empty_parameter(out_features, in_features, dtype=dtype)
+        self.bias = empty_parameter(out_features, dtype=dtype) if bias else None
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
@@ -84,7 +92,7 @@ class Embedding(Module):
         # A sparse gradient has the rows that were used; optimisers and messages then handle these
         # alone.
         self.padding_idx, self.sparse = padding_idx, sparse
-        self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
+        self.weight = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             # It gets no gradient either, so it stays zero.
@@ -120,7 +128,7 @@ class EmbeddingBag(Module):
             raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.mode, self.sparse, self.padding_idx = mode, sparse, padding_idx
-        self.weight = _empty(num_embeddings, embedding_dim, dtype=dtype)
+        self.weight = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             self.weight.data[padding_idx] = 0
@@ -143,6 +151,50 @@ class EmbeddingBag(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
+class Conv1d(Module):
+    """Kernels slid over sequences of shape (batch, channels, length).
+
+    >>> ag.nn.Conv1d(2, 8, kernel_size=3, padding=1)(ag.randn(4, 2, 10)).shape
+    (4, 8, 10)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: int | tuple[int] | str = 0,
+        dilation: int | tuple[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        _check_groups(in_channels, out_channels, groups)
+        kernel = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
+        self.stride, self.padding = stride, padding
+        self.dilation, self.groups = dilation, groups
+        self.weight = empty_parameter(out_channels, in_channels // groups, *kernel, dtype=dtype)
+        self.bias = empty_parameter(out_channels, dtype=dtype) if bias else None
+        _first_values(self.weight, self.bias, generator)
+
+    def forward(self, input: Any) -> Tensor:
+        """Convolve (batch, channels, length), or one sequence without a batch."""
+        result: Tensor = functional.conv1d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        """Show channels and kernel in `repr`."""
+        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        return f"{channels}, stride={self.stride}, padding={self.padding!r}"
+
+
 class Conv2d(Module):
     """Kernels slid over images of shape (batch, channels, height, width)."""
 
@@ -161,15 +213,13 @@ class Conv2d(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
-        # Else the shapes would only fail in `forward`, with a text about kernels.
-        if in_channels % groups or out_channels % groups:
-            raise ValueError("the numbers of channels must be multiples of groups")
+        _check_groups(in_channels, out_channels, groups)
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding = stride, padding
         self.dilation, self.groups = dilation, groups
-        self.weight = _empty(out_channels, in_channels // groups, *kernel, dtype=dtype)
-        self.bias = _empty(out_channels, dtype=dtype) if bias else None
+        self.weight = empty_parameter(out_channels, in_channels // groups, *kernel, dtype=dtype)
+        self.bias = empty_parameter(out_channels, dtype=dtype) if bias else None
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
@@ -200,11 +250,11 @@ class LayerNorm(Module):
         one = isinstance(normalized_shape, int)
         self.normalized_shape = (normalized_shape,) if one else tuple(normalized_shape)  # type: ignore[arg-type]
         self.eps = eps
-        self.weight = (
+        self.weight = self.bias = None
+        if elementwise_affine:
             # Begins as the identity: scale one, shift zero.
-            init.ones(_empty(*self.normalized_shape, dtype=dtype)) if elementwise_affine else None
-        )
-        self.bias = _empty(*self.normalized_shape, dtype=dtype) if elementwise_affine else None
+            self.weight = init.ones(empty_parameter(*self.normalized_shape, dtype=dtype))
+            self.bias = empty_parameter(*self.normalized_shape, dtype=dtype)
 
     def forward(self, input: Any) -> Tensor:
         """Normalise each sample by itself."""
@@ -240,8 +290,8 @@ class _BatchNorm(Module):
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         dtype = dtype or np.float64
-        self.weight = init.ones(_empty(num_features, dtype=dtype)) if affine else None
-        self.bias = _empty(num_features, dtype=dtype) if affine else None
+        self.weight = init.ones(empty_parameter(num_features, dtype=dtype)) if affine else None
+        self.bias = empty_parameter(num_features, dtype=dtype) if affine else None
         running = track_running_stats
         self.register_buffer(
             "running_mean", Tensor(np.zeros(num_features, dtype)) if running else None

@@ -15,6 +15,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import no_grad
 from aiograd.autograd.graph import HookHandle
+from aiograd.autograd.ops.torch_names import as_dtype
 from aiograd.autograd.tensor import Tensor, is_sparse_array
 
 M = TypeVar("M", bound="Module")
@@ -256,6 +257,15 @@ class Module:
                 tensor._accumulate = tensor._cell = None
                 tensor._grad = None
         return self
+
+    def to(self: M, dtype: Any) -> M:
+        """Convert as `astype` does; "cpu" is where every array is, so nothing happens.
+
+        >>> ag.nn.Linear(2, 3).to(ag.float32).weight.dtype
+        dtype('float32')
+        """
+        wanted = as_dtype(dtype)
+        return self if wanted is None else self.astype(wanted)
 
     def float(self: M) -> M:
         """Convert to float32."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.random import default_generator
 from aiograd.autograd.tensor import Tensor
 from aiograd.nn.layers import EmbeddingBag
 from aiograd.nn.remote import RemoteModule
@@ -45,8 +46,9 @@ class ShardedEmbeddingBag:
             raise ValueError(f"{num_embeddings} rows cannot be spread over {len(on)} workers")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         # Independent streams from one generator: the same table for the same seed and number of
-        # shards.
-        seeds = [None] * len(on) if generator is None else generator.spawn(len(on))
+        # shards. Of `manual_seed` too, which their workers do not know.
+        source = default_generator() if generator is None else generator
+        seeds = [None] * len(on) if source is None else source.spawn(len(on))
         sizes = [len(range(k, num_embeddings, len(on))) for k in range(len(on))]
         # Shards only add up; means are taken here, over the bag as a whole. Sparse, so that a
         # gradient has the size of what was used.

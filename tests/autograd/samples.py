@@ -276,6 +276,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "binary_cross_entropy_with_logits": [s(A(2, 3), P(2, 3)), s(A(2, 3), np.full((2, 3), 0.3), pos_weight=np.array([1.0, 2, 3]), reduction="sum"), s(A(3), np.ones(3), weight=np.array([1.0, 2, 3]))],
     "embedding": [s(np.array([0, 2, 0]), A(3, 2)), s(np.array([[0, 2], [2, 2]]), A(3, 2), padding_idx=1), s(np.arange(40) % 3, A(3, 2))],
     "embedding_bag": [s(np.array([0, 2, 0, 1]), A(3, 2), np.array([0, 2, 2])), s(np.array([[0, 2], [1, 1]]), A(3, 2), mode="sum", per_sample_weights=A(2, 2, seed=4)), s(np.array([0, 2, 0, 1]), A(3, 2), np.array([0, 3, 4]), mode="max"), s(np.array([[0, 2], [1, 1]]), A(3, 2), mode="mean", padding_idx=1)],
+    "conv1d": [s(A(1, 1, 5), A(1, 1, 2)), s(A(2, 2, 5), A(2, 1, 3), A(2), stride=2, padding=1, groups=2), s(A(2, 6), A(1, 2, 2), dilation=2, second=False), s(A(1, 1, 4), A(2, 1, 3), padding="same", second=False)],
     "conv2d": [s(A(1, 1, 3, 3), A(1, 1, 2, 2)), s(A(1, 2, 3, 3), A(2, 1, 2, 2), A(2), stride=2, padding=1, groups=2), s(A(1, 1, 4, 4), A(2, 1, 2, 2), dilation=2, second=False), s(A(1, 3, 2), A(1, 1, 3, 1), padding="same", second=False), s(Z(1, 1, 3, 3), Z(1, 1, 2, 2))],
     "max_pool2d": [s(A(1, 1, 4, 4), 2), s(A(1, 1, 3, 3), 2, stride=1, padding=1)], "avg_pool2d": [s(A(1, 2, 4, 2), 2), s(A(1, 1, 3, 3), 2, 1, 1, count_include_pad=False)],
     # no gradient

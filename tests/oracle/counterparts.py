@@ -193,7 +193,7 @@ TORCH: dict[str, Callable[..., Any]] = same | {
     "softmax": lambda a, axis=-1: torch.softmax(a, axis), "log_softmax": lambda a, axis=-1: torch.log_softmax(a, axis),
     "layer_norm": _layer_norm, "batch_norm": _batch_norm, "mse_loss": F.mse_loss, "l1_loss": F.l1_loss, "nll_loss": F.nll_loss,
     "cross_entropy": F.cross_entropy, "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
-    "embedding": F.embedding, "embedding_bag": _bag, "conv2d": F.conv2d,
+    "embedding": F.embedding, "embedding_bag": _bag, "conv1d": F.conv1d, "conv2d": F.conv2d,
     "max_pool2d": F.max_pool2d, "avg_pool2d": lambda a, k, stride=None, padding=0, count_include_pad=True: F.avg_pool2d(a, k, stride, padding, False, count_include_pad),
     "pad": _pad,
 }

@@ -15,6 +15,7 @@
     convolution          convolution and pooling
     embedding            rows of a table by number
     nondifferentiable    comparisons, positions, truth values
+    torch_names          the names that torch users know for some of these
 
 Tables import `table` and those above them. Importing this package is what gives Tensor its
 operators and methods. `NAMES` is what a user finds as `ag.<name>`: numpy's names with all their
@@ -43,6 +44,7 @@ from aiograd.autograd.ops import (  # noqa: F401
     reduce,
     shape,
     statistics,
+    torch_names,
 )
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401

@@ -159,6 +159,34 @@ def conv2d(
     return y if bias is None else y + as_tensor(bias).reshape(-1, 1, 1)
 
 
+@composite()
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Slide kernels over sequences: (batch, channels, length), or one without a batch."""
+    a, w = as_tensor(input), as_tensor(weight)
+    if a.ndim not in (2, 3) or w.ndim != 3:
+        raise ValueError(f"kernels {w.shape} do not fit sequences {a.shape}")
+    # A sequence is an image one pixel high.
+    border = padding if isinstance(padding, str) else (0, _only(padding, "padding"))
+    steps = (1, _only(stride, "stride")), border, (1, _only(dilation, "dilation"))
+    return conv2d(a[..., None, :], w[..., None, :], bias, *steps, groups)[..., 0, :]
+
+
+def _only(value: Any, what: str) -> int:
+    """Return a number, or the only one of a tuple."""
+    numbers = (value,) if isinstance(value, int | np.integer) else tuple(value)
+    if len(numbers) != 1:
+        raise ValueError(f"{what} is one number for a sequence, not {value!r}")
+    return int(numbers[0])
+
+
 def _border(padding: Any, kernel: Any, dilation: Pair, stride: Pair) -> list[Pair]:
     """Return the padding before and after, for each axis of the image."""
     if padding == "valid":

@@ -14,6 +14,7 @@ import numpy as np
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op
+from aiograd.autograd.random import generator_or_default
 from aiograd.autograd.tensor import Tensor
 
 _ndarray = np.ndarray
@@ -145,9 +146,8 @@ def dropout(
     if p == 1:
         # Not zeros: the result still requires grad, with a gradient of zero.
         return a * 0
-    generator = np.random.default_rng() if generator is None else generator
     # Scaled up here, so that nothing needs scaling when the model is used.
-    keep = generator.random(a.shape) >= p
+    keep = generator_or_default(generator).random(a.shape) >= p
     return a * (keep.astype(a.dtype) / (1 - p))
 
 
@@ -353,7 +353,7 @@ def cross_entropy(
     target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
     loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
     # Probabilities have no single class, so torch divides by the number of rows, weights or not.
-    return loss.sum() / max(loss.size, 1) if reduction == "mean" else _reduced(loss, reduction)
+    return loss.sum() / max(loss.data.size, 1) if reduction == "mean" else _reduced(loss, reduction)
 
 
 def _class_column(weight: Any, ndim: int, axis: int) -> Any:

@@ -23,6 +23,7 @@ from aiograd.autograd.op import OPS, Op, op, stacked
 from aiograd.autograd.op_nodes import LightNode, record
 from aiograd.autograd.ops.zero_stride import shown
 from aiograd.autograd.rules import Rule
+from aiograd.autograd.spelling import accepts_dim
 from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 from aiograd.errors import GradError
 
@@ -87,7 +88,8 @@ def composite(function: Any = None) -> Callable[[F], F]:
     """Register a function made of other operations, for the numpy function it stands for."""
 
     def register(made: F) -> F:
-        """Register the function, and return it unchanged."""
+        """Register the function; it takes torch's spelling of `axis`, too."""
+        made = accepts_dim(made)
         # The name under which workers send it, as that of an Op.
         made.op_name = made.__name__  # type: ignore[attr-defined]
         _register(made, function)

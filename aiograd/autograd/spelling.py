@@ -1,0 +1,60 @@
+"""Parameters as torch spells them: `dim`, `keepdim` and `dims` for `axis`, `keepdims` and `axes`.
+
+They are looked at only after a call with numpy's names has failed, so numpy's names pay nothing.
+Where torch's function of the same name means something else, its spelling is refused: a program
+that is carried over stops there instead of computing other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, Final, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NUMPYS: Final = {"dim": "axis", "keepdim": "keepdims", "dims": "axis"}
+_PAIR: Final = "in torch it gives values and positions; write axis= for the values alone"
+_OTHER_MEANING: Final = {
+    "max": _PAIR,
+    "min": _PAIR,
+    "median": _PAIR,
+    "nanmedian": _PAIR,
+    "sort": _PAIR,
+    "std": "in torch it divides by n - 1; write axis=, and ddof=1 for the same numbers",
+    "var": "in torch it divides by n - 1; write axis=, and ddof=1 for the same numbers",
+    "split": "in torch it takes the size of a piece, here the number of pieces; write axis=",
+}
+
+
+def is_torch_spelling(kwargs: dict[str, Any]) -> bool:
+    """Whether a parameter is spelt as in torch."""
+    return not kwargs.keys().isdisjoint(_NUMPYS)
+
+
+def numpy_spelling(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters under numpy's names; TypeError where torch's mean something else."""
+    found = {}
+    for key, value in kwargs.items():
+        if key in _NUMPYS and name in _OTHER_MEANING:
+            raise TypeError(f"{name}() does not take {key}=: {_OTHER_MEANING[name]}")
+        new = "axes" if name == "transpose" and key == "dims" else _NUMPYS.get(key, key)
+        if new in found or (new != key and new in kwargs):
+            raise TypeError(f"{name}() got two values for {new!r}")
+        found[new] = value
+    return found
+
+
+def accepts_dim(function: F) -> F:
+    """Let a plain function with a parameter `axis` be called with torch's spelling, too."""
+    if "axis" not in signature(function).parameters:
+        return function
+
+    @wraps(function)
+    def spelt(*args: Any, **kwargs: Any) -> Any:
+        if is_torch_spelling(kwargs):
+            kwargs = numpy_spelling(function.__name__, kwargs)
+        return function(*args, **kwargs)
+
+    return spelt  # type: ignore[return-value]

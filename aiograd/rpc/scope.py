@@ -16,6 +16,8 @@ from typing import Any, Final
 from aiograd.errors import WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 
+OWN: Final = object()  # the identity of a call that begins: its first scope
+
 
 class CallScope:
     """What code knows about the call it runs in. Immutable, and inherited by tasks and threads."""
@@ -27,28 +29,21 @@ class CallScope:
         deadline: float = math.inf,
         guest: PeerInfo | None = None,
         recording: Any = None,
-        call: Any = None,
+        call: Any = OWN,
     ) -> None:
         self.deadline = deadline  # loop time at which the call must have ended
         self.guest = guest  # the caller, if it may call only what is exposed
         self.recording = recording  # where spans of calls made here go, while somebody records
         # The identity of the call: calls that it makes are known as its children by it. Two scopes
         # of one call, with and without a recording, share it. None outside of any call.
-        self.call = call
-
-    @classmethod
-    def of_call(cls, deadline: float, guest: PeerInfo | None) -> CallScope:
-        """Return the scope of a call that begins."""
-        scope = cls(deadline, guest)
-        scope.call = scope
-        return scope
+        self.call = self if call is OWN else call
 
     def recorded(self, recording: Any) -> CallScope:
         """Return the same scope with another recording."""
         return CallScope(self.deadline, self.guest, recording, self.call)
 
 
-NO_CALL: Final = CallScope()
+NO_CALL: Final = CallScope(call=None)
 SCOPE: Final[ContextVar[CallScope]] = ContextVar("aiograd_scope", default=NO_CALL)
 AGENT: Final[ContextVar[Any]] = ContextVar("aiograd_agent", default=None)
 

@@ -112,6 +112,7 @@ class Callee:
             and host.fault_injector is None  # wants to see replies one by one
         )
         here = target.mode == INLINE
+        deadline = self.execution.deadline(budget)
         boxes, func = host.travellers.boxes, target.func
         token = None
         for id, entry in enumerate(entries, first):
@@ -143,7 +144,7 @@ class Callee:
                     continue
                 try:
                     if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
-                        self.execution.enter_scope(context, budget)
+                        self.execution.enter_scope(context, deadline)
                     value = context.run(func, *args)
                     if token is not None:
                         assert host.result_store is not None
@@ -355,5 +356,5 @@ def _context_for(host: CalleeHost, guest: PeerInfo | None) -> contextvars.Contex
     if guest is None:
         return host.context
     context = host.context.copy()
-    context.run(SCOPE.set, CallScope(guest=guest))
+    context.run(SCOPE.set, CallScope(guest=guest, call=None))
     return context

@@ -96,7 +96,7 @@ class Execution:
                 self.track(invocation)
             elif target.kind != "op":  # ops make no calls, so nothing asks for their deadline
                 assert invocation.context is not None
-                self.enter_scope(invocation.context, invocation.budget)
+                self.enter_scope(invocation.context, self.deadline(invocation.budget))
         if invocation.record is not None or host.profiles is not None:
             invocation.visit = visit(invocation, host)
         context = invocation.context
@@ -154,14 +154,15 @@ class Execution:
             bucket[invocation] = None
         if invocation.kind == CALL:
             assert invocation.context is not None
-            scope = CallScope(deadline, self._guest)
-            scope.call = scope
-            invocation.context.run(SCOPE.set, scope)
+            invocation.context.run(SCOPE.set, CallScope(deadline, self._guest))
 
-    def enter_scope(self, context: contextvars.Context, budget: float) -> None:
+    def deadline(self, budget: float) -> float:
+        """Return the loop time at which a call that has come just now must have ended."""
+        return self._loop.time() + budget if budget <= AGES else math.inf
+
+    def enter_scope(self, context: contextvars.Context, deadline: float) -> None:
         """Let calls that a function makes in this context inherit its deadline."""
-        deadline = self._loop.time() + budget if budget <= AGES else math.inf
-        context.run(SCOPE.set, CallScope.of_call(deadline, self._guest))
+        context.run(SCOPE.set, CallScope(deadline, self._guest))
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────
 

@@ -19,14 +19,25 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from aiograd.errors import DeadlineExceeded, NotAllowed, UnknownWorker, WorkerLost
+from aiograd.cluster.membership import RANKS
+from aiograd.errors import (
+    DeadlineExceeded,
+    NotAllowed,
+    Overloaded,
+    ProtocolError,
+    UnknownWorker,
+    WorkerLost,
+)
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 
 __all__ = ["Collectives", "Contribution", "Group", "PendingGathers", "mark_retrieved"]
+
+# Values of one partner that wait here at once, each in a gather of another group or behind another.
+GATHERS: Final = 64
 
 # Name and incarnation of each member, in order of rank; the first one is the root. The incarnation
 # makes a restarted worker another group: its gathers never pair with those of its earlier start.
@@ -184,16 +195,31 @@ class Collectives:
                 raise WorkerLost(name, "no", "it left before everyone had come")
 
     def _on_gather(self, sender: PeerInfo, group: Group, value: Any) -> Any:
+        # Exact types first: the group becomes a key, and its names are compared from now on with
+        # every worker that is lost. A tensor among them would fail that for everybody.
+        if not _is_group(group):
+            raise ProtocolError("cluster.gather: malformed group", sender.name)
         if (sender.name, sender.incarnation) not in group:
             raise NotAllowed(f"{sender.name} is not one of those who gather", self._agent.name)
-        return self._contribute(group, sender.name, value)
+        if group[0] != (self._agent.name, self._agent.incarnation):
+            raise NotAllowed(f"{self._agent.name} is not the root of this group", self._agent.name)
+        return self._contribute(group, sender, value)
 
-    async def _contribute(self, group: Group, name: str, value: Any) -> dict[str, Any]:
+    def _check_room(self, sender: PeerInfo) -> None:
+        """Refuse a partner whose values wait in too many gathers."""
+        waiting = sum(each.name == sender.name for each in self._pending)
+        if waiting >= GATHERS:
+            self._agent.limits.reached("gathers")
+            raise Overloaded(self._agent.name, f"{GATHERS} gathers of {sender.name} wait already")
+
+    async def _contribute(self, group: Group, sender: PeerInfo, value: Any) -> dict[str, Any]:
         """Add a member's value and wait for the others'; withdraw it if cancelled."""
         # Checked here, in the task, not in `_on_gather`: a loss may be read in the same tick as
         # the request, and the group could then never complete.
         self._check_alive(group)
-        contribution = self._pending.add(group, name, value)
+        if self._agent.restricts(sender):
+            self._check_room(sender)
+        contribution = self._pending.add(group, sender.name, value)
         reply: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
         self._replies[contribution] = reply
         reply.add_done_callback(mark_retrieved)
@@ -219,6 +245,22 @@ class Collectives:
         reply = self._replies[contribution]
         if not reply.done():
             reply.set_exception(error)
+
+
+def _is_group(value: Any) -> bool:
+    return (
+        type(value) is tuple
+        and 0 < len(value) <= RANKS
+        and all(
+            type(each) is tuple
+            and len(each) == 2
+            and type(each[0]) is str
+            and type(each[1]) is bytes
+            and len(each[1]) == 16
+            for each in value
+        )
+        and len({name for name, _ in value}) == len(value)
+    )
 
 
 def mark_retrieved(future: asyncio.Future[Any]) -> None:

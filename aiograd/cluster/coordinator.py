@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiograd.cluster.collectives import mark_retrieved
-from aiograd.cluster.member import CONFIRM_TIMEOUT, Member
+from aiograd.cluster.member import CONFIRM_TIMEOUT, Member, check_peer
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Update
 from aiograd.cluster.termination import TerminationDetector
-from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed
+from aiograd.errors import NotAllowed, ProtocolError, RpcError, SecurityError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 
 __all__ = ["Coordinator"]
@@ -122,11 +122,17 @@ class Coordinator:
     # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.
 
     def _on_rank(self, sender: PeerInfo) -> int:
-        return self._membership.next_rank()
+        rank = self._membership.next_rank(sender.name)
+        if rank is None:
+            raise RpcError("this cluster has no rank left to give")
+        return rank
 
     def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+        check_peer(peer, "cluster.join", sender)
+        if not (world_size is None or (type(world_size) is int and world_size > 0)):
+            raise ProtocolError("cluster.join: malformed world size", sender.name)
         # Only the handshake proves a name; `peer` is what the message claims.
-        if (peer.name, peer.incarnation) != (sender.name, sender.incarnation):
+        if peer.identity != sender.identity:
             raise NotAllowed("a worker joins for itself only", self._agent.name)
         # A newcomer would have to report in rounds that may be over before it has joined.
         if self._leaving:
@@ -174,8 +180,12 @@ class Coordinator:
     ) -> list[asyncio.Future[Any]]:
         """Apply a change here and send it to the members; gives their confirmations."""
         if self._member.roster.version:
-            self._member.adopt(*self._membership.roster(), lost=update.lost)
-            self._end_round_if_complete()  # perhaps only the lost one had yet to report
+            # Whatever fails here is this worker's own trouble: the members must hear of the change.
+            try:
+                self._member.adopt(*self._membership.roster(), lost=update.lost)
+                self._end_round_if_complete()  # perhaps only the lost one had yet to report
+            except Exception:
+                _log.exception("%s: a change of the membership failed here", self._agent.name)
         if self._terminated:
             return []  # all members are leaving, and need no more updates
         others = [peer for peer in to if peer.incarnation != self._agent.incarnation]
@@ -273,6 +283,12 @@ class Coordinator:
         self._apply(self._membership.leave(sender.incarnation))
 
     def _on_report(self, sender: PeerInfo, outstanding: int, started: int) -> Any:
+        if not (type(outstanding) is int and type(started) is int):
+            raise ProtocolError("cluster.report: malformed counts of calls", sender.name)
+        # A report of anybody else would stay in the table until the round ends.
+        member = self._membership.members.get(sender.name)
+        if member is None or member.incarnation != sender.incarnation:
+            raise NotAllowed(f"{sender.name} is not a member", self._agent.name)
         return self._take_report(sender.name, outstanding, started)
 
     def _take_report(self, name: str, outstanding: int, started: int) -> asyncio.Future[bool]:

@@ -28,13 +28,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from aiograd.cluster.collectives import Collectives
-from aiograd.cluster.membership import Roster, Update
-from aiograd.errors import NotAllowed, RpcError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.cluster.membership import RANKS, Roster, Update
+from aiograd.errors import (
+    NotAllowed,
+    ProtocolError,
+    RpcError,
+    SecurityError,
+    WorkerClosed,
+    WorkerLost,
+)
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.extension import RecordTraveller
+from aiograd.wire.names import is_name
 
-__all__ = ["CONFIRM_TIMEOUT", "Member"]
+__all__ = ["CONFIRM_TIMEOUT", "Member", "check_peer"]
 
 _log = logging.getLogger("aiograd.cluster")
 
@@ -146,6 +154,8 @@ class Member:
 
     def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
         self._check_coordinator(sender)
+        if type(together) is not bool or not (timeout is None or type(timeout) in (int, float)):
+            raise ProtocolError("cluster.dismiss: malformed request", sender.name)
         # A dismissal may come twice: `scale` ends one worker while `close` ends all.
         self._together = together
         if not self.dismissed.done():
@@ -189,10 +199,12 @@ class Member:
 
     def _on_welcome(self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo]) -> None:
         self._check_coordinator(sender)
+        _check_roster(version, peers, "cluster.welcome", sender)
         self.adopt(version, peers)
 
     def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
         self._check_coordinator(sender)
+        _check_update(update, sender)
         match self.roster.apply(update):
             case "applied":
                 self._follow(update)
@@ -201,8 +213,12 @@ class Member:
         return None
 
     async def _catch_up(self) -> None:
-        roster = self.agent.request(self._coordinator(), "cluster.roster", timeout=math.inf)
-        self.adopt(*await roster)
+        coordinator = self._coordinator()
+        answer = await self.agent.request(coordinator, "cluster.roster", timeout=math.inf)
+        if not (type(answer) is tuple and len(answer) == 2):
+            raise ProtocolError("cluster.roster: malformed answer", coordinator.name)
+        _check_roster(*answer, "cluster.roster", coordinator)
+        self.adopt(*answer)
 
     def _follow(self, update: Update[PeerInfo], log_joins: bool = True) -> None:
         """Apply a change of the roster to the directory, the links and the collectives."""
@@ -257,6 +273,59 @@ class Member:
     def _coordinator(self) -> PeerInfo:
         assert self.coordinator is not None
         return self.coordinator
+
+
+# ── forms ───────────────────────────────────────────────────────────────────────────────────────
+
+# What follows from a roster reaches directory, links and collectives of every member. So everything
+# in it is checked before anything is changed, whoever sent it.
+_ADDRESSES: Final = 16  # of one worker
+_ADDRESS: Final = 1024  # characters
+
+
+def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
+    """ProtocolError unless this describes a worker as the library would."""
+    fits = (
+        type(peer) is PeerInfo
+        and type(peer.name) is str
+        and is_name(peer.name)
+        and type(peer.rank) is int
+        and 0 <= peer.rank < RANKS
+        and type(peer.incarnation) is bytes
+        and len(peer.incarnation) == 16
+        and _are_texts(peer.addresses, _ADDRESSES)
+        and type(peer.restricted) is bool
+        and _are_texts(peer.exceptions, RANKS)
+    )
+    if not fits:
+        raise ProtocolError(f"{service}: malformed description of a worker", sender.name)
+
+
+def _are_texts(value: Any, most: int) -> bool:
+    return (
+        type(value) is tuple
+        and len(value) <= most
+        and all(type(text) is str and len(text) <= _ADDRESS for text in value)
+    )
+
+
+def _check_roster(version: Any, peers: Any, service: str, sender: PeerInfo) -> None:
+    if type(version) is not int or type(peers) not in (tuple, list):
+        raise ProtocolError(f"{service}: malformed roster", sender.name)
+    for peer in peers:
+        check_peer(peer, service, sender)
+
+
+def _check_update(update: Any, sender: PeerInfo) -> None:
+    service = "cluster.change"
+    if type(update) is not Update:
+        raise ProtocolError(f"{service}: malformed update", sender.name)
+    _check_roster(update.version, update.joined, service, sender)
+    _check_roster(update.version, update.left, service, sender)
+    for entry in update.lost:
+        if not (type(entry) is tuple and len(entry) == 2 and type(entry[1]) is str):
+            raise ProtocolError(f"{service}: malformed loss", sender.name)
+        check_peer(entry[0], service, sender)
 
 
 def _label(peer: PeerInfo) -> str:

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from aiograd.wire.names import look_alike
 
-__all__ = ["Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
+__all__ = ["RANKS", "Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
+
+RANKS: Final = 1 << 16  # a rank has 16 bits, in the ids of contexts
 
 
 class Peer(Protocol):
@@ -90,6 +92,7 @@ class Membership(Generic[P]):
         self.members: dict[str, P] = {}  # by name
         self.waiting: dict[str, P] = {}  # static: newcomers, until the world is complete
         self._highest_rank = own.rank  # ever seen or given out: new ranks come after it
+        self._reserved: dict[str, int] = {}  # ranks given out, by name
         self.refusal: str | None = None  # static: why this start was refused
         self.refused: dict[bytes, P] = {}  # static: workers that were refused, by incarnation
         # The largest world size that a worker of a refused start expects: so many may still come.
@@ -104,9 +107,23 @@ class Membership(Generic[P]):
         there = {peer.rank for peer in (*self.waiting.values(), *self.members.values())}
         return [rank for rank in range(self.world_size or 0) if rank not in there]
 
-    def next_rank(self) -> int:
-        """Reserve a rank that no worker ever had."""
+    def next_rank(self, name: str) -> int | None:
+        """Reserve a rank for a worker of this name; None if there is none left.
+
+        A name has one rank, however often it asks: ranks are few, and a worker that comes again
+        and again must not use them up.
+        """
+        rank = self._reserved.get(name)
+        taken = rank is None or any(
+            other.rank == rank and other.name != name
+            for other in (*self.members.values(), *self.waiting.values())
+        )
+        if not taken:
+            return rank
+        if self._highest_rank + 1 >= RANKS:
+            return None
         self._highest_rank += 1
+        self._reserved[name] = self._highest_rank
         return self._highest_rank
 
     def start(self) -> list[Action[P]]:
@@ -122,6 +139,8 @@ class Membership(Generic[P]):
             # A join that is sent again because its reply was lost changes nothing.
             return [Admit(peer)] if peer.name in self.members else []
         clash = self._other_kind(peer, world_size)
+        if not 0 <= peer.rank < RANKS:
+            return [Refuse(peer, f"ranks are 0 to {RANKS - 1}, not {peer.rank}")]
         if clash is None:
             self._highest_rank = max(self._highest_rank, peer.rank)
             clash = self._clash(peer)

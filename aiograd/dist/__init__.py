@@ -58,6 +58,10 @@ def attach(agent: Agent) -> ContextRegistry:
         from aiograd.dist.graph import describe, nothing  # loads `viz`, which few programs need
 
         context = registry.find(context_id)
+        if channel.restricts(sender):
+            # Operations, shapes and names of parameters are the model, which a partner must not
+            # learn. It draws the ends of its own edges itself.
+            return nothing(channel.name)
         return nothing(channel.name) if context is None else describe(context)
 
     agent.services |= {
@@ -68,7 +72,7 @@ def attach(agent: Agent) -> ContextRegistry:
         "gradients.waits": access.guard(waits_asked),
         "context.release": access.guard_release(registry.release_received),
         "context.lost": registry.loss_received,
-        "context.known": registry.known,
+        "context.known": access.guard_known(registry.known),
         "context.graph": access.guard(graph_asked),
     }
     agent.post_refused["gradients"] = engine.abort.refused

@@ -101,6 +101,19 @@ class ContextAccess:
 
         return guarded
 
+    def guard_known(self, service: Service) -> Service:
+        """Guard the question whether a context is open: "no" for peers that take no part in it."""
+
+        def guarded(sender: PeerInfo, context_id: int) -> Any:
+            """Answer as for an unknown context, so that it does not tell which exist."""
+            try:
+                self.takes_part(sender, context_id)
+            except NotAllowed:
+                return False
+            return service(sender, context_id)
+
+        return guarded
+
     def takes_part(self, sender: PeerInfo, context_id: int) -> None:
         """Raise NotAllowed if a restricted peer speaks of a context it does not take part in."""
         if self._channel.restricts(sender):

@@ -91,8 +91,11 @@ class TensorTraveller:
         """Put a tensor together; ProtocolError if a peer sent something else."""
         array, note, cls, dtype = data
         if dtype is not None:  # a boundary hook sent it in another dtype
-            array = array.astype(_floating(dtype))
-        # A restricted peer can name any class that is exposed to it.
+            array = _as_sent(array, dtype, arrival.sender)
+        # A class is code: `rebuild` would make an object of it without its constructor, and of one
+        # that is exposed for something else. From a restricted peer all come as plain Tensors.
+        if arrival.restricted:
+            cls = None
         if cls is not None and not (isinstance(cls, type) and issubclass(cls, Tensor)):
             raise ProtocolError("a tensor of a class that is no Tensor", arrival.sender.name)
         if not isinstance(array, np.ndarray | Coo):
@@ -131,12 +134,23 @@ class TensorTraveller:
         return wrap(array, part, part is None)
 
 
-def _floating(name: Any) -> np.dtype[Any]:
-    """The dtype of that name, if it is a plain one: others could make giants of small arrays."""
-    dtype = np.dtype(str(name)[:8])
-    if dtype.kind not in "fc":
-        raise ProtocolError(f"a tensor cannot become {dtype}")
-    return dtype
+# By name, since `np.dtype` knows more: "c32" takes 32 bytes for each byte that came.
+_FLOATING: Final = {np.dtype(code).str: np.dtype(code) for code in "efdFD"}
+
+
+def _as_sent(array: Any, name: Any, sender: PeerInfo) -> Any:
+    """Return an array in the dtype that it had before a hook changed it; ProtocolError for others.
+
+    A hook may send floats as integers, but neither complex numbers as real ones nor the reverse.
+    """
+    dtype = _FLOATING.get(name) if type(name) is str else None
+    if (
+        dtype is None
+        or not isinstance(array, np.ndarray | Coo)
+        or (array.dtype.kind == "c") != (dtype.kind == "c")
+    ):
+        raise ProtocolError("a tensor of a malformed dtype", sender.name)
+    return array.astype(dtype)
 
 
 class Contexts(Protocol):

@@ -232,30 +232,35 @@ class Messenger:
     # ── services ────────────────────────────────────────────────────────────────────────────
 
     def _on_fork(self, sender: PeerInfo, number: int, low: int, forks: bytes) -> bytes:
-        requested = unpack_forks(forks)
+        requested = _unpacked(unpack_forks, forks, "rref.fork", sender)
+        if not (_is_count(number) and _is_count(low)):
+            raise ProtocolError("rref.fork: malformed number of a request", sender.name)
         if self.agent.restricts(sender):
             self.access.may_claim(sender, requested)
         return bytes(self.protocol.requested(sender, number, low, requested))
 
     def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
-        accepted = unpack_ids(forks)
+        accepted = _unpacked(unpack_ids, forks, "rref.accept", sender)
         if self.agent.restricts(sender):
             self.access.may_confirm(sender, accepted)
         self.protocol.accepted(accepted)
         self.schedule_flush()
 
     def _on_release(self, sender: PeerInfo, forks: bytes) -> None:
-        releases = unpack_forks(forks)
+        releases = _unpacked(unpack_forks, forks, "rref.release", sender)
         if self.agent.restricts(sender):
             self.access.may_release(sender, releases)
         self.protocol.released(releases)
         self.check_rest()
 
     def _on_audit(self, sender: PeerInfo, forks: bytes) -> bytes:
-        return bytes(self.protocol.report_forks(unpack_ids(forks)))
+        asked = _unpacked(unpack_ids, forks, "rref.audit", sender)
+        if self.agent.restricts(sender):
+            self.access.may_audit(sender, asked)
+        return bytes(self.protocol.report_forks(asked))
 
     def _on_session(self, sender: PeerInfo, number: int) -> None:
-        if type(number) is not int or number < 0:
+        if not _is_count(number):
             raise ProtocolError(
                 f"rref.session: malformed id of a reference ({number!r:.80}, expected an int ≥ 0)",
                 sender.name,
@@ -374,6 +379,20 @@ class Messenger:
         user_table = self.protocol.user_table
         for record in list(user_table.records.values()):
             user_table.released(record)  # wakes `RRef.release`
+
+
+def _unpacked(unpack: Callable[[bytes], T], data: Any, service: str, sender: PeerInfo) -> T:
+    """Unpack ids in a message; ProtocolError if it is malformed."""
+    try:
+        return unpack(data)
+    except (struct.error, TypeError):
+        got = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise ProtocolError(f"{service}: malformed ids of forks ({got})", sender.name) from None
+
+
+def _is_count(number: Any) -> bool:
+    """Whether a peer sent a number as ids have them: the codec would take ints of a kilobyte."""
+    return type(number) is int and 0 <= number < 1 << 63
 
 
 def owner_lost(error: Any) -> Any:

@@ -188,8 +188,9 @@ def test_one_that_dies_while_waiting_makes_room_for_its_successor():
 
 def test_ranks_are_never_given_twice():
     membership = opened(A, peer("far", 7))
-    assert membership.next_rank() == 8
-    assert membership.next_rank() == 9
+    assert membership.next_rank("x") == 8
+    assert membership.next_rank("y") == 9
+    assert membership.next_rank("x") == 8
 
 
 def test_a_roster_that_missed_a_change_says_so():

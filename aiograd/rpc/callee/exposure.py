@@ -77,6 +77,10 @@ def find_exposed(name: str) -> Any:
             return None
     if isinstance(found, staticmethod):
         found = found.__func__
+    elif isinstance(found, types.FunctionType) and "." in path:
+        # A method is called on a value that the peer holds a reference to (`exposed_method`). By
+        # its name alone it would take anything for `self`.
+        return None
     return found if is_exposed(found) and exposed_name(found) == name else None
 
 

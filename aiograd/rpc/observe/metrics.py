@@ -12,6 +12,7 @@
     window           our calls that waited in the window until their deadline       Overloaded
     values           values beyond what is stored for a partner                     Overloaded
     contexts         contexts and passes beyond what a partner may open             Overloaded
+    gathers          values of a partner beyond what waits in gathers               Overloaded
 
 The limits themselves are in `Options`, or beside the code that enforces them and counts here.
 
@@ -47,6 +48,7 @@ NAMES: Final = (
     "window",
     "values",
     "contexts",
+    "gathers",
 )
 
 

@@ -44,15 +44,17 @@ class AccessChecks:
 
     def may_release(self, partner: PeerInfo, releases: Iterable[Fork]) -> None:
         """Check releases: of the partner's own forks only."""
-        stamps = (stamp_of(partner.incarnation), self._stamp)
-        for ref_id, fork, _ in releases:
+        theirs = stamp_of(partner.incarnation)
+        for ref_id, fork, never_created in releases:
             record = self._protocol.owner_table.records.get(ref_id)
             holder = record.forks.get(fork) if record is not None else None
-            # A release may come again when its fork is gone, and is ignored then. Of a value that
-            # is still here, such a fork was made by the partner, or by us for the partner.
-            if holder is None and (record is None or fork[1] in stamps):
+            if holder == partner.incarnation:
                 continue
-            if holder != partner.incarnation:
+            # A release may come again when its fork is gone, and is ignored then: of a fork that
+            # the partner made, or we for the partner. One before its creation is remembered, so it
+            # must be of a creation of the partner's own: else it would end one of somebody else.
+            again = fork[1] == theirs or (fork[1] == self._stamp and not never_created)
+            if holder is not None or not again:
                 raise self._refusal(partner)
 
     def may_claim(self, partner: PeerInfo, forks: Iterable[Fork]) -> None:
@@ -65,6 +67,12 @@ class AccessChecks:
         theirs = set(self._protocol.audit.held_by(partner.incarnation))
         # Those not in the audit are copies of acceptances, which change nothing.
         if any(fork in self._protocol.audit and fork not in theirs for fork in forks):
+            raise self._refusal(partner)
+
+    def may_audit(self, partner: PeerInfo, forks: Iterable[RefId]) -> None:
+        """Check an audit: of forks that the partner made, and so can have sent here."""
+        stamp = stamp_of(partner.incarnation)
+        if any(fork[1] != stamp for fork in forks):
             raise self._refusal(partner)
 
     # ── references in messages ──────────────────────────────────────────────────────────────

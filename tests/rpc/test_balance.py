@@ -176,7 +176,7 @@ async def test_cancelling_the_map_cancels_its_calls(agents):
     async with agents(2) as everyone:
         work = Group(["worker1"]).map(asyncio.sleep, [60] * 5)
         await asyncio.sleep(0)
-        work.cancel()
+        assert work.cancel()
         await until(lambda: not any(a.links.counters()["pending_calls"] for a in everyone))
 
 

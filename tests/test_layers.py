@@ -58,7 +58,7 @@ MODULES = [
 # Inside `rpc`, from top to bottom. A module imports modules of its own level and of levels below.
 # A folder means all of its modules that no other level names.
 RPC_LEVELS: tuple[set[str], ...] = (
-    {"api", "notify"},
+    {"api", "balance", "notify"},
     {"agent"},
     {"link"},
     {"caller", "callee"},

@@ -25,7 +25,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
 from aiograd.dist.registry import current_context
 from aiograd.nn.module import Module
-from aiograd.nn.remote import RemoteModule
+from aiograd.nn.remote import RemoteModule, list_parameters
 from aiograd.rpc.api import rpc_async
 from aiograd.rref.rref import RRef
 
@@ -33,7 +33,32 @@ SCHEDULES = ("gpipe", "1f1b")
 
 
 class Pipeline:
-    """`pipe = ag.nn.Pipeline([RemoteModule("worker0", …), RemoteModule("worker1", …)])`."""
+    """A model cut into stages on several workers, which work on several micro-batches at once.
+
+    `stages` are RemoteModules, or RRefs to modules, in order; several may live on one worker. A
+    batch is cut along its first axis into `microbatches` parts of nearly equal size, by default two
+    for each stage; each stage works on one at a time, in order. Schedules of `train_step`:
+
+        "1f1b"   a micro-batch goes back as soon as its loss is known, and only as many are under
+                 way as there are stages: a stage keeps at most that many graphs. The default.
+        "gpipe"  all micro-batches go forward, then all come back in one pass: a stage keeps all
+                 graphs. Fewer messages, more memory.
+
+    Both give the gradients of the mean loss of the whole batch. `recompute=True` keeps the inputs
+    of a stage instead of its graph, and runs the stage again in the backward pass. Gradients go to
+    the current context, or to the one that `train_step` is given:
+
+        >>> stages = [ag.nn.RemoteModule(f"worker{i}", ag.nn.Linear, args=(4, 4)) for i in range(2)]
+        >>> pipe = ag.nn.Pipeline(stages, schedule="1f1b", microbatches=4)
+        >>> opt = await ag.optim.DistributedOptimizer(
+        ...     ag.optim.SGD, await pipe.remote_parameters(), lr=0.1)
+        >>> x, target = ag.ones(8, 4), ag.zeros(8, 4)
+        >>> async with ag.context() as ctx:
+        ...     loss = await pipe.train_step(x, target, ag.nn.functional.mse_loss)
+        ...     await opt.step(ctx)
+        >>> (await pipe(x)).shape  # without training
+        (8, 4)
+    """
 
     def __init__(
         self,
@@ -60,6 +85,13 @@ class Pipeline:
         joined: Tensor = concatenate(parts)
         return joined
 
+    async def remote_parameters(self) -> list[RRef]:
+        """Return an RRef to every parameter of every stage, for a DistributedOptimizer."""
+        found = await _all_or_none(
+            [rpc_async(stage.owner(), list_parameters, args=(stage, True)) for stage in self.stages]
+        )
+        return [parameter for each in found for parameter in each]
+
     async def train_step(
         self,
         x: Any,
@@ -69,8 +101,10 @@ class Pipeline:
     ) -> float:
         """Run a batch forward and backward by the schedule; return the mean loss.
 
-        Gradients are then in the context, as if the mean loss of the whole batch had been played
-        back at once. `loss(output, target)` gives the mean over its micro-batch.
+        Gradients are then in `context`, or in the current one (NoContext if there is none), as if
+        the mean loss of the whole batch had been played back at once. `loss(output, target)` gives
+        the mean over its micro-batch; it may be a coroutine function. It runs here, on the outputs
+        of the last stage. If one micro-batch fails, the others are cancelled, and its error raised.
         """
         ctx = context if context is not None else current_context()
         inputs, wanted = self._split(x), self._split(targets)

@@ -22,6 +22,7 @@ from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose, rpc_async
 from aiograd.rpc.callee.exposure import exposed_method, is_exposed
 from aiograd.rpc.future import Future
+from aiograd.rpc.options import check_timeout
 from aiograd.rpc.scope import current_guest
 from aiograd.rref.rref import RRef, remote
 
@@ -39,7 +40,26 @@ _LOCAL_ONLY = (
 
 
 class RemoteModule:
-    """`m = ag.nn.RemoteModule("worker1", MyModule, args=(64,))`, then `y = await m(x)`."""
+    """A module on another worker, called as if it were here.
+
+    `cls(*args, **kwargs)` is made on worker `to`. The constructor returns at once; `await m` waits
+    for the module, and its first use raises what its making raised. Inside a context gradients flow
+    through `await m(x)`; those of the parameters stay at their owner, where a
+    `DistributedOptimizer` over `await m.remote_parameters()` uses them. `m.within(seconds)` is the
+    same module with a timeout for its calls. Handles may be sent to other workers.
+
+        >>> m = await ag.nn.RemoteModule("worker1", ag.nn.Linear, args=(4, 2))
+        >>> x = ag.ones(3, 4, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     y = await m.within(5.0)(x)
+        ...     await ctx.backward(y.sum())
+        ...     ctx.gradients[x].shape
+        (3, 4)
+        >>> len(await m.remote_parameters())
+        2
+    """
+
+    timeout: float | None = None  # for every call through this handle; see `within`
 
     def __init__(
         self,
@@ -63,6 +83,15 @@ class RemoteModule:
             raise ValueError(f"the module lives on {made.on}, not on {name}")
         return made
 
+    def within(self, seconds: float | None) -> RemoteModule:
+        """Return the same module with a timeout for each call: `await m.within(2.0)(x)`.
+
+        Not a keyword of the call: all keywords belong to the module's `forward`.
+        """
+        made = _rebuild(self.__getstate__())
+        made.timeout = None if seconds is None else check_timeout(seconds)
+        return made
+
     def __await__(self) -> Generator[Any, None, RemoteModule]:
         # `await m` waits until the module exists, and raises what its constructor raised.
         yield from self.module_rref.future().__await__()
@@ -76,15 +105,20 @@ class RemoteModule:
         return self.forward_async(*args, **kwargs)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the module's forward on its owner, and return the future of its result."""
+        """Run the module's forward on its owner, and return the future of its result.
+
+        All arguments are those of `forward`; a timeout is given by `within`.
+        """
         # By a function of ours with the reference as an argument: the owner looks the module up,
         # and gradients flow through the call as through any other.
-        return rpc_async(self.on, run_forward, args=(self.module_rref, args, kwargs))
+        arguments = (self.module_rref, args, kwargs)
+        return rpc_async(self.on, run_forward, args=arguments, timeout=self.timeout)
 
     async def remote_parameters(self, recurse: bool = True) -> list[RRef]:
         """Return an RRef to every parameter of the module, for a DistributedOptimizer."""
+        arguments = (self.module_rref, recurse)
         found: list[RRef] = await rpc_async(
-            self.on, list_parameters, args=(self.module_rref, recurse)
+            self.on, list_parameters, args=arguments, timeout=self.timeout
         )
         return found
 
@@ -94,7 +128,8 @@ class RemoteModule:
 
     async def train(self, mode: bool = True) -> RemoteModule:
         """Switch the module to training mode (or, with False, to evaluation)."""
-        await rpc_async(self.on, set_training, args=(self.module_rref, mode))
+        arguments = (self.module_rref, mode)
+        await rpc_async(self.on, set_training, args=arguments, timeout=self.timeout)
         return self
 
     async def eval(self) -> RemoteModule:
@@ -103,11 +138,13 @@ class RemoteModule:
 
     async def save(self, path: files.Path) -> None:
         """Let the owner write the module's state to a file on its machine (see `ag.save`)."""
-        await rpc_async(self.on, _save, args=(self.module_rref, os.fspath(path)))
+        arguments = (self.module_rref, os.fspath(path))
+        await rpc_async(self.on, _save, args=arguments, timeout=self.timeout)
 
     async def load(self, path: files.Path) -> None:
         """Let the owner read the module's state from a file on its machine."""
-        await rpc_async(self.on, _load, args=(self.module_rref, os.fspath(path)))
+        arguments = (self.module_rref, os.fspath(path))
+        await rpc_async(self.on, _load, args=arguments, timeout=self.timeout)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in _TRAVELS}

@@ -1,6 +1,7 @@
 """Workers that call each other. Knows neither tensors nor references.
 
     api                  the public functions: rpc_async, rpc_sync, rpc_stream, run_sync, Group
+    balance              `Group.map`: the next item to whoever is free
     agent                one worker: puts the parts together; call, request, post, stream
     options              every setting, with its reason
     directory            the members: names, ranks, incarnations, addresses
@@ -23,8 +24,8 @@
 
 Imports go downwards, type-only imports included (`tests/test_layers.py`):
 
-    api, notify ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel
-                ─▶ observe, options, retry ─▶ envelope, future, scope ─▶ the rest
+    api, balance, notify ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel
+                         ─▶ observe, options, retry ─▶ envelope, future, scope ─▶ the rest
 
 Four modules stand lower than their folders, because they know no link and no callee: at the bottom
 `link.send` (the outbox), `callee.functions` and `callee.exposure`, beside `observe`

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
 from aiograd.rpc.agent import current_agent
+from aiograd.rpc.balance import BalancedMap
 from aiograd.rpc.callee.exposure import MARK
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.future import Future
@@ -195,15 +196,39 @@ class Group:
         *,
         timeout: float | None = None,
         return_exceptions: bool = False,
+        concurrency: int | None = None,
     ) -> asyncio.Future[list[Any]]:
-        """Call `func(item)` for every item, the members in turn; results in the order of items."""
+        """Call `func(item)` for every item, each on the member that is free; results in order.
+
+        A member works on `concurrency` items at once; by default on one, or as many as hide the
+        messages of very short calls, and on 64 of a coroutine function. `timeout` is for each call,
+        from when its item is given out. A member that is lost gets no further items.
+
+            >>> await ag.Group(["worker0", "worker1"]).map(abs, [-1, 2, -3])
+            [1, 2, 3]
+        """
         # As a list at once: results have the order of items, and a failing iterator raises here.
         items = list(iterable)
         if items and not self.names:
             raise ValueError("a group without members cannot map anything")
-        members = len(self.names)
-        calls: list[Any] = [(self.names[i % members], (x,), {}) for i, x in enumerate(items)]
-        return _fan_out(func, calls, timeout, return_exceptions)
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+        agent = current_agent()
+        work = BalancedMap(
+            agent,
+            self.names,
+            func,
+            items,
+            timeout=timeout,
+            return_exceptions=return_exceptions,
+            concurrency=concurrency,
+            frame=sys._getframe(1),
+        )
+        if agent.here():
+            work.start()
+        else:  # in this thread's context, which `call_soon_threadsafe` copies
+            agent.from_thread(work.start_or_fail)
+        return work.results
 
     def __len__(self) -> int:
         return len(self.names)

@@ -1,4 +1,4 @@
-"""Calling methods of a value at its owner: `rref.rpc_async().method(...)` and its two siblings.
+"""Calling methods of a value at its owner: `rref.rpc_async().method(...)` and its siblings.
 
 A proxy call is an ordinary call of `call_method` at the owner. Its first argument, the subject,
 stands for the value: it arrives as the owner's record, and the call starts when the value is there.
@@ -11,11 +11,11 @@ import asyncio
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import NotAllowed, ProtocolError, WrongThread
+from aiograd.errors import NotAllowed, ProtocolError, WorkerLost, WrongThread
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
@@ -24,6 +24,7 @@ from aiograd.rpc.scope import current_guest
 from aiograd.rref.futures import OwnerFuture, Reference, block_on
 from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
 from aiograd.rref.registry import RRefs
+from aiograd.rref.services import owner_lost
 
 if TYPE_CHECKING:
     from aiograd.rpc.extension import Arrival, Departure
@@ -92,9 +93,30 @@ def call_method(
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(
             f"{type(value).__name__}.{name}() is a generator, and a proxy call gives one result: "
-            "return a list, or use ag.rpc_stream with a function that takes the RRef"
+            f"read it by `async for item in rref.rpc_stream().{name}(...)`"
         )
     return result
+
+
+@expose
+def stream_method(
+    subject: OwnerRecord, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Start a generator method of the value, at its owner. The worker reads it."""
+    if type(subject) is not OwnerRecord:
+        raise ProtocolError(
+            f"stream_method: the subject is {type(subject).__name__}, not a reference",
+            current_agent().name,
+        )
+    value = subject.result()
+    method = _method(value, name)
+    # This runs on the loop, where a generator function only makes its generator. Any other function
+    # would do its work here and stop the loop.
+    if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+        raise TypeError(
+            f"{type(value).__name__}.{name}() is no generator: call it by rref.rpc_async().{name}()"
+        )
+    return method(*args, **kwargs)
 
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
@@ -215,3 +237,46 @@ class RemoteProxy(_Proxy):
         # the future, and that the reference.
         if not block_on(refs.agent, refs.ask(rref, "rref.has", name, timeout=self._timeout)):
             raise AttributeError(f"the value on {record.owner.name} has no attribute {name!r}")
+
+
+class StreamProxy(_Proxy):
+    """`async for item in rref.rpc_stream().method(...)`: a generator method, item by item."""
+
+    __slots__ = ()
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> OwnerStream:
+        refs, owner = self._refs, self._owner()
+        if not refs.agent.here():
+            raise WrongThread("a stream is read on the worker's loop, not in a thread")
+        arguments = (Subject(self._rref), name, args, kwargs)
+        stream = refs.agent.stream(owner, stream_method, arguments, timeout=self._timeout)
+        return OwnerStream(stream, self._rref)
+
+
+class OwnerStream(AsyncIterator[Any]):
+    """A `Stream` from the owner of a reference, which it keeps: a release must not overtake it."""
+
+    def __init__(self, stream: Any, rref: Reference) -> None:
+        self._stream, self._rref = stream, rref
+
+    def __aiter__(self) -> OwnerStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except WorkerLost as error:
+            lost = owner_lost(error) if error.worker == self._rref.owner_name() else error
+            if lost is error:
+                raise
+            raise lost from None
+
+    async def aclose(self) -> None:
+        """Stop reading; the generator at the owner is closed."""
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> OwnerStream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

@@ -19,7 +19,7 @@ from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import users_frame
 from aiograd.rref.futures import CreateFuture, block_on, wake
-from aiograd.rref.proxy import AsyncProxy, RemoteProxy, SyncProxy
+from aiograd.rref.proxy import AsyncProxy, RemoteProxy, StreamProxy, SyncProxy
 from aiograd.rref.refcount.records import (
     OwnerRecord,
     Record,
@@ -172,6 +172,20 @@ class RRef:
     def remote(self, timeout: float | None = None) -> RemoteProxy:
         """Call a method at the owner and leave its result there: `rref.remote().method(...)`."""
         return RemoteProxy(self._refs, self, timeout)
+
+    def rpc_stream(self, timeout: float | None = None) -> StreamProxy:
+        """Read a generator method at the owner: `async for x in rref.rpc_stream().method()`.
+
+        Leaving the loop closes the generator; a slow reader slows it down; see `ag.rpc_stream`.
+
+            >>> class Model:
+            ...     def tokens(self, n):
+            ...         yield from range(n)
+            >>> model = ag.remote("worker1", Model)
+            >>> [token async for token in model.rpc_stream().tokens(3)]
+            [0, 1, 2]
+        """
+        return StreamProxy(self._refs, self, timeout)
 
     def _get_type(self, timeout: float | None = None, blocking: bool = True) -> Any:
         """Return the type of the value; it is fetched once. `blocking=False` gives the future.

@@ -48,3 +48,11 @@ async def test_an_empty_batch_is_refused(cluster, schedule: str):
                 await pipe.train_step(np.ones((0, 3)), np.ones((0, 3)), squares)
         with pytest.raises(ValueError, match="empty"):
             await pipe(np.ones((0, 3)))
+
+
+async def test_the_parameters_of_all_stages_are_found(cluster):
+    async with cluster(2):
+        pipe = ag.nn.Pipeline(await stages())
+        parameters = await pipe.remote_parameters()
+        assert [p.owner_name() for p in parameters] == ["worker0"] * 2 + ["worker1"] * 2
+        assert [(await p).shape for p in parameters] == [(3, 3), (3,)] * 2

@@ -1,4 +1,4 @@
-"""Methods of a value, called at its owner through the three proxies."""
+"""Methods of a value, called at its owner through the four proxies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.errors import DeadlineExceeded, RRefReleased, WrongThread
+from aiograd.errors import DeadlineExceeded, OwnerLost, RRefReleased, WrongThread
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
 from aiograd.rref.refcount.records import OwnerRecord
@@ -278,3 +278,63 @@ class Purse:
     async def take(self, account: RRef, amount: RRef) -> int:
         result: int = await account.rpc_async().deposit(await amount)
         return result
+
+
+class Source:
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    async def tokens(self, n: int, *, start: int = 0) -> AsyncIterator[int]:
+        try:
+            for i in range(n):
+                yield start + i
+        finally:
+            self.closed.set()
+
+    def plain_tokens(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+    def no_generator(self) -> list[int]:
+        return [1]
+
+    def was_closed(self) -> bool:
+        return self.closed.wait(5)
+
+
+@PEERS
+async def test_a_generator_method_is_read_item_by_item(workers: Any, to: str) -> None:
+    async with workers(2):
+        rref = remote(to, Source)
+        assert [x async for x in rref.rpc_stream().tokens(20, start=3)] == list(range(3, 23))
+        assert [x async for x in rref.rpc_stream(timeout=5).plain_tokens(3)] == [0, 1, 2]
+
+
+@PEERS
+async def test_leaving_the_loop_closes_the_generator_at_the_owner(workers: Any, to: str) -> None:
+    async with workers(2):
+        rref = remote(to, Source)
+        async with rref.rpc_stream().tokens(1000) as stream:
+            async for token in stream:
+                if token == 2:
+                    break
+        assert await rref.rpc_async().was_closed()
+
+
+async def test_a_method_that_is_no_generator_is_not_run_as_a_stream(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", Source)
+        with pytest.raises(TypeError, match=r"no generator: call it by rref.rpc_async\(\)"):
+            await anext(rref.rpc_stream().no_generator())
+        with pytest.raises(AttributeError):
+            await anext(rref.rpc_stream().missing())
+
+
+async def test_a_stream_keeps_its_value_and_says_when_the_owner_is_lost(workers: Any) -> None:
+    async with workers(2) as (_, b):
+        stream = remote("worker1", Source).rpc_stream().tokens(1000)
+        gc.collect()
+        assert await anext(stream) == 0
+        await b.agent.close()
+        with pytest.raises(OwnerLost):
+            async for _ in stream:
+                pass

@@ -5,8 +5,8 @@
     python benchmarks/scaling/run.py --only contexts --sizes 1000,10000
 
 Each point runs in a process of its own (`curves.py`). A figure is a cost per unit of work, so a
-cost that grows as the work does is a flat row. The last column is the largest figure as a multiple of
-the smallest, beside the goal where there is one. The exit code says whether all goals are met.
+cost that grows as the work does is a flat row. The last column is the largest figure as a multiple
+of the smallest, beside the goal where there is one. The exit code says whether all goals are met.
 """
 
 from __future__ import annotations

@@ -40,10 +40,7 @@ def test_each_array_of_a_stack_gets_its_layer(axis):
 
 @pytest.mark.parametrize("axis", [0, 1, -1, None])
 def test_each_array_of_a_concatenation_gets_its_slice(axis):
-    if axis is None:
-        xs = [*leaves(2, 2, 3), *leaves(1, 4)]
-    else:
-        xs = leaves(3, 2, 3)
+    xs = [*leaves(2, 2, 3), *leaves(1, 4)] if axis is None else leaves(3, 2, 3)
     joined = ag.concatenate(xs, axis=axis)
     weights = np.arange(float(joined.size)).reshape(joined.shape)
     (joined * weights).sum().backward()

@@ -102,6 +102,9 @@ WORKERS ?= 64
 many: $(VENV)/.run.ok  ## start many local workers, and the time it takes (WORKERS=64)
 	@$(BIN)/python benchmarks/many.py $(WORKERS)
 
+scaling: $(VENV)/.run.ok  ## how cost grows with size: curves and goals (ARGS="--against ../old --only contexts")
+	@$(BIN)/python benchmarks/scaling/run.py $(ARGS)
+
 RUNS ?= 3
 failures: $(VENV)/.test.ok  ## the failure table: what is promised, and measured on both loops (RUNS=3)
 	@AIOGRAD_FIGURES=$(RUNS) $(BIN)/python -m pytest tests/failures

@@ -65,9 +65,11 @@ class Op:
         self.forward = forward
         self.rules = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
-        self.joint = joint  # one rule for all arguments of an op with several outputs
-        # `each` only asks for the shapes of its arguments. It cannot be found from the bytecode:
-        # the rule picks one of `*args` by its number, which looks like any other use.
+        # One rule for all arguments: joint(g, y, *args, **kwargs) returns a gradient for each. With
+        # several outputs, g and y are sequences.
+        self.joint = joint
+        # `each` or `joint` only asks for the shapes of its arguments. It cannot be found from the
+        # bytecode: the rule picks one of `*args` by its number, which looks like any other use.
         self.shapes_only = shapes_only
         self.arrange = arrange  # from the arguments users write to (arrays, parameters)
         # With exactly this many arguments there is nothing to arrange, unless parameters are given
@@ -358,7 +360,10 @@ def op(
     """Declare a new operation with one gradient rule per positional argument.
 
     `forward` works on arrays. A rule is called as `rule(g, y, *args, **kwargs)` and returns the
-    gradient of its argument; None instead of a rule means that the argument has none. Example:
+    gradient of its argument; None instead of a rule means that the argument has none. One rule may
+    serve all arguments instead: `each(g, y, i, *args, **kwargs)` is called for every argument `i`,
+    `joint(g, y, *args, **kwargs)` is called once and returns a gradient for each. Operations with
+    several outputs need the latter, and get sequences as `g` and `y`. Example:
 
         cube = ag.op("cube", lambda a: a**3, lambda g, y, a: g * 3 * a**2)
     """

@@ -36,8 +36,8 @@ class Operation(Protocol):
 
     name: str
     rules: tuple[Rule | None, ...]
-    each: Rule | None  # one rule for every argument, or
-    joint: Rule | None  # one for all arguments of an operation with several outputs
+    each: Rule | None  # one rule, called for every argument, or
+    joint: Rule | None  # one rule, called once for all arguments
     plans: dict[tuple[bool, ...], Plan]  # what to save, by which arguments want a gradient
 
     def check_parameters(self, kwargs: dict[str, Any]) -> None:
@@ -108,8 +108,12 @@ class OpNode(Node):
         kwargs = self.kwargs
         if rules is not None:
             return [None if rule is None else rule(grad, *saved, **kwargs) for rule in rules]
-        each, (y, *args) = self.op.each, saved
-        assert each is not None
+        each = self.op.each
+        if each is None:
+            # One rule for all arguments, called once.
+            assert self.op.joint is not None
+            return _as_many(self.op.joint(grad, *saved, **kwargs), self)
+        y, *args = saved
         return [
             None if parent is None else each(grad, y, i, *args, **kwargs)
             for i, parent in enumerate(self.parents)
@@ -193,12 +197,7 @@ class JointOpNode(Joint):
                 g = wrap(g) if create_graph else g
             filled.append(g)
         assert self.op.joint is not None
-        given = self.op.joint(filled, ys, *args, **self.kwargs)
-        found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
-        # A list is easily one short in a rule that a user wrote; the sweep would then pair
-        # gradients and inputs wrongly.
-        if len(found) != len(self.parents):
-            raise wrong_count(self.op.name, len(found), len(self.parents))
+        found = _as_many(self.op.joint(filled, ys, *args, **self.kwargs), self)
         if not retain and self.cells:
             self.saved = None
         return found
@@ -369,6 +368,16 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
                 arg._cell = [0] if result._cell is None else result._cell
             result._cell = arg._cell
             return
+
+
+def _as_many(given: Any, node: OpNode | JointOpNode) -> Sequence[Any]:
+    """Return what a rule for all arguments gave, one gradient for each of them."""
+    found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+    # A list is easily one short in a rule that a user wrote; the sweep would then pair gradients
+    # and inputs wrongly.
+    if len(found) != len(node.parents):
+        raise wrong_count(node.op.name, len(found), len(node.parents))
+    return found
 
 
 def wrong_count(name: str, given: int, expected: int) -> GradError:

@@ -34,7 +34,7 @@ from aiograd.wire.session import Offer
 
 # Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
 # versions refuse each other, so no message needs a version of its own.
-VERSION: Final = 6
+VERSION: Final = 7
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.

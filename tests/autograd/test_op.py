@@ -62,6 +62,16 @@ def test_any_number_of_arguments():
     assert all(x.grad.tolist() == [1, 1, 1] for x in xs)
 
 
+def test_one_rule_called_once_may_serve_all_arguments():
+    product = ag.op("product", lambda a, b: a * b, joint=lambda g, y, a, b: [g * b, g * a])
+    assert gradcheck(product, (leaf(), leaf(4.0, 5.0, 6.0)))
+    assert gradgradcheck(product, (leaf(), leaf(4.0, 5.0, 6.0)))
+    bad = ag.op("one_short", lambda a, b: a * b, joint=lambda g, y, a, b: [g])
+    with pytest.raises(GradError, match="one_short") as caught:
+        bad(leaf(), leaf()).sum().backward()
+    assert caught.value.reason == "count"
+
+
 def test_arrays_and_lists_give_tensors():
     assert cube(np.ones(2)).tolist() == [1, 1]
     assert cube([1.0, 2.0]).tolist() == [1, 8]

@@ -147,6 +147,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     4: "cbcd4aeb",
     5: "2a2cb3c2",
     6: "a5e9e723",
+    7: "4131e166",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.shape import atleast_1d, atleast_2d, atleast_3d, ravel
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
+from aiograd.autograd.tensor import Tensor
 
 # ── joining ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -19,30 +21,53 @@ def _list(arrays: Any) -> list[Any]:
     return list(arrays)
 
 
-def _part(g: Any, y: Any, i: int, *arrays: Any, axis: int | None = 0) -> Any:
-    """The slice of the gradient that belongs to array number `i`."""
-    # Flattened one after another.
-    if axis is None:
-        start = sum([a.size for a in arrays[:i]])
-        return g[start : start + arrays[i].size].reshape(arrays[i].shape)
+def _parts(g: Any, y: Any, *arrays: Any, axis: int | None = 0) -> Any:
+    """The adjoint of `concatenate`: the slice of the gradient that belongs to each array."""
+    flat = axis is None  # joined flattened, one after another
     # Counted from the front, since slices are built up to it.
-    axis %= arrays[i].ndim
-    start = sum([a.shape[axis] for a in arrays[:i]])
-    return g[(slice(None),) * axis + (slice(start, start + arrays[i].shape[axis]),)]
+    at = 0 if axis is None else axis % arrays[0].ndim
+    ends = list(accumulate([a.size if flat else a.shape[at] for a in arrays]))
+    if _is_recorded(g):
+        # One node for all slices. A slice of its own for each would put zeros around each in a
+        # second derivative: n arrays of the size of the whole.
+        parts = list(np.split(g, ends[:-1], axis=at))
+    else:
+        before = (slice(None),) * at
+        starts = [0, *ends[:-1]]
+        parts = [g[(*before, slice(i, j))] for i, j in zip(starts, ends, strict=True)]
+    return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)] if flat else parts
 
 
-# The rules ask for shapes alone (`shapes_only`), so no array is saved, however many are joined.
+def _layers(g: Any, y: Any, *arrays: Any, axis: int = 0) -> Any:
+    """The adjoint of `stack`: the layer of the gradient that belongs to each array."""
+    at = axis % g.ndim
+    count = g.shape[at]
+    if _is_recorded(g):
+        shape = g.shape[:at] + g.shape[at + 1 :]
+        return [part.reshape(shape) for part in np.split(g, count, axis=at)]
+    before = (slice(None),) * at
+    return [g[(*before, i)] for i in range(count)]
+
+
+def _is_recorded(g: Any) -> bool:
+    """Whether a gradient is a Tensor that can be split by one operation."""
+    return isinstance(g, Tensor) and not g.is_sparse
+
+
+# One rule for all arrays: a rule that is called for each of n arrays, with all n of them, makes
+# the backward pass quadratic. The rules ask for shapes alone (`shapes_only`), so no array is saved,
+# however many are joined.
 concatenate = numpy_op(
     np.concatenate,
     forward=lambda *arrays, axis=0: np.concatenate(arrays, axis=axis),
-    each=_part,
+    joint=_parts,
     shapes_only=True,
     arrange=lambda arrays, axis=0, out=None: (_list(arrays), {"axis": axis, **_out(out)}),
 )
 stack = numpy_op(
     np.stack,
     forward=lambda *arrays, axis=0: np.stack(arrays, axis=axis),
-    each=lambda g, y, i, *arrays, axis=0: g[(slice(None),) * (axis % g.ndim) + (i,)],
+    joint=_layers,
     shapes_only=True,
     arrange=lambda arrays, axis=0, out=None: (_list(arrays), {"axis": axis, **_out(out)}),
 )

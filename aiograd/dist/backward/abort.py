@@ -112,7 +112,7 @@ class AbortProtocol:
         context, state = active.context, active.state
         if state.number in context.passes:
             context.ended_well(state.originator.incarnation, state.number)
-        self._passes.pop(active.key, None)
+        self._passes.discard(active.key)
 
     def failure_reported(
         self, sender: PeerInfo, context_id: int, number: int, worker: str, op: str, fault: Any
@@ -130,13 +130,13 @@ class AbortProtocol:
 
     def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
         """End the passes that need an incarnation which is gone."""
-        for active in list(self._passes.values()):
+        for active in self._passes.all():
             state = active.state
             if active.done is None and state.originator.incarnation == peer.incarnation:
                 if state.complete:
                     # The pass may have ended well: a worker that knows may report the outcome. Until
                     # then its numbers are not shown.
-                    del self._passes[active.key]
+                    self._passes.discard(active.key)
                 else:
                     self._channel.spawn(self.end(active, failure_of(peer.name, "", error)))
             elif state.names(peer.incarnation):
@@ -160,7 +160,7 @@ class AbortProtocol:
         Posts are not numbered for their senders, so the peer cannot say which message that was, and
         one of these passes has lost credit: it would be missed only at its deadline.
         """
-        for active in list(self._passes.values()):
+        for active in self._passes.all():
             if peer.incarnation in active.state.informed:
                 self.failed(active, error)
 
@@ -190,7 +190,7 @@ class AbortProtocol:
         self, context: Context, originator: bytes, key: PassKey, failure: BackwardFailed
     ) -> bool:
         """Forget our part of a failed pass; False if that is done already."""
-        self._passes.pop(key, None)
+        self._passes.discard(key)
         context.outcomes.decided(key[1], well=False)  # does nothing unless it was begun here
         return context.ended_badly(originator, key[1], failure)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any
 
@@ -115,18 +114,49 @@ class ActivePass:
             self.trace.note(kind, key, perf_counter() - began, {"edges": edges})
 
 
-class PassTable(dict[PassKey, ActivePass]):
+class PassTable:
     """The passes under way on one worker; shared by the engine, the aborts and the reports.
 
-    A dict, because it is asked for every gradient message.
+    Found by key for every gradient message, and by context for every context that is left: a worker
+    may have thousands of contexts open, each with a pass whose outcome it does not know yet.
     """
+
+    def __init__(self) -> None:
+        self._passes: dict[PassKey, ActivePass] = {}
+        self._by_context: dict[int, dict[PassKey, ActivePass]] = {}  # contexts with passes only
+        # The dict's own method: it is called for every gradient message.
+        self.get = self._passes.get
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    def add(self, active: ActivePass) -> None:
+        """Take in a pass that begins here."""
+        key = active.key
+        self._passes[key] = active
+        siblings = self._by_context.get(key[0])
+        if siblings is None:
+            self._by_context[key[0]] = {key: active}
+        else:
+            siblings[key] = active
+
+    def discard(self, key: PassKey) -> None:
+        """Forget a pass, if it is still here."""
+        if self._passes.pop(key, None) is not None:
+            siblings = self._by_context[key[0]]
+            if len(siblings) == 1:
+                del self._by_context[key[0]]
+            else:
+                del siblings[key]
 
     def is_live(self, active: ActivePass) -> bool:
         """Tell whether a pass is still under way: an await or a thread may have outlived it."""
         return self.get(active.key) is active
 
-    def of(self, context_id: int) -> Iterator[ActivePass]:
-        """Yield the passes of one context; some may be removed meanwhile."""
-        for active in list(self.values()):
-            if active.context.id == context_id:
-                yield active
+    def all(self) -> list[ActivePass]:
+        """Return all passes, oldest first."""
+        return list(self._passes.values())
+
+    def of(self, context_id: int) -> list[ActivePass]:
+        """Return the passes of one context, oldest first."""
+        return list(self._by_context.get(context_id, {}).values())

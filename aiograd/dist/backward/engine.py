@@ -82,7 +82,7 @@ class Engine:
 
     def running(self) -> int:
         """Return how many passes have something to do or to wait for here."""
-        return sum(active.waits for active in self.passes.values())
+        return sum(active.waits for active in self.passes.all())
 
     def close(self) -> None:
         """Report no outcomes any more; the worker is closing."""
@@ -158,7 +158,7 @@ class Engine:
         state = self._pass(context, number, me, terms, entries, capture)
         done = self._channel.future()
         active = ActivePass(context, state, done, self._lost_peers.count)
-        self.passes[active.key] = active
+        self.passes.add(active)
         context.outcomes.begun(number)
         active.trace = self._channel.trace_pass()
         state.start(entries)
@@ -231,7 +231,7 @@ class Engine:
             self._succeeded(active)
         finally:
             active.unlimit()
-            self.passes.pop(active.key, None)
+            self.passes.discard(active.key)
             if active.trace is not None:
                 active.trace.end(None if state.over else sys.exception())
 
@@ -423,7 +423,7 @@ class Engine:
         originator = sender if invited_by_originator else PeerInfo(name, rank, incarnation)
         state = self._pass(context, number, originator, Terms(*terms))
         active = ActivePass(context, state, None, self._lost_peers.count)
-        self.passes[active.key] = active
+        self.passes.add(active)
         active.trace = self._channel.trace_pass()
         return active
 
@@ -440,5 +440,5 @@ class Engine:
     def released(self, context: Context) -> None:
         """End the passes of a context that was left; a task that awaits one gets UnknownContext."""
         for active in self.passes.of(context.id):
-            del self.passes[active.key]
+            self.passes.discard(active.key)
             active.fail(UnknownContext(context.id, "it was released while a backward pass ran"))

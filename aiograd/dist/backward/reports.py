@@ -118,7 +118,7 @@ class OutcomeReports:
                 continue
             well = report.outcome(number)
             if well is not None:
-                self._passes.pop((context.id, number), None)
+                self._passes.discard((context.id, number))
             if well:
                 context.ended_well(report.incarnation, number)
             elif well is False:

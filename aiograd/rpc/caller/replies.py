@@ -101,8 +101,6 @@ class Replies:
                 bucket.pop(future, None)
             if info.trace is not None:
                 info.trace.answered(future, 0, b"")
-            if caller.window:
-                caller.proceed()
             if entry.__class__ is tuple:
                 try:
                     entry = decode_value_entry(entry, boxes)
@@ -113,6 +111,8 @@ class Replies:
                 info.stream.ended(None)
             if not future.done():
                 future.set_result(entry)
+        if caller.window:  # once for all: those that start now share frames, too
+            caller.proceed()
 
     def _settle_later(self, future: Future[Any], value: Any, arrival: Arrival, bucket: Any) -> None:
         """Settle a call when everything that its result brought may be used."""

@@ -112,6 +112,8 @@ class Outbox:
         self.scheduled = False  # a flush comes at the end of this tick
         self.corked = False  # while a batch is read: everything it causes leaves in one write
         self._lazy = 0  # headers and bodies in the queue that are in no hurry
+        self._counted = 0  # headers and bodies in the queue whose bytes were added up so far
+        self._counted_bytes = 0
         self._delayed = False  # a timer will flush them
         self.waiting = 0  # bytes of large messages that have not left
         self.place: Place | None = None  # puts pieces of these into memory that the peer can see
@@ -299,7 +301,7 @@ class Outbox:
         self._queue.clear()
         self._batch.clear()
         self._open.clear()
-        self._lazy = 0
+        self._lazy = self._counted = self._counted_bytes = 0
         self._parcels.clear()
         self.waiting = 0
 
@@ -337,7 +339,7 @@ class Outbox:
                 queue.insert(0, session.acknowledge())
             data = b"".join(queue)
             queue.clear()
-            self._lazy = 0
+            self._lazy = self._counted = self._counted_bytes = 0
             session.keep(data)
             self._transport.write(data)
         if self._parcels:
@@ -412,9 +414,14 @@ class Outbox:
     @property
     def size(self) -> int:
         """Bytes not yet handed to the kernel, except messages that are only lazy."""
-        waiting = self.waiting
-        if len(self._queue) > self._lazy:
-            waiting += sum(map(len, self._queue))
+        waiting, queue = self.waiting, self._queue
+        if len(queue) > self._lazy:
+            # A queue grows until it is written. Only what is new is added up: while a peer does not
+            # read, the sum is asked for with every call.
+            if len(queue) > self._counted:
+                self._counted_bytes += sum(map(len, queue[self._counted :]))
+                self._counted = len(queue)
+            waiting += self._counted_bytes
         return waiting + self._unwritten
 
     @property

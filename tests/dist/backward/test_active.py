@@ -60,16 +60,38 @@ async def test_the_originator_waits_for_the_end_and_others_for_their_own_part():
 async def test_a_pass_is_live_while_it_is_the_one_in_the_table():
     table, this = PassTable(), active()
     assert not table.is_live(this)
-    table[this.key] = this
+    table.add(this)
     assert table.is_live(this)
-    table[this.key] = active()
+    table.add(active())
     assert not table.is_live(this)
 
 
-async def test_passes_of_one_context_can_be_removed_while_they_are_listed():
+async def test_passes_of_one_context_can_be_discarded_while_they_are_listed():
     table = PassTable()
     for each in (active(1), active(2), active(3, context_id=8)):
-        table[each.key] = each
+        table.add(each)
     for each in table.of(7):
-        del table[each.key]
-    assert list(table) == [(8, 3)]
+        table.discard(each.key)
+    assert [each.key for each in table.all()] == [(8, 3)]
+    assert table.of(7) == []
+
+
+async def test_a_table_keeps_nothing_of_passes_that_ended():
+    table = PassTable()
+    for each in (active(1), active(2)):
+        table.add(each)
+        table.discard(each.key)
+        table.discard(each.key)  # the second time does nothing
+    assert len(table) == 0
+    assert not any(vars(table)[name] for name in ("_passes", "_by_context"))
+
+
+async def test_a_context_is_looked_up_without_a_look_at_the_passes_of_others():
+    table = PassTable()
+    others = [active(number, context_id=number) for number in range(1, 51)]
+    for each in others:
+        table.add(each)
+        each.context = None  # whoever asks for it raises
+    mine = active(99, context_id=99)
+    table.add(mine)
+    assert table.of(99) == [mine]

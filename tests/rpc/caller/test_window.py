@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from aiograd.errors import Overloaded
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import inline, rpc_async, rpc_stream, rpc_sync
 from aiograd.rpc.options import Options
+from aiograd.rpc.scope import SCOPE
+from aiograd.wire.messages import CALL
 from tests.support.waiting import until
 
 ONE = Options(max_inflight=1, timeout=20.0)
@@ -151,3 +154,73 @@ async def test_calls_that_wait_are_lost_with_the_peer(agents):
         await b.close()
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert [each.executed for each in ends] == ["unknown", "no", "no"]
+
+
+async def double(x):
+    return 2 * x
+
+
+async def double_many(name, count):
+    return sum(await asyncio.gather(*[rpc_async(name, double, (i,)) for i in range(count)]))
+
+
+def count_frames(agent, peer):
+    """Count the frames with calls that arrive at `agent` from `peer`, and the calls in them."""
+    receiver = agent.links.get(peer.incarnation).receiver
+    frames, receive = [], receiver.receive
+
+    def counted(batch):
+        batch = list(batch)
+        frames.extend(frame for frame in batch if frame.kind == CALL)
+        return receive(batch)
+
+    agent.links.get(peer.incarnation).connection._receive = counted
+    return frames
+
+
+@pytest.mark.parametrize("timeout", [20.0, math.inf])
+async def test_calls_that_waited_share_frames_as_others_do(agents, timeout):
+    async with agents(2, options=Options(max_inflight=64)) as (a, b):
+        assert await rpc_async("worker1", double, (1,)) == 2
+        frames = count_frames(b, a)
+        calls = [rpc_async("worker1", double, (i,), timeout=timeout) for i in range(640)]
+        assert await asyncio.gather(*calls) == [2 * i for i in range(640)]
+        assert len(frames) <= 640 / 8
+
+
+async def test_so_do_nested_calls_that_waited(agents):
+    async with agents(2, options=Options(max_inflight=8)):
+        assert await double_many("worker1", 3) == 6
+        # Made by a call that runs here, so that one of them goes beyond the window.
+        assert await rpc_async("worker1", double_many, ("worker0", 100)) == 9900
+        assert await rpc_async("worker1", double_many, ("worker0", 100)) == 9900
+
+
+async def test_the_budget_of_a_call_that_waited_is_what_is_left(agents):
+    async with agents(2, options=ONE):
+        assert await rpc_async("worker1", double, (1,)) == 2
+        assert await rpc_async("worker1", time_left) > 19
+        first = rpc_async("worker1", asyncio.sleep, (0.3,))
+        waited = rpc_async("worker1", time_left, timeout=10.0)
+        await first
+        assert 9.0 < await waited <= 9.75
+
+
+async def time_left():
+    return SCOPE.get().deadline - asyncio.get_running_loop().time()
+
+
+async def test_fault_injection_sees_calls_that_waited_one_by_one(agents):
+    async with agents(2, options=Options(max_inflight=4)) as (a, _):
+        assert await rpc_async("worker1", double, (1,)) == 2
+        calls = [rpc_async("worker1", double, (i,)) for i in range(20)]
+        seen = []
+
+        class Watch:
+            def on_send(self, name, peer):
+                seen.append(name)
+                return SimpleNamespace(action="send", seconds=0.0)
+
+        a.fault_injector = Watch()
+        assert await asyncio.gather(*calls) == [2 * i for i in range(20)]
+        assert len(seen) == 16

@@ -172,6 +172,18 @@ def rows(wire):
     ]
 
 
+async def test_the_bytes_that_wait_are_right_after_every_message_and_write(outbox, wire):
+    outbox.pause()
+    for id in range(20):
+        outbox.put(Frame(CALL, 0, id, body=bytes(id)), LAZY if id % 3 else NORMAL)
+        assert outbox.size == len(b"".join(outbox._queue))
+    outbox.resume()
+    assert outbox.size == 0
+    outbox.pause()
+    outbox.put(Frame(CALL, 0, 99, body=b"x" * 50))
+    assert outbox.size == len(b"".join(outbox._queue))
+
+
 async def test_calls_that_are_alike_share_a_frame(outbox, wire):
     for id in (5, 6, 7):
         outbox.put_batched((CALL, FAST, 1.0, 3), id, (id,))

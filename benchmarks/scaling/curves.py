@@ -1,0 +1,146 @@
+"""The curves: each measures one cost at one size, in a process of its own.
+
+    python benchmarks/scaling/curves.py contexts 1000
+
+prints the figures as JSON: cost per unit of work, so that a flat row is linear growth. Costs are
+CPU time of the process, best of a few rounds where a round is cheap. Workers share its loop, unless
+a curve is about processes, so that both ends of every message are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from aiograd.cluster.processes.malloc import collect_less_often
+from aiograd.errors import UnknownContext
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One cost that must not grow faster than the work."""
+
+    title: str
+    measure: Callable[[int], Awaitable[Figures]]
+    sizes: tuple[int, ...]
+    goals: dict[str, float]  # figure → how many times its smallest value the largest may be
+
+
+CURVES: dict[str, Curve] = {}
+
+
+def curve(title: str, *sizes: int, **goals: float) -> Any:
+    """Register a curve under the name of its function."""
+
+    def register(measure: Callable[[int], Awaitable[Figures]]) -> Any:
+        CURVES[measure.__name__] = Curve(title, measure, sizes, goals)
+        return measure
+
+    return register
+
+
+class Stopwatch:
+    """CPU microseconds of this process since it was made, per unit of work."""
+
+    def __init__(self) -> None:
+        self._began = time.process_time()
+
+    def per(self, count: int) -> float:
+        return (time.process_time() - self._began) / count * 1e6
+
+
+@curve("contexts open at once, each with a call: µs each", 500, 2000, 8000, pass_close=2.0)
+async def contexts(count: int) -> Figures:
+    """Open contexts, call in each; then run a pass in each, all at once, and leave it."""
+    async with ag.LocalCluster(1, processes=False):
+        x = ag.ones(3, requires_grad=True)
+        opened = []
+        watch = Stopwatch()
+        for _ in range(count):
+            ctx = ag.context()
+            with ctx.active():
+                opened.append((ctx, await ag.rpc_async("worker0", ag.mul, args=(x, 2.0))))
+        forward, watch = watch.per(count), Stopwatch()
+        await asyncio.gather(*[_finish(ctx, y) for ctx, y in opened])
+        await _settled(opened[-1][0].id)
+        return {"open_call": forward, "pass_close": watch.per(count)}
+
+
+async def _finish(ctx: Any, y: Any) -> None:
+    await ctx.backward(y.sum())
+    await ctx.release()
+
+
+async def _settled(context_id: int) -> None:
+    """Wait until the worker has released the last context."""
+    while True:
+        if not await ag.rpc_async("worker0", _knows, args=(context_id,)):
+            return
+
+
+def _knows(context_id: int) -> bool:
+    try:
+        ag.get_context(context_id)
+    except UnknownContext:
+        return False
+    return True
+
+
+def _joined(join: Callable[[Any], Any], count: int) -> Figures:
+    best = {"forward": float("inf"), "backward": float("inf")}
+    for _ in range(3):
+        xs = [ag.ones(3, requires_grad=True) for _ in range(count)]
+        watch = Stopwatch()
+        y = join(xs).sum()
+        best["forward"] = min(best["forward"], watch.per(count))
+        watch = Stopwatch()
+        y.backward()
+        best["backward"] = min(best["backward"], watch.per(count))
+        assert np.array_equal(xs[-1].grad.data, np.ones(3))
+    return best
+
+
+@curve("stack of many tensors: µs each", 500, 2000, 8000, backward=2.0)
+async def stack(count: int) -> Figures:
+    """Backward through a stack."""
+    return _joined(ag.stack, count)
+
+
+@curve("concatenation of many tensors: µs each", 500, 2000, 8000, backward=2.0)
+async def concatenate(count: int) -> Figures:
+    """Backward through a concatenation."""
+    return _joined(ag.concatenate, count)
+
+
+@curve("calls in flight, the limit is 1,024: µs each", 256, 1000, 4000, 20_000, per_call=1.25)
+async def inflight(count: int) -> Figures:
+    """Start many calls at once, and wait for all."""
+    async with ag.LocalCluster(1, processes=False):
+        best = float("inf")
+        for _ in range(max(3, 40_000 // count)):
+            watch = Stopwatch()
+            await asyncio.gather(
+                *[ag.rpc_async("worker0", _plus, (1.0, 2.0)) for _ in range(count)]
+            )
+            best = min(best, watch.per(count))
+        return {"per_call": best}
+
+
+async def _plus(a: float, b: float) -> float:
+    return a + b
+
+
+if __name__ == "__main__":
+    name, size = sys.argv[1], int(sys.argv[2])
+    collect_less_often()  # as in every worker process; `tape` measures the difference
+    print(json.dumps(asyncio.run(CURVES[name].measure(size))))  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ async def overtaken_call(actor: Actor) -> None:
     def begin() -> Any:
         """Begin all calls in one callback, before the first byte of the large one is sent."""
         future = rpc_async(to, measure, (large.id, array))
-        begun.append(Group([to]).map(same, range(CROWD)))
+        begun.append(Group([to]).map(same, range(CROWD), concurrency=CROWD))
         return future
 
     await actor.ledger.watch(large, begin, OVERTAKEN)

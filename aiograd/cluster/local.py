@@ -21,10 +21,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.bootstrap import private_folder
@@ -35,17 +44,19 @@ from aiograd.cluster.worker import Worker, run_to_completion
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import api, scope
 from aiograd.rpc.callee.exposure import exposing_modules
+from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.future import Future
-from aiograd.rpc.options import Options
+from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.network import Network
-from aiograd.rref import remote
+from aiograd.rref import RRef, remote
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Handle", "LocalCluster", "StartedWorker"]
 
 _log = logging.getLogger("aiograd.cluster")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 SHOWN_LINES = 20  # of a failed worker's output, in the error
 # Seconds for a worker to exit by itself after it has left, before it is killed. `close` promises to
@@ -508,12 +519,23 @@ def _failure(name: str, what: str, start: StartedWorker) -> str:
 
 
 class Handle:
-    """One worker of a cluster: `await cluster["worker0"].call(f, 1, 2)`."""
+    """One worker of a cluster: `await cluster["worker0"].call(f, 1, 2)`.
 
-    __slots__ = ("_cluster", "name", "rank")
+    All arguments are those of the function, keywords too, and an editor checks them:
+    `cluster["worker0"].within(3).call(f, 1, key=2)` has a timeout of three seconds.
+    """
 
-    def __init__(self, cluster: LocalCluster, name: str, rank: int) -> None:
-        self._cluster = cluster
+    __slots__ = ("_cluster", "_timeout", "name", "rank")
+
+    _cluster: LocalCluster
+    _timeout: float | None  # of each call; None is what `ag.rpc_async` takes
+    name: str
+    rank: int
+
+    def __init__(
+        self, cluster: LocalCluster, name: str, rank: int, timeout: float | None = None
+    ) -> None:
+        self._cluster, self._timeout = cluster, timeout
         self.name, self.rank = name, rank
 
     @property
@@ -521,19 +543,47 @@ class Handle:
         """Name and rank, as other members see them."""
         return WorkerInfo(self.name, self.rank)
 
+    def within(self, seconds: float) -> Handle:
+        """Return a handle of the same worker whose calls, values and streams have a timeout."""
+        return Handle(self._cluster, self.name, self.rank, check_timeout(seconds))
+
+    @overload
+    def call(
+        self, func: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]: ...
+    @overload
+    def call(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
     def call(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function there; see `ag.rpc_async`."""
         # The frame of the user: an error that nobody awaits is logged with the user's line.
-        call = functools.partial(self._cluster.driver.agent.call, frame=sys._getframe(1))
+        call = functools.partial(
+            self._cluster.driver.agent.call, frame=sys._getframe(1), timeout=self._timeout
+        )
         return self._cluster.as_driver(call, self.info, func, args, kwargs)
 
-    def remote(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def remote(
+        self, func: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> RRef[T]: ...
+    @overload
+    def remote(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> RRef[T]: ...
+    def remote(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RRef[Any]:
         """Call a function there and keep its value there; see `ag.remote`."""
-        return self._cluster.as_driver(remote, self.info, func, args, kwargs)
+        make = functools.partial(remote, timeout=self._timeout)
+        made: RRef[Any] = self._cluster.as_driver(make, self.info, func, args, kwargs)
+        return made
 
-    def stream(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def stream(
+        self,
+        func: Callable[P, AsyncIterator[T] | Iterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[T]:
         """Iterate over an asynchronous generator there; see `ag.rpc_stream`."""
-        return self._cluster.as_driver(api.rpc_stream, self.info, func, args, kwargs)
+        read = functools.partial(api.rpc_stream, timeout=self._timeout)
+        items: Stream[T] = self._cluster.as_driver(read, self.info, func, args, kwargs)
+        return items
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another worker cannot reach the cluster object, but it can call the worker.

@@ -9,7 +9,7 @@ any other object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from aiograd.autograd.ops.torch_names import as_dtype
 from aiograd.autograd.tensor import Tensor, is_sparse_array
 
 M = TypeVar("M", bound="Module")
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Parameter(Tensor):
@@ -38,6 +40,14 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
+
+
+class HasForward(Protocol[P, R_co]):
+    """What calling a module takes and returns: so that checkers see `forward` through it."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Compute the result."""
+        ...
 
 
 class LoadedKeys(NamedTuple):
@@ -65,7 +75,7 @@ class Module:
         """Compute the result; every subclass has its own."""
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_hooked(self, *args: Any, **kwargs: Any) -> Any:
         if self._forward_pre_hooks:
             # A copy: a hook may remove itself.
             for hook in list(self._forward_pre_hooks.values()):
@@ -79,6 +89,13 @@ class Module:
                 changed = hook(self, args, result)
                 result = result if changed is None else changed
         return result
+
+    # Typed apart from its body: a `self` that only has `forward` would have no hooks.
+    if TYPE_CHECKING:
+
+        def __call__(self: HasForward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    else:
+        __call__ = _call_hooked
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────────
 

@@ -62,7 +62,7 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[RemoteModule | RRef],
+        stages: Sequence[RemoteModule[Any] | RRef[Any]],
         schedule: str = "1f1b",
         microbatches: int | None = None,
         *,
@@ -85,7 +85,7 @@ class Pipeline:
         joined: Tensor = concatenate(parts)
         return joined
 
-    async def remote_parameters(self) -> list[RRef]:
+    async def remote_parameters(self) -> list[RRef[Any]]:
         """Return an RRef to every parameter of every stage, for a DistributedOptimizer."""
         found = await _all_or_none(
             [rpc_async(stage.owner(), list_parameters, args=(stage, True)) for stage in self.stages]
@@ -198,7 +198,7 @@ async def _all_or_none(work: list[Any]) -> list[Any]:
         raise
 
 
-def _module_of(stage: RemoteModule | RRef) -> RRef:
+def _module_of(stage: RemoteModule[Any] | RRef[Any]) -> RRef[Any]:
     """Return the reference to a stage's module."""
     if isinstance(stage, RemoteModule):
         return stage.module_rref
@@ -207,7 +207,7 @@ def _module_of(stage: RemoteModule | RRef) -> RRef:
     raise TypeError(f"a stage is a RemoteModule or an RRef to a module, not {type(stage).__name__}")
 
 
-def _run_stage(stage: RRef, value: Any, recompute: bool) -> Any:
+def _run_stage(stage: RRef[Any], value: Any, recompute: bool) -> Any:
     """Run a stage at its owner; with `recompute`, save its input instead of its graph."""
     module = stage.local_value()
     if not isinstance(module, Module):

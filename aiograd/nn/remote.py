@@ -12,15 +12,25 @@ modules it may run an exposed `forward`.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator
+from typing import (
+    Any,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    TypeVarTuple,
+    overload,
+)
 
 from aiograd.errors import NotAllowed
 from aiograd.nn import files
-from aiograd.nn.module import Module
+from aiograd.nn.module import HasForward, Module, Parameter
 from aiograd.rpc.agent import current_agent
-from aiograd.rpc.api import expose, rpc_async
+from aiograd.rpc.api import Kwargs, expose, rpc_async
 from aiograd.rpc.callee.exposure import exposed_method, is_exposed
+from aiograd.rpc.directory import To
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import check_timeout
 from aiograd.rpc.scope import current_guest
@@ -39,7 +49,14 @@ _LOCAL_ONLY = (
 ).split()
 
 
-class RemoteModule:
+M = TypeVar("M", bound=HasForward[..., Any])
+M_co = TypeVar("M_co", bound=HasForward[..., Any], covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class RemoteModule(Generic[M_co]):
     """A module on another worker, called as if it were here.
 
     `cls(*args, **kwargs)` is made on worker `to`. The constructor returns at once; `await m` waits
@@ -61,21 +78,34 @@ class RemoteModule:
 
     timeout: float | None = None  # for every call through this handle; see `within`
 
+    # As in `rpc.api`: arguments by position are checked, unless `kwargs` is given, too.
+    @overload
+    def __init__(self, to: To, cls: Callable[[], M_co]) -> None: ...
+    @overload
+    def __init__(self, to: To, cls: Callable[[*Ts], M_co], args: tuple[*Ts]) -> None: ...
+    @overload
+    def __init__(
+        self, to: To, cls: Callable[..., M_co], args: tuple[Any, ...] = (), *, kwargs: Kwargs
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, to: To, cls: Callable[..., M_co], args: tuple[Any, ...], kwargs: Kwargs
+    ) -> None: ...
     def __init__(
         self,
-        to: Any,
-        cls: Any,
+        to: To,
+        cls: Callable[..., M_co],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs = None,
     ) -> None:
-        self.module_rref: RRef = remote(to, create_module, args=(cls, args, kwargs or {}))
+        self.module_rref: RRef[M_co] = remote(to, create_module, args=(cls, args, kwargs or {}))
         # The name and not `to`, which may be a rank or a handle that does not travel.
         self.on = self.module_rref.owner_name()
 
     @classmethod
-    def init_from_module_rref(cls, to: Any, module_rref: RRef) -> RemoteModule:
+    def init_from_module_rref(cls, to: To, module_rref: RRef[M]) -> RemoteModule[M]:
         """Make another handle for a module that exists already; `to` must be its owner."""
-        made = cls.__new__(cls)
+        made: RemoteModule[M] = cls.__new__(cls)  # type: ignore[arg-type]
         made.module_rref, made.on = module_rref, module_rref.owner_name()
         # A WorkerInfo, or a name; a rank is not checked.
         name = getattr(to, "name", to)
@@ -83,28 +113,35 @@ class RemoteModule:
             raise ValueError(f"the module lives on {made.on}, not on {name}")
         return made
 
-    def within(self, seconds: float | None) -> RemoteModule:
+    def within(self, seconds: float | None) -> Self:
         """Return the same module with a timeout for each call: `await m.within(2.0)(x)`.
 
         Not a keyword of the call: all keywords belong to the module's `forward`.
         """
-        made = _rebuild(self.__getstate__())
+        made: Self = _rebuild(self.__getstate__())  # type: ignore[assignment]
         made.timeout = None if seconds is None else check_timeout(seconds)
         return made
 
-    def __await__(self) -> Generator[Any, None, RemoteModule]:
+    def __await__(self) -> Generator[Any, None, Self]:
         # `await m` waits until the module exists, and raises what its constructor raised.
         yield from self.module_rref.future().__await__()
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    # `self` is typed by what its module's `forward` takes and returns.
+    def __call__(
+        self: RemoteModule[HasForward[P, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
         return self.forward_async(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def forward(
+        self: RemoteModule[HasForward[P, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
         """Run the module's forward on its owner: `y = await m.forward(x)`."""
         return self.forward_async(*args, **kwargs)
 
-    def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def forward_async(
+        self: RemoteModule[HasForward[P, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
         """Run the module's forward on its owner, and return the future of its result.
 
         All arguments are those of `forward`; a timeout is given by `within`.
@@ -114,25 +151,22 @@ class RemoteModule:
         arguments = (self.module_rref, args, kwargs)
         return rpc_async(self.on, run_forward, args=arguments, timeout=self.timeout)
 
-    async def remote_parameters(self, recurse: bool = True) -> list[RRef]:
+    async def remote_parameters(self, recurse: bool = True) -> list[RRef[Parameter]]:
         """Return an RRef to every parameter of the module, for a DistributedOptimizer."""
         arguments = (self.module_rref, recurse)
-        found: list[RRef] = await rpc_async(
-            self.on, list_parameters, args=arguments, timeout=self.timeout
-        )
-        return found
+        return await rpc_async(self.on, list_parameters, args=arguments, timeout=self.timeout)
 
-    def get_module_rref(self) -> RRef:
+    def get_module_rref(self) -> RRef[M_co]:
         """Return the reference to the module itself; torch's name for `module_rref`."""
         return self.module_rref
 
-    async def train(self, mode: bool = True) -> RemoteModule:
+    async def train(self, mode: bool = True) -> Self:
         """Switch the module to training mode (or, with False, to evaluation)."""
         arguments = (self.module_rref, mode)
         await rpc_async(self.on, set_training, args=arguments, timeout=self.timeout)
         return self
 
-    async def eval(self) -> RemoteModule:
+    async def eval(self) -> Self:
         """Switch the module to evaluation mode."""
         return await self.train(False)
 
@@ -163,8 +197,8 @@ class RemoteModule:
         raise AttributeError(f"a RemoteModule has no attribute {name!r}")
 
 
-def _rebuild(state: dict[str, Any]) -> RemoteModule:
-    made = RemoteModule.__new__(RemoteModule)
+def _rebuild(state: dict[str, Any]) -> RemoteModule[Any]:
+    made: RemoteModule[Any] = RemoteModule.__new__(RemoteModule)
     made.__dict__.update(state)
     return made
 
@@ -173,7 +207,7 @@ def _rebuild(state: dict[str, Any]) -> RemoteModule:
 
 
 @expose
-def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
+def create_module(cls: Callable[..., M], args: Any, kwargs: Any) -> M:
     """Make the module at its owner; ValueError if the class makes anything else."""
     # `expose` below opens this function to guests; the class it would call is a second question.
     if current_guest() is not None and not is_exposed(cls):
@@ -186,9 +220,9 @@ def create_module(cls: Any, args: Any, kwargs: Any) -> Module:
     return module
 
 
-def _module(rref: RRef, method: str = "") -> Module:
+def _module(rref: RRef[Any], method: str = "") -> Module:
     """Return the module behind a reference, if the caller may use it."""
-    module = rref.local_value()
+    module: Any = rref.local_value()
     if not isinstance(module, Module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
     if current_guest() is None or is_exposed(type(module)) or exposed_method(module, method):
@@ -203,29 +237,29 @@ def _refusal(cls: Any) -> NotAllowed:
 
 
 @expose
-def run_forward(rref: RRef, args: Any, kwargs: Any) -> Any:
+def run_forward(rref: RRef[Any], args: Any, kwargs: Any) -> Any:
     """Run the module at its owner."""
     return _module(rref, "forward")(*args, **kwargs)
 
 
 @expose
-def list_parameters(rref: RRef, recurse: bool) -> list[RRef]:
+def list_parameters(rref: RRef[Any], recurse: bool) -> list[RRef[Parameter]]:
     """Return references to the parameters, at their owner."""
     return [RRef(parameter) for parameter in _module(rref).parameters(recurse)]
 
 
 @expose
-def set_training(rref: RRef, mode: bool) -> None:
+def set_training(rref: RRef[Any], mode: bool) -> None:
     """Set the mode at the owner."""
     _module(rref).train(mode)
 
 
 # Not exposed: a guest must not choose files on this machine.
-def _save(rref: RRef, path: str) -> None:
+def _save(rref: RRef[Any], path: str) -> None:
     files.save(path, _module(rref).state_dict())
 
 
-def _load(rref: RRef, path: str) -> None:
+def _load(rref: RRef[Any], path: str) -> None:
     _module(rref).load_state_dict(files.load(path))
 
 

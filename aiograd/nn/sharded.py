@@ -79,13 +79,14 @@ class ShardedEmbeddingBag:
             starts = np.searchsorted(bags[mine], np.arange(count))
             parts.append(shard(ids[mine] // len(self.shards), starts))
         # All shards at once: the calls were made above.
-        total: Tensor = sum(await asyncio.gather(*parts))
+        first, *rest = await asyncio.gather(*parts)
+        total: Tensor = sum(rest, first)
         if self.mode == "mean":
             sizes = np.maximum(np.bincount(bags, minlength=count), 1)
             total = total / sizes[:, None].astype(total.dtype)
         return total
 
-    async def remote_parameters(self) -> list[RRef]:
+    async def remote_parameters(self) -> list[RRef[Tensor]]:
         """Return an RRef to each shard's part of the table, for a DistributedOptimizer."""
         found = await asyncio.gather(*[shard.remote_parameters() for shard in self.shards])
         return [param for params in found for param in params]

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
 from aiograd.dist.registry import resolve
 from aiograd.errors import StaleGradients
@@ -43,14 +44,14 @@ class DistributedOptimizer:
     def __init__(
         self,
         cls: type[Optimizer],
-        param_rrefs: Iterable[RRef],
+        param_rrefs: Iterable[RRef[Tensor]],
         *args: Any,
         staleness: int | None = None,
         **kwargs: Any,
     ) -> None:
         if staleness is not None and not (type(staleness) is int and staleness >= 0):
             raise ValueError(f"staleness is None or a number of steps, not {staleness!r}")
-        owners: dict[str, list[RRef]] = {}
+        owners: dict[str, list[RRef[Tensor]]] = {}
         for param in param_rrefs:
             if not isinstance(param, RRef):
                 raise TypeError(
@@ -66,7 +67,8 @@ class DistributedOptimizer:
             owner: rpc_async(owner, owned.make, args=(cls, rrefs, args, kwargs))
             for owner, rrefs in owners.items()
         }
-        self._locals: dict[str, RRef] | None = None  # owner → its local optimiser, once made
+        # Owner → its local optimiser, once made.
+        self._locals: dict[str, RRef[Optimizer]] | None = None
         self._groups: list[Group] = []
         self._first: list[Group] = []  # the same as the owners made them
         # What was ever different from that. A setting that was changed back must be sent too:
@@ -77,7 +79,7 @@ class DistributedOptimizer:
         yield from self._made().__await__()
         return self
 
-    async def _made(self) -> dict[str, RRef]:
+    async def _made(self) -> dict[str, RRef[Optimizer]]:
         """Wait until every owner has its local optimiser; return the references."""
         if self._locals is None:
             made = await _all(self._making)

@@ -83,8 +83,8 @@ def _steps() -> Steps:
 
 @expose
 def make(
-    cls: type[Optimizer], params: list[RRef], args: Any, kwargs: Any
-) -> tuple[RRef, list[Group]]:
+    cls: type[Optimizer], params: list[RRef[Tensor]], args: Any, kwargs: Any
+) -> tuple[RRef[Optimizer], list[Group]]:
     """Make the local optimiser; return a reference to it, and the settings it starts with."""
     _check_guest(cls)
     local = cls([param.local_value() for param in params], *args, **kwargs)
@@ -100,7 +100,7 @@ def _check_guest(cls: Any) -> None:
         raise NotAllowed(f"{name} is no optimiser that is exposed here", current_agent().name)
 
 
-def _local(optimizer: RRef) -> Optimizer:
+def _local(optimizer: RRef[Optimizer]) -> Optimizer:
     """Return the optimiser that the caller means, if it may use it."""
     local: Optimizer = optimizer.local_value()
     _check_guest(type(local))
@@ -133,7 +133,7 @@ def _own_gradients(local: Optimizer, context: Context) -> dict[Tensor, Tensor]:
 
 
 @expose
-async def take_turn(optimizer: RRef, context_id: int) -> AsyncIterator[int]:
+async def take_turn(optimizer: RRef[Optimizer], context_id: int) -> AsyncIterator[int]:
     """Yield one item, how far the caller's gradients are behind, and hold the turn.
 
     It is the caller's turn until it closes the stream.
@@ -151,7 +151,7 @@ async def take_turn(optimizer: RRef, context_id: int) -> AsyncIterator[int]:
 
 
 @expose
-def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
+def step(optimizer: RRef[Optimizer], context_id: int, settings: list[Group]) -> None:
     """Step with these settings, on the parameters that have a gradient in the context."""
     context, local, steps = _context(context_id), _local(optimizer), _steps()
     changing = _own_gradients(local, context)
@@ -167,14 +167,14 @@ def step(optimizer: RRef, context_id: int, settings: list[Group]) -> None:
 
 
 @expose
-def squared_norm(optimizer: RRef, context_id: int) -> float:
+def squared_norm(optimizer: RRef[Optimizer], context_id: int) -> float:
     """Return the squared norm of the gradients here; squares of owners add up."""
     own = _own_gradients(_local(optimizer), _context(context_id))
     return gradient_norm(own.values()) ** 2
 
 
 @expose
-def scale(optimizer: RRef, context_id: int, factor: float) -> None:
+def scale(optimizer: RRef[Optimizer], context_id: int, factor: float) -> None:
     """Multiply the gradients here by a factor, in the context."""
     context = _context(context_id)
     for param, gradient in _own_gradients(_local(optimizer), context).items():
@@ -183,7 +183,7 @@ def scale(optimizer: RRef, context_id: int, factor: float) -> None:
 
 
 @expose
-def state_dict(optimizer: RRef, settings: list[Group]) -> Any:
+def state_dict(optimizer: RRef[Optimizer], settings: list[Group]) -> Any:
     """Return the local optimiser's state, with the caller's settings."""
     local = _local(optimizer)
     with _steps().lock:
@@ -192,7 +192,7 @@ def state_dict(optimizer: RRef, settings: list[Group]) -> Any:
 
 
 @expose
-def load_state_dict(optimizer: RRef, state: Any) -> None:
+def load_state_dict(optimizer: RRef[Optimizer], state: Any) -> None:
     """Restore the local optimiser's state."""
     local = _local(optimizer)
     with _steps().lock:

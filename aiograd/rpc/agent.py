@@ -254,7 +254,7 @@ class Agent:
         to: Any,
         func: Any,
         args: Any = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
         keep: bytes | None = None,
@@ -344,10 +344,10 @@ class Agent:
         to: Any,
         func: Any,
         args: Any = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
-    ) -> Stream:
+    ) -> Stream[Any]:
         """Call a generator function; iterate over what comes. On the loop only.
 
         `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
@@ -363,7 +363,7 @@ class Agent:
         future: Future[Any] = Future(loop=self.loop)
         future.info = info = CallInfo(shipment.name, "call", seconds, deadline)
         info.trace = trace(self, link.peer, "stream")
-        stream = Stream(future, link, None if patience == math.inf else patience)
+        stream: Stream[Any] = Stream(future, link, None if patience == math.inf else patience)
         arguments = (as_tuple(args), kwargs)
         self._start_call(link, future, func, arguments, shipment, carried, flags=STREAM)
         return stream

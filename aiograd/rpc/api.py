@@ -14,28 +14,108 @@ import asyncio
 import contextvars
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    overload,
+)
 
 from aiograd.errors import RpcError, WorkerClosed, WrongThread
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.balance import BalancedMap
 from aiograd.rpc.callee.exposure import MARK
 from aiograd.rpc.caller.streams import Stream
+from aiograd.rpc.directory import To
 from aiograd.rpc.future import Future
+from aiograd.rpc.options import check_timeout
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
+E_co = TypeVar("E_co", covariant=True)
+P = ParamSpec("P")
+Kwargs: TypeAlias = Mapping[str, Any] | None
+
+# The overloads below are for type checkers. Coroutine functions come first, because a function that
+# returns a coroutine also fits the form after it. `args` fits the positional parameters of the
+# function; where `kwargs` is given, the result is known and the arguments are not checked: typing
+# cannot say what a dict holds. So `kwargs` is required in those forms: else they would accept every
+# mistake in `args`.
 
 
+@overload
 def rpc_async(
-    to: Any,
+    to: To, func: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None
+) -> Future[T]: ...
+@overload
+def rpc_async(to: To, func: Callable[[], T], *, timeout: float | None = None) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To,
+    func: Callable[[*Ts], Coroutine[Any, Any, T]],
+    args: tuple[*Ts],
+    *,
+    timeout: float | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[[*Ts], T], args: tuple[*Ts], *, timeout: float | None = None
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To,
+    func: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    *,
+    kwargs: Kwargs,
+    timeout: float | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[..., T], *, kwargs: Kwargs, timeout: float | None = None
+) -> Future[T]: ...
+def rpc_async(
+    to: To,
     func: Callable[..., Any],
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: Kwargs = None,
     *,
     timeout: float | None = None,
 ) -> Future[Any]:
@@ -50,11 +130,59 @@ def rpc_async(
     return current_agent().call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1))
 
 
+@overload
 def rpc_sync(
-    to: Any,
+    to: To, func: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None
+) -> T: ...
+@overload
+def rpc_sync(to: To, func: Callable[[], T], *, timeout: float | None = None) -> T: ...
+@overload
+def rpc_sync(
+    to: To,
+    func: Callable[[*Ts], Coroutine[Any, Any, T]],
+    args: tuple[*Ts],
+    *,
+    timeout: float | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[[*Ts], T], args: tuple[*Ts], *, timeout: float | None = None
+) -> T: ...
+@overload
+def rpc_sync(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: To,
+    func: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    *,
+    kwargs: Kwargs,
+    timeout: float | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[..., T], *, kwargs: Kwargs, timeout: float | None = None
+) -> T: ...
+def rpc_sync(
+    to: To,
     func: Callable[..., Any],
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: Kwargs = None,
     *,
     timeout: float | None = None,
 ) -> Any:
@@ -70,14 +198,46 @@ def rpc_sync(
     return ended.wait(agent)
 
 
+@overload
 def rpc_stream(
-    to: Any,
-    async_gen_func: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    to: To,
+    async_gen_func: Callable[[], AsyncIterator[T] | Iterator[T]],
     *,
     timeout: float | None = None,
-) -> Stream:
+) -> Stream[T]: ...
+@overload
+def rpc_stream(
+    to: To,
+    async_gen_func: Callable[[*Ts], AsyncIterator[T] | Iterator[T]],
+    args: tuple[*Ts],
+    *,
+    timeout: float | None = None,
+) -> Stream[T]: ...
+@overload
+def rpc_stream(
+    to: To,
+    async_gen_func: Callable[..., AsyncIterator[T] | Iterator[T]],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> Stream[T]: ...
+@overload
+def rpc_stream(
+    to: To,
+    async_gen_func: Callable[..., AsyncIterator[T] | Iterator[T]],
+    *,
+    kwargs: Kwargs,
+    timeout: float | None = None,
+) -> Stream[T]: ...
+def rpc_stream(
+    to: To,
+    async_gen_func: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Kwargs = None,
+    *,
+    timeout: float | None = None,
+) -> Stream[Any]:
     """Iterate with `async for` over what a generator function yields on worker `to`.
 
     A slow reader slows the generator down; leaving the loop closes it. `timeout` (or the inherited
@@ -161,38 +321,110 @@ def _mark(func: F, mark: str) -> F:
     return func
 
 
-class Group:
+class Group(Generic[E_co]):
     """Several workers at once.
 
         await Group(["worker0", "worker1"]).call(load, "data")        # one result per worker
         await Group(cluster.workers).map(score, range(1000))          # one result per item
 
-    The first failure cancels the rest and is raised; `return_exceptions=True` gives exceptions as
-    results instead.
+    The first failure cancels the rest and is raised; `group.within(return_exceptions=True)` gives
+    exceptions as results instead, `group.within(3)` limits every call to three seconds.
     """
 
-    def __init__(self, names: Any) -> None:
+    # What each result may be besides that of the function: never anything, or an exception.
+    def __init__(self: Group[Never], names: Iterable[To]) -> None:
         if isinstance(names, str):  # else its letters would be the names
             raise TypeError(f"names should be several names, not the string {names!r}")
-        self.names = list(names)
+        self.names: list[To] = list(names)
+        self._timeout: float | None = None
+        self._return_exceptions = False
 
+    @overload
+    def within(
+        self, seconds: float | None = None, return_exceptions: Literal[False] = False
+    ) -> Group[Never]: ...
+    @overload
+    def within(
+        self, seconds: float | None = None, *, return_exceptions: Literal[True]
+    ) -> Group[BaseException]: ...
+    @overload
+    def within(
+        self, seconds: float | None, return_exceptions: Literal[True]
+    ) -> Group[BaseException]: ...
+    def within(self, seconds: float | None = None, return_exceptions: bool = False) -> Group[Any]:
+        """Return the same group with a timeout for each call, or with failures as results.
+
+        Keywords of `call` belong to the called function, so these are given here:
+
+            await group.within(3, return_exceptions=True).call(load, "data")
+
+        None is what `rpc_async` takes: the rest of the surrounding call's time, else
+        `Options.timeout`.
+        """
+        same: Group[Any] = Group(self.names)
+        same._timeout = None if seconds is None else check_timeout(seconds)
+        same._return_exceptions = return_exceptions
+        return same
+
+    @overload
     def call(
-        self,
-        func: Callable[..., Any],
-        /,
-        *args: Any,
-        timeout: float | None = None,
-        return_exceptions: bool = False,
-        **kwargs: Any,
+        self, func: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[list[T | E_co]]: ...
+    @overload
+    def call(
+        self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[list[T | E_co]]: ...
+    def call(
+        self, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> asyncio.Future[list[Any]]:
         """Call `func(*args, **kwargs)` on every member; results in the order of names."""
         calls = [(to, args, kwargs) for to in self.names]
-        return _fan_out(func, calls, timeout, return_exceptions)
+        return _fan_out(func, calls, self._timeout, self._return_exceptions)
 
+    @overload
+    def map(
+        self,
+        func: Callable[[V], Coroutine[Any, Any, T]],
+        iterable: Iterable[V],
+        *,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+        concurrency: int | None = None,
+    ) -> asyncio.Future[list[T | E_co]]: ...
+    @overload
+    def map(
+        self,
+        func: Callable[[V], T],
+        iterable: Iterable[V],
+        *,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+        concurrency: int | None = None,
+    ) -> asyncio.Future[list[T | E_co]]: ...
+    @overload
+    def map(
+        self,
+        func: Callable[[V], Coroutine[Any, Any, T]],
+        iterable: Iterable[V],
+        *,
+        timeout: float | None = None,
+        return_exceptions: Literal[True],
+        concurrency: int | None = None,
+    ) -> asyncio.Future[list[T | BaseException]]: ...
+    @overload
+    def map(
+        self,
+        func: Callable[[V], T],
+        iterable: Iterable[V],
+        *,
+        timeout: float | None = None,
+        return_exceptions: Literal[True],
+        concurrency: int | None = None,
+    ) -> asyncio.Future[list[T | BaseException]]: ...
     def map(
         self,
         func: Callable[..., Any],
-        iterable: Any,
+        iterable: Iterable[Any],
         *,
         timeout: float | None = None,
         return_exceptions: bool = False,
@@ -219,8 +451,8 @@ class Group:
             self.names,
             func,
             items,
-            timeout=timeout,
-            return_exceptions=return_exceptions,
+            timeout=self._timeout if timeout is None else timeout,
+            return_exceptions=return_exceptions or self._return_exceptions,
             concurrency=concurrency,
             frame=sys._getframe(1),
         )

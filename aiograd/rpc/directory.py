@@ -1,6 +1,7 @@
 """The directory: names, ranks, incarnations and addresses of the members of a cluster.
 
     WorkerInfo   name and rank: what users see
+    To           what means a worker in a call: a name, a rank, or an object with both
     PeerInfo     one start of a worker: with incarnation, addresses and restrictions
     Directory    PeerInfo by name and by rank; the cluster layer fills it
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 from aiograd._html import BLUE, card, code, quiet
 from aiograd.errors import MalformedName, UnknownWorker
@@ -55,6 +56,23 @@ class WorkerInfo:
         mark = " · suspect" if self.suspect else ""
         rank = quiet(f"· rank {self.rank}{mark}")
         return card(BLUE, f"<b>worker</b> {code(self.name)} {rank}")
+
+
+class Addressee(Protocol):
+    """What means a worker by its attributes: a WorkerInfo, or a handle of a cluster."""
+
+    @property
+    def name(self) -> str:
+        """The name of the worker."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The rank of the worker."""
+        ...
+
+
+To: TypeAlias = str | int | Addressee
 
 
 @dataclass(frozen=True, slots=True)

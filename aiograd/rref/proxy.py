@@ -130,6 +130,20 @@ def _method(value: Any, name: str) -> Callable[..., Any]:
     return method
 
 
+def method_name(method: Callable[..., Any]) -> str:
+    """Return the name by which to call `Class.method` of a value elsewhere."""
+    name = getattr(method, "__name__", "")
+    # The qualified name of a method is that of its class and its own; of a function defined in
+    # another one, `<locals>` stands before its own.
+    owner, _, last = getattr(method, "__qualname__", "").rpartition(".")
+    if not owner or owner.endswith("<locals>") or last != name or isinstance(method, type):
+        raise TypeError(
+            f"call() takes a method of the value's class, as in rref.call(Counter.add, 2), not "
+            f"{method!r:.80}; for a function use ag.rpc_async(rref.owner(), f, args=(rref,))"
+        )
+    return name
+
+
 class _Proxy:
     """Attributes are methods of the value; one proxy may be used for many calls."""
 
@@ -155,9 +169,10 @@ class _Proxy:
             return self._refs.messenger.reach(record.owner)
         return self._refs.agent.name
 
-    def _begin(
+    def begin(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> Future[Any]:
+        """Start a call of a method; `frame` is the call site."""
         rref, refs, owner = self._rref, self._refs, self._owner()
         # It keeps the reference until the answer: a release must not overtake the call.
         answer = OwnerFuture(loop=refs.agent.loop)
@@ -183,7 +198,7 @@ class AsyncProxy(_Proxy):
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         # The frame of user code: `functools.partial` has none of its own.
-        return self._begin(name, args, kwargs, sys._getframe(1))
+        return self.begin(name, args, kwargs, sys._getframe(1))
 
 
 class SyncProxy(_Proxy):
@@ -194,7 +209,7 @@ class SyncProxy(_Proxy):
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if asyncio._get_running_loop() is not None:
             raise WrongThread("this is an event loop: await rref.rpc_async().method(...)")
-        return block_on(self._refs.agent, self._begin(name, args, kwargs, sys._getframe(1)))
+        return block_on(self._refs.agent, self.begin(name, args, kwargs, sys._getframe(1)))
 
 
 class RemoteProxy(_Proxy):

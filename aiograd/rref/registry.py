@@ -19,7 +19,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,7 +102,7 @@ class RRefs:
         to: Any,
         func: Any,
         args: Any = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
         frame: FrameType | None = None,

@@ -10,16 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Generator
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Coroutine, Generator
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    TypeVarTuple,
+    overload,
+)
 
 from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
-from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.directory import To, WorkerInfo
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import users_frame
 from aiograd.rref.futures import CreateFuture, block_on, wake
-from aiograd.rref.proxy import AsyncProxy, RemoteProxy, StreamProxy, SyncProxy
+from aiograd.rref.proxy import AsyncProxy, RemoteProxy, StreamProxy, SyncProxy, method_name
 from aiograd.rref.refcount.records import (
     OwnerRecord,
     Record,
@@ -30,8 +42,16 @@ from aiograd.rref.refcount.records import (
 )
 from aiograd.rref.registry import RRefs, current_rrefs
 
+if TYPE_CHECKING:
+    from aiograd.rpc.api import Kwargs
 
-class RRef:
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
+
+
+class RRef(Generic[T_co]):
     """A reference to a value that stays with its owner.
 
     `RRef(value)` makes this worker the owner; `ag.remote(to, f)` another one. References travel as
@@ -57,7 +77,7 @@ class RRef:
     _call: CreateFuture | None  # the creation under way, until the value is first asked for
     _creation: Future[None] | None  # asked for by `future`
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: T_co) -> None:
         self._refs = refs = current_rrefs()
         frame = users_frame()
         self.record = refs.protocol.own(value, (frame.f_code.co_filename, frame.f_lineno))
@@ -95,7 +115,7 @@ class RRef:
 
     # ── value ───────────────────────────────────────────────────────────────────────────────
 
-    def to_here(self, timeout: float | None = None) -> Future[Any]:
+    def to_here(self, timeout: float | None = None) -> Future[T_co]:
         """Fetch the value: a fresh copy, or at the owner the object itself.
 
         Waits for its creation; the error of the creating function is raised here too.
@@ -109,10 +129,10 @@ class RRef:
                 return creation
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         return self.to_here().__await__()
 
-    def local_value(self) -> Any:
+    def local_value(self) -> T_co:
         """Return the value itself; only at its owner, elsewhere NotOwner.
 
         While it is being created, this waits in a thread, and is an RRefError on an event loop.
@@ -134,7 +154,8 @@ class RRef:
                     self._refs.agent.name,
                 )
             block_on(self._refs.agent, self._refs.wait(self, None, "RRef.local_value"))
-        return record.result()
+        value: T_co = record.result()
+        return value
 
     def future(self) -> Future[None]:
         """Return the future of its creation: ends with None, or with the creator's error."""
@@ -161,13 +182,36 @@ class RRef:
 
     # ── calling its methods ─────────────────────────────────────────────────────────────────
 
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[T_co, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]: ...
+    @overload
+    def call(
+        self, method: Callable[Concatenate[T_co, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]: ...
+    def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a method at the owner: `await rref.call(Counter.add, 2)`.
+
+        The same as `rref.rpc_async().add(2)`, and an editor knows parameters and result. The method
+        is found by its name: of a subclass, its own method is called. TypeError for a function that
+        is no method of a class.
+        """
+        name = method_name(method)
+        return AsyncProxy(self._refs, self, None).begin(name, args, kwargs, sys._getframe(1))
+
     def rpc_async(self, timeout: float | None = None) -> AsyncProxy:
         """Call a method at the owner: `await rref.rpc_async().method(...)`."""
         return AsyncProxy(self._refs, self, timeout)
 
-    def rpc_sync(self, timeout: float | None = None) -> SyncProxy:
+    # The proxy is typed as the value: its methods have the parameters and results of the value's.
+    def rpc_sync(self, timeout: float | None = None) -> T_co:
         """Call a method at the owner and wait, off the loop: `rref.rpc_sync().method(...)`."""
-        return SyncProxy(self._refs, self, timeout)
+        return SyncProxy(self._refs, self, timeout)  # type: ignore[return-value]
 
     def remote(self, timeout: float | None = None) -> RemoteProxy:
         """Call a method at the owner and leave its result there: `rref.remote().method(...)`."""
@@ -265,7 +309,7 @@ class RRef:
             messenger.flush()
         await acknowledged
 
-    async def __aenter__(self) -> RRef:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> Literal[False]:
@@ -333,22 +377,70 @@ async def _run(work: Callable[[], Any], future: Future[Any], name: str) -> None:
         del future, work
 
 
-def wrap(refs: RRefs, record: Record, creation: CreateFuture | None = None) -> RRef:
+def wrap(refs: RRefs, record: Record, creation: CreateFuture | None = None) -> RRef[Any]:
     """Make the RRef of a record; `creation` is under way."""
-    rref = RRef.__new__(RRef)
+    rref: RRef[Any] = RRef.__new__(RRef)
     rref._refs, rref.record, rref._call = refs, record, creation
     rref.released, rref._creation, rref.type_future = False, None, None
     return rref
 
 
+@overload
 def remote(
-    to: Any,
-    func: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    to: To, func: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None
+) -> RRef[T]: ...
+@overload
+def remote(to: To, func: Callable[[], T], *, timeout: float | None = None) -> RRef[T]: ...
+@overload
+def remote(
+    to: To,
+    func: Callable[[*Ts], Coroutine[Any, Any, T]],
+    args: tuple[*Ts],
     *,
     timeout: float | None = None,
-) -> RRef:
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: To, func: Callable[[*Ts], T], args: tuple[*Ts], *, timeout: float | None = None
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: To,
+    func: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Kwargs,
+    *,
+    timeout: float | None = None,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: To,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    *,
+    kwargs: Kwargs,
+    timeout: float | None = None,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: To, func: Callable[..., T], *, kwargs: Kwargs, timeout: float | None = None
+) -> RRef[T]: ...
+def remote(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Kwargs = None,
+    *,
+    timeout: float | None = None,
+) -> RRef[Any]:
     """Call `func(*args, **kwargs)` on worker `to` and leave the result there.
 
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of

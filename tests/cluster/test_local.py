@@ -7,7 +7,7 @@ import contextvars
 import logging
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -314,6 +314,31 @@ async def test_a_forgotten_call_of_a_handle_is_logged_with_the_users_line(
 
 def show(**given: int) -> dict[str, int]:
     return given
+
+
+async def sleeps() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def yields_never() -> AsyncIterator[int]:
+    await sleeps()
+    yield 1
+
+
+async def test_a_handle_within_seconds_limits_calls_values_and_streams() -> None:
+    async with ag.LocalCluster(1, processes=False) as cluster:
+        worker = cluster["worker0"]
+        soon = worker.within(0.05)
+        assert soon == worker
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await soon.call(sleeps)
+        with pytest.raises(ag.errors.RRefError, match=r"within 0\.05 s"):
+            await soon.remote(sleeps)
+        with pytest.raises(ag.errors.DeadlineExceeded):
+            await anext(soon.stream(yields_never))
+        assert await worker.call(show, timeout=3) == {"timeout": 3}
+        with pytest.raises(ValueError, match="timeout"):
+            worker.within(-1)
 
 
 async def test_short_forms_take_arguments_of_any_name() -> None:

@@ -807,13 +807,36 @@ async def boom_or_wait(fail):
 
 async def test_a_group_can_return_errors(agents):
     async with agents(3):
-        one, two = await Group([1, 2]).call(boom, return_exceptions=True)
+        one, two = await Group([1, 2]).within(return_exceptions=True).call(boom)
         assert isinstance(one, ValueError)
         assert isinstance(two, ValueError)
         with pytest.raises(UnknownWorker):
             Group([1, "nobody"]).call(add, 1)
         with pytest.raises(TypeError, match="several names"):
             Group("worker1")
+
+
+async def test_a_group_within_seconds_limits_every_call_and_leaves_the_group_alone(agents, events):
+    async with agents(3) as everyone:
+        group = Group([1, 2])
+        with pytest.raises(DeadlineExceeded):
+            await group.within(0.05).call(wait_forever)
+        late = await group.within(0.05, return_exceptions=True).map(boom_or_wait, [False, False])
+        assert [type(error) for error in late] == [DeadlineExceeded] * 2
+        assert await group.call(name_now) == ["worker1", "worker2"]
+        with pytest.raises(ValueError, match="timeout"):
+            group.within(0)
+        await until(lambda: not any(a.links.counters()["pending_calls"] for a in everyone))
+
+
+def keywords(**given):
+    return given
+
+
+async def test_every_keyword_of_a_group_call_belongs_to_the_function(agents):
+    async with agents(2):
+        given = {"timeout": 3, "return_exceptions": True, "func": 1}
+        assert await Group([1]).call(keywords, **given) == [given]
 
 
 class Argument:

@@ -338,3 +338,50 @@ async def test_a_stream_keeps_its_value_and_says_when_the_owner_is_lost(workers:
         with pytest.raises(OwnerLost):
             async for _ in stream:
                 pass
+
+
+# ── rref.call ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Savings(Account):
+    """Has a method of its own under the name of its base's."""
+
+    def deposit(self, amount: int, *, fee: int = 0) -> int:
+        return -amount
+
+
+@PEERS
+async def test_call_runs_a_method_of_the_class_at_the_owner(workers: Any, to: str) -> None:
+    async with workers(2):
+        account = remote(to, Account, (1,))
+        assert await account.call(Account.deposit, 2, fee=1) == 2
+        assert await account.call(Account.deposit_later, amount=3) == 5
+        assert await account.call(Account.twice, 4) == 8  # type: ignore[arg-type]
+        # By its name: what an object of a subclass does is up to the subclass.
+        assert await remote(to, Savings, (1,)).call(Account.deposit, 2) == -2
+        assert await RRef([1]).call(list.append, 2) is None
+
+
+async def test_call_refuses_what_is_no_method(workers: Any) -> None:
+    def function(account: Account) -> int:
+        return account.balance
+
+    async with workers(2):
+        account = remote("worker1", Account)
+        for wrong in (function, lambda account: 1, len, Account, "deposit"):
+            with pytest.raises(TypeError, match="a method of the value's class"):
+                account.call(wrong)  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match="upper"):
+            await account.call(str.upper)  # type: ignore[arg-type]
+
+
+async def test_a_failed_call_that_nobody_awaits_names_the_line_of_the_user(
+    workers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with workers(2):
+        account = remote("worker1", Account)
+        call = account.call(Account.deposit, "text")  # type: ignore[arg-type]
+        await asyncio.wait([call])
+        del call
+        await account.release()
+    assert any("test_proxy.py" in record.getMessage() for record in caplog.records)

@@ -14,7 +14,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from aiograd.errors import DeadlineExceeded, ProtocolError, RpcError
 from aiograd.rpc.callee.execution import WINDOW
@@ -22,8 +22,10 @@ from aiograd.rpc.channel import Channel
 from aiograd.rpc.future import Future
 from aiograd.wire.messages import CREDIT
 
+T = TypeVar("T")
 
-class Stream(AsyncIterator[Any]):
+
+class Stream(AsyncIterator[T]):
     """The caller's end: `async for item in stream`.
 
     Leaving the loop closes the generator, and so does cancelling a task that waits for an item.
@@ -32,17 +34,17 @@ class Stream(AsyncIterator[Any]):
     def __init__(self, future: Future[Any], channel: Channel, patience: float | None) -> None:
         self._future, self._channel = future, channel
         self._patience = patience  # seconds to wait for one item, where there is no deadline
-        self._items: deque[tuple[Any, list[asyncio.Future[Any]], BaseException | None]] = deque()
+        self._items: deque[tuple[T, list[asyncio.Future[Any]], BaseException | None]] = deque()
         self._taken = 0  # items for which no credit was given back yet
         self._over = False
         self._error: BaseException | None = None
         self._news = asyncio.Event()
         future.info.stream = _Mailbox(self)
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         await self._wait()
         if not self._items:
             error, self._error = self._error, None
@@ -83,7 +85,7 @@ class Stream(AsyncIterator[Any]):
         """Stop reading; the remote generator is closed."""
         self.cancel()
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -102,9 +104,7 @@ class Stream(AsyncIterator[Any]):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._future.cancel)
 
-    def item(
-        self, value: Any, waits: list[asyncio.Future[Any]], error: BaseException | None
-    ) -> None:
+    def item(self, value: T, waits: list[asyncio.Future[Any]], error: BaseException | None) -> None:
         """Take the next item; it may be read when all `waits` are done."""
         if len(self._items) > 2 * WINDOW:
             peer = self._channel.peer.name
@@ -122,7 +122,7 @@ class Stream(AsyncIterator[Any]):
 class _Mailbox:
     """What the link knows of a stream: a weak reference, so that dropping the stream is noticed."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream[Any]) -> None:
         self._stream = weakref.ref(stream)
 
     def item(self, *item: Any) -> None:

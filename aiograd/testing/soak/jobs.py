@@ -57,7 +57,7 @@ def numbers(first: int, count: int) -> np.ndarray:
     return np.arange(first, first + count, dtype=float)
 
 
-async def total_of(reference: RRef) -> float:
+async def total_of(reference: RRef[Any]) -> float:
     """Fetch what a third worker holds, and sum it up."""
     return float((await reference.to_here()).sum())
 
@@ -96,7 +96,7 @@ class Site(Protocol):
     """What a job needs of the soak that runs it."""
 
     names: list[str]
-    shelf: list[tuple[RRef, float]]  # references kept for later, with the sum of their values
+    shelf: list[tuple[RRef[Any], float]]  # references kept for later, with the sum of their values
 
     async def within(self, seconds: float | None, work: Awaitable[Any]) -> Any:
         """Await something that has so many seconds; note it as late if it takes longer."""

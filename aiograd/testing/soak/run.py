@@ -136,7 +136,7 @@ class Soak:
     def __init__(self, cluster: LocalCluster, report: Report, actors: int, every: float) -> None:
         self.cluster, self.report = cluster, report
         self.names = [worker.name for worker in cluster.workers]
-        self.shelf: list[tuple[RRef, float]] = []
+        self.shelf: list[tuple[RRef[Any], float]] = []
         self._loop = asyncio.get_running_loop()
         self._actors, self._every = actors, every
         self._killing = False

@@ -53,13 +53,13 @@ async def make(number: int, seconds: float, *id: Any) -> Value:
     return value
 
 
-async def fetch(id: CallId, rref: RRef) -> Any:
+async def fetch(id: CallId, rref: RRef[Any]) -> Any:
     """Fetch the value of a reference that came as an argument."""
     enter(id)
     return await rref
 
 
-async def shelve(id: CallId, key: CallId, rref: RRef) -> None:
+async def shelve(id: CallId, key: CallId, rref: RRef[Any]) -> None:
     """Keep a reference for later."""
     enter(id)
     here().shelf[key] = rref
@@ -78,7 +78,7 @@ async def give(id: CallId, key: CallId) -> Any:
     return here().shelf.pop(key)
 
 
-async def relay(id: CallId, path: list[str], rref: RRef) -> Any:
+async def relay(id: CallId, path: list[str], rref: RRef[Any]) -> Any:
     """Pass a reference from worker to worker; the last one fetches the value."""
     enter(id)
     if not path:
@@ -89,19 +89,22 @@ async def relay(id: CallId, path: list[str], rref: RRef) -> Any:
 # ── what actors do ──────────────────────────────────────────────────────────────────────────────
 
 
-def _create(actor: Actor, number: int, owner: str | None = None) -> RRef:
+def _create(actor: Actor, number: int, owner: str | None = None) -> RRef[Any]:
     owner = owner or actor.someone()
     entry = actor.begin("make", owner, actor.ledger.world.options.timeout)
     seconds = actor.random.choice((0.0, 0.0, 0.01, 0.3))
-    return remote(owner, make, (number, seconds, *entry.id))
+    # Any: how long the id is, types do not say.
+    args: Any = (number, seconds, *entry.id)
+    made: RRef[Any] = remote(owner, make, args)
+    return made
 
 
-async def _look(actor: Actor, rref: RRef, expected: Value) -> None:
+async def _look(actor: Actor, rref: RRef[Any], expected: Value) -> None:
     entry = actor.begin("to_here", rref.owner_name(), actor.ledger.world.options.timeout)
     await actor.ledger.watch(entry, rref.to_here, expected)
 
 
-async def _release(actor: Actor, rref: RRef) -> None:
+async def _release(actor: Actor, rref: RRef[Any]) -> None:
     # Half of them by the garbage collector: the two ways differ in who waits for the owner.
     if actor.random.random() < 0.5:
         return
@@ -136,7 +139,7 @@ async def leave_reference(actor: Actor) -> None:
     rref = _create(actor, number)
     entry = actor.begin("shelve", keeper, actor.ledger.world.options.timeout)
     key = entry.id
-    args = [entry.id, key, rref]
+    args: list[Any] = [entry.id, key, rref]
     await actor.ledger.watch(entry, lambda: rpc_async(keeper, shelve, tuple(args)), None)
     # The closure keeps the list alive, and would keep the reference.
     args.clear()

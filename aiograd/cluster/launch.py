@@ -23,7 +23,7 @@ from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.processes.spawn import (
     Child,
-    forward_line,
+    forward_lines,
     python_command,
     worker_environment,
 )
@@ -86,7 +86,7 @@ async def _run(environments: Sequence[dict[str, str]], command: Sequence[str]) -
     try:
         for rank, environment in enumerate(environments):
             name = f"worker{rank}"
-            child = Child(name, command, environment, partial(forward_line, name))
+            child = Child(name, command, environment, partial(forward_lines, name))
             children.append(child)
             # No lifeline: a script does not read it, and finds its standard input empty.
             child.release()
@@ -125,7 +125,7 @@ async def _first_failure(children: Sequence[Child], signalled: asyncio.Future[in
                 others = ", ".join(other.name for other in running.values())
                 how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
                 ending = f"; ending {others}" if others else ""
-                forward_line("aiograd", "stderr", f"{child.name} failed ({how}){ending}")
+                forward_lines("aiograd", "stderr", [f"{child.name} failed ({how}){ending}"])
                 return code if code > 0 else 128 - code  # a signal, as a shell reports it
     return 0
 

@@ -37,6 +37,7 @@ __all__ = [
     "OutputLog",
     "OutputPipe",
     "SpawnedWorker",
+    "describe_exit",
     "forward_lines",
     "python_command",
     "worker_environment",
@@ -320,6 +321,19 @@ class SpawnedWorker:
     def kill(self) -> None:
         """Send SIGKILL; `ended` tells when the process is gone."""
         self._child.signal()
+
+
+def describe_exit(code: int, expected: bool = False) -> str:
+    """Describe an exit code of `subprocess`, where a signal is negative."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a signal without a name
+        name = f"signal {-code}"
+    # The kernel's way to free memory, and the usual reason where nobody else sent it.
+    hint = " (out of memory?)" if name == "SIGKILL" and not expected else ""
+    return f"killed by {name}{hint}"
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:

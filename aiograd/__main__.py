@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import platform
 import re
 import socket
 import sys
 from collections.abc import Sequence
 
+from aiograd import __version__
 from aiograd.cluster.launch import join_cluster, run_ranks
 from aiograd.errors import AiogradError
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.tls import TLS
+from aiograd.wire.handshake import VERSION
 
 __all__ = ["main"]
 
@@ -21,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.verbose:
+        _show_log(given.verbose)
     if given.command == "run":
         program = [given.script, *given.arguments]
         if given.module:
@@ -47,9 +53,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aiograd", description="Start workers of an aiograd cluster."
     )
+    about = f"aiograd {__version__} (Python {platform.python_version()}, wire version {VERSION})"
+    parser.add_argument("--version", action="version", version=about)
+    # Before the command and after it. SUPPRESS: else the default of a command replaces what was
+    # counted before it.
+    log = argparse.ArgumentParser(add_help=False)
+    for each, default in ((parser, 0), (log, argparse.SUPPRESS)):
+        each.add_argument(
+            "-v",
+            "--verbose",
+            action="count",
+            default=default,
+            help="log what happens to standard error; twice for every detail",
+        )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser(
         "run",
+        parents=[log],
         help="run a script as several ranks on this machine",
         description="Run a script as several ranks on this machine. In it, "
         "`await ag.init_rpc(name)` finds rank, world size and rendezvous by itself.",
@@ -60,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     worker = commands.add_parser(
         "worker",
+        parents=[log],
         help="join a running cluster from this machine",
         description="Join an open cluster, and serve until it is closed.",
     )
@@ -84,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         help="listen beyond this host without TLS; for networks that are yours alone",
     )
     return parser
+
+
+def _show_log(verbose: int) -> None:
+    """Let the log of the library go to standard error: INFO, or DEBUG from the second -v on."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Only ours: at DEBUG, asyncio and others have much to say.
+    logging.getLogger("aiograd").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 def _secret_files(

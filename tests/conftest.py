@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 import uvloop
 
+# Programs that tests start must show their lines without it, as they do for most users.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 DEADLINE = 30.0  # seconds; `@pytest.mark.deadline(n)` sets another one
 
 # The first uvloop opens a pipe that stays for the whole process; later it would look like a leak.

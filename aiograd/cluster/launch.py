@@ -8,7 +8,9 @@ until the cluster it joined is closed. `__main__.py` parses the command line.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,7 +25,8 @@ from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.processes.spawn import (
     Child,
-    forward_line,
+    describe_exit,
+    forward_lines,
     python_command,
     worker_environment,
 )
@@ -34,9 +37,20 @@ from aiograd.rpc.options import Options
 
 __all__ = ["join_cluster", "run_ranks"]
 
+_log = logging.getLogger("aiograd.cluster")
+
 # Seconds for ranks to exit after a signal, before they are killed.
 EXIT_GRACE = 5.0
+JOIN_NOTICE = 1.0  # seconds without an answer of rank 0, before a line says who is waited for
+# Seconds that a rank whose loss ended another one has to exit itself: its interpreter may take
+# longer to end than the other one takes to notice.
+CAUSE_GRACE = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The last line of a traceback that says that another worker failed.
+LOSS = re.compile(
+    r"^(?:[^\w]*)aiograd\.errors\.(?:WorkerLost|OwnerLost|WorkerUnresponsive|BackwardFailed): .*",
+    re.MULTILINE,
+)
 
 
 # ── aiograd run ─────────────────────────────────────────────────────────────────────────────────
@@ -86,8 +100,9 @@ async def _run(environments: Sequence[dict[str, str]], command: Sequence[str]) -
     try:
         for rank, environment in enumerate(environments):
             name = f"worker{rank}"
-            child = Child(name, command, environment, partial(forward_line, name))
+            child = Child(name, command, environment, partial(forward_lines, name))
             children.append(child)
+            _log.info("started %s (process %d)", name, child.pid)
             # No lifeline: a script does not read it, and finds its standard input empty.
             child.release()
         return await _first_failure(children, signalled)
@@ -117,17 +132,41 @@ async def _first_failure(children: Sequence[Child], signalled: asyncio.Future[in
             # The children have sessions of their own: the terminal did not send them the signal.
             await _end(children, signalled.result())
             return 128 + signalled.result()
-        # Several may have ended at once; the first one that failed decides the exit code.
+        failed = []
         for exited in [each for each in running if each.done()]:
             child = running.pop(exited)
-            code = exited.result()
-            if code:
-                others = ", ".join(other.name for other in running.values())
-                how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-                ending = f"; ending {others}" if others else ""
-                forward_line("aiograd", "stderr", f"{child.name} failed ({how}){ending}")
-                return code if code > 0 else 128 - code  # a signal, as a shell reports it
+            _log.info("%s ended (%s)", child.name, describe_exit(exited.result()))
+            if exited.result():
+                failed.append(child)
+        if failed:
+            return await _report(failed, list(running.values()))
     return 0
+
+
+async def _report(failed: list[Child], running: list[Child]) -> int:
+    """Say which rank failed first and which ones are ended for it; gives its exit code."""
+    # A rank that fails because another one did may exit before that one.
+    blamed = [child for child in running if any(child.name in _losses(each) for each in failed)]
+    if blamed:
+        await asyncio.wait([child.exited for child in blamed], timeout=CAUSE_GRACE)
+    failed += [child for child in running if child.exited.done() and child.exited.result()]
+    # The cause is one that names no other of them as lost.
+    names = {child.name for child in failed}
+    failed.sort(key=lambda child: bool((names - {child.name}) & _losses(child)))
+    first, *later = failed
+    text = f"{first.name} failed ({describe_exit(first.exited.result())})"
+    if later:
+        text += f"; {', '.join(child.name for child in later)} failed as well"
+    if others := [child.name for child in running if not child.exited.done()]:
+        text += f"; ending {', '.join(others)}"
+    forward_lines("aiograd", "stderr", [text])
+    code = first.exited.result()
+    return code if code > 0 else 128 - code  # a signal, as a shell reports it
+
+
+def _losses(child: Child) -> set[str]:
+    """Give the words of the errors by which a rank said that it had lost another one."""
+    return {word.strip(",;()") for line in LOSS.findall(str(child.log)) for word in line.split()}
 
 
 async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
@@ -167,19 +206,49 @@ async def _serve(plan: WorkerPlan) -> int:
     loop = asyncio.get_running_loop()
     signalled = _catch_signals(loop)
     worker = Worker.from_plan(plan)
-    await worker.start()
-    worker.make_current()
     assert plan.rendezvous is not None
-    # Printed, not logged: a command line user has configured no logging.
-    sys.stderr.write(f"{worker.name} joined {plan.rendezvous.location} as rank {worker.rank}\n")
+    where = plan.rendezvous.location
+    starting = loop.create_task(worker.start())
+    if not await _unless_signalled(starting, signalled, JOIN_NOTICE):
+        if not signalled.done():
+            _say(f"{worker.name} waits for rank 0 at {where}")
+            await _unless_signalled(starting, signalled)
+        if signalled.done():
+            return 128 + signalled.result()
+    starting.result()  # raises why it could not join
+    worker.make_current()
+    _say(f"{worker.name} joined {where} as rank {worker.rank}")
+    dismissed = worker.member.dismissed
     serving = loop.create_task(worker.serve())
     waits: list[asyncio.Future[Any]] = [signalled, serving]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     # A worker that was dismissed at the same time is closing already.
-    if signalled.done() and not serving.done():
+    if signalled.done() and not serving.done() and not dismissed.done():
         await worker.close()  # leave gracefully
         serving.cancel()
         await asyncio.wait([serving])
         return 128 + signalled.result()
-    await serving
-    return 0
+    asked = await serving
+    _say(f"{worker.name} left: {dismissed.result().why}")
+    # Not told to leave: supervisors restart what fails, and only that.
+    return 0 if asked else 1
+
+
+async def _unless_signalled(
+    work: asyncio.Task[Any], signalled: asyncio.Future[int], timeout: float | None = None
+) -> bool:
+    """Wait for work to end, and cancel it at a signal; tell whether it has ended by itself."""
+    waits: list[asyncio.Future[Any]] = [signalled, work]
+    await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        return True
+    if signalled.done():
+        work.cancel()
+        await asyncio.wait([work])
+    return False
+
+
+def _say(line: str) -> None:
+    # Printed, not logged: a command line user has configured no logging.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -19,7 +19,6 @@ import logging
 import math
 import os
 import shutil
-import signal
 import sys
 from collections.abc import (
     AsyncIterator,
@@ -39,7 +38,7 @@ from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork
-from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker
+from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker, describe_exit
 from aiograd.cluster.worker import Worker, run_to_completion
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
 from aiograd.rpc import api, scope
@@ -246,6 +245,8 @@ class LocalCluster:
         try:
             self._driver = Worker.from_plan(self._plan(DRIVER, rank))
             await self._driver.start()
+            if self._processes:
+                self._driver.agent.dialer.exit_is_reported = self._reports_exit
             await self._start_workers(list(zip(self._names, range(rank), strict=True)))
         except BaseException:  # a cancellation, too: no process may be left
             await self._abort_start()
@@ -325,14 +326,16 @@ class LocalCluster:
     ) -> None:
         # The exit is known before its connections break, if they break at all: a child that the
         # worker forked may hold them open.
-        if peer is not None and self._driver is not None and self._driver.running:
-            how = f"its process ended ({_how(ended.result())})"
-            self._driver.coordinator.process_ended(peer, how)
         expected = self._closed is not None or start in self._leaving
         self._leaving.discard(start)
+        how = describe_exit(ended.result(), expected)
+        if peer is not None and self._driver is not None and self._driver.running:
+            self._driver.coordinator.process_ended(peer, f"its process ended: {how}")
         if not expected:
-            name, code = start.plan.name, ended.result()
-            _log.warning("%s ended unexpectedly (%s)", name, _how(code))
+            _log.warning("%s ended unexpectedly (%s)", start.plan.name, how)
+
+    def _reports_exit(self, peer: PeerInfo) -> bool:
+        return peer.name in self._started
 
     async def _wait_until_joined(self, starts: dict[str, StartedWorker]) -> None:
         """Wait for all of them; RpcError, with its last output, for the first one that failed."""
@@ -348,7 +351,8 @@ class LocalCluster:
         # An exit explains more than the silence of others, which may wait for the one that failed.
         for name, start in starts.items():
             if start.ended.done():
-                raise RpcError(_failure(name, f"ended ({_how(start.ended.result())})", start))
+                how = describe_exit(start.ended.result())
+                raise RpcError(_failure(name, f"ended ({how})", start))
         for name, start in starts.items():
             if self.state(name) != "running":
                 raise RpcError(_failure(name, f"was silent for {JOIN_TIMEOUT:g} s", start))
@@ -485,14 +489,6 @@ class LocalCluster:
 def _rank(plan: WorkerPlan) -> int:
     assert plan.rank is not None
     return plan.rank
-
-
-def _how(code: int) -> str:
-    """Describe an exit code of `subprocess`, where a signal is negative."""
-    try:
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    except ValueError:  # a signal without a name
-        return f"signal {-code}"
 
 
 def _cores() -> int:

@@ -25,7 +25,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from aiograd.cluster.collectives import Collectives
 from aiograd.cluster.membership import RANKS, Roster, Update
@@ -42,7 +42,7 @@ from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.extension import RecordTraveller
 from aiograd.wire.names import is_name
 
-__all__ = ["CONFIRM_TIMEOUT", "Member", "check_peer"]
+__all__ = ["CONFIRM_TIMEOUT", "Dismissal", "Member", "check_peer"]
 
 _log = logging.getLogger("aiograd.cluster")
 
@@ -59,6 +59,14 @@ COORDINATOR_SERVICES: Final = (
 )
 
 
+class Dismissal(NamedTuple):
+    """Why a worker leaves: the coordinator asks for it, or is lost."""
+
+    graceful: bool  # asked for
+    timeout: float | None  # seconds for leaving gracefully; None: `Options.grace`
+    why: str
+
+
 class Member:
     """The cluster as one worker sees it."""
 
@@ -69,8 +77,8 @@ class Member:
         self.world_size = world_size  # None: an open cluster
         self.coordinator = coordinator  # None: this worker
         self.roster: Roster[PeerInfo] = Roster()
-        # Ends with (graceful, timeout) when the coordinator asks this worker to leave, or is lost.
-        self.dismissed: asyncio.Future[tuple[bool, float | None]] = agent.loop.create_future()
+        # Ends when the coordinator asks this worker to leave, or is lost.
+        self.dismissed: asyncio.Future[Dismissal] = agent.loop.create_future()
         self.changed = asyncio.Event()  # set, and replaced, whenever the roster changes
         self.collectives = Collectives(agent, lambda: self.peers)
         self._lost_peers: deque[PeerInfo] = deque()  # the latest, still in the directory
@@ -159,7 +167,8 @@ class Member:
         # A dismissal may come twice: `scale` ends one worker while `close` ends all.
         self._together = together
         if not self.dismissed.done():
-            self.dismissed.set_result((True, timeout))
+            why = "the cluster is closed" if together else f"{sender.name} asked it to leave"
+            self.dismissed.set_result(Dismissal(True, timeout, why))
 
     # ── changes of the roster ───────────────────────────────────────────────────────────────────
 
@@ -256,7 +265,8 @@ class Member:
         if peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
             # Not a warning: when a driver closes without grace, each of its workers passes here.
             _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(peer), error)
-            self.dismissed.set_result((False, None))
+            why = f"lost the coordinator {_label(peer)}: {getattr(error, 'why', '') or error}"
+            self.dismissed.set_result(Dismissal(False, None, why))
         self.lose(peer, error)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────

@@ -201,6 +201,10 @@ class Worker:
         agent.parts[Worker] = self
         if coordinator is not None:
             agent.directory.add(coordinator)
+            if plan.coordinator is not None and plan.network is None:
+                # A local cluster: the coordinator started the others, and announces how they end.
+                leader = coordinator.incarnation
+                agent.dialer.exit_is_reported = lambda peer: peer.incarnation != leader
         self._member = Member(agent, plan.world_size, coordinator)
         if coordinator is None:
             self._coordinator = Coordinator(self._member)
@@ -254,7 +258,7 @@ class Worker:
         graceful, timeout = False, None
         try:
             # Shielded: `dismissed` belongs to the member, and outlives a cancelled `serve`.
-            graceful, timeout = await asyncio.shield(self.member.dismissed)
+            graceful, timeout, _ = await asyncio.shield(self.member.dismissed)
         finally:
             await self.close(graceful, timeout)
         return graceful

@@ -8,6 +8,8 @@ import logging
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from aiograd.errors import WorkerClosed
+
 if TYPE_CHECKING:
     from aiograd.rpc.link.send import OpenCall
     from aiograd.rpc.runtime.deadlines import Bucket
@@ -140,13 +142,16 @@ def _log_unseen(future: Future[Any]) -> None:
     # The base class sets this while an exception waits to be looked at.
     if future._log_traceback:
         future._log_traceback = False
-        info = getattr(future, "info", None)
-        _log.error(
-            "%s failed and nobody awaited it (called %s): %r",
-            (info and info.name) or "a call",
-            "from the library" if info is None else info.call_site,
-            future.exception(),
-        )
+        info, error = getattr(future, "info", None), future.exception()
+        name = (info and info.name) or "a call"
+        site = "from the library" if info is None else info.call_site
+        if isinstance(error, WorkerClosed):
+            # It did not fail: this worker left before the answer came.
+            _log.error("%s was not awaited (called %s), and has ended: %s", name, site, error)
+            return
+        # With its notes: the traceback of the function is one, and nobody else shows it.
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        _log.error("%s failed and nobody awaited it (called %s): %r%s", name, site, error, notes)
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:

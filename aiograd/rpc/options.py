@@ -19,6 +19,11 @@ from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
 
 _TRANSPORTS = ("auto", "unix", "tcp", "memory")
 _LOOPS = ("auto", "asyncio", "uvloop")
+_CHOICES = {
+    "transport": _TRANSPORTS,
+    "loop": _LOOPS,
+    "remote_tracebacks": ("caller", "both"),
+}
 _MODES = ("trusted", "registered", "restricted")
 _SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
 # Zero switches these off: no grace period, no resumption, no lease. A zero timeout or heartbeat
@@ -92,6 +97,9 @@ class Options:
     """Threads for plain functions; those blocked in a nested call do not count."""
     strict_leaks: bool = False
     """Raise at shutdown when references were leaked, instead of logging where they were made."""
+    remote_tracebacks: str = "caller"
+    """Who shows the traceback of a call that failed: "caller", the worker that awaits it, once; or
+    "both", so that the worker that it failed on logs it as well, for logs kept host by host."""
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -102,7 +110,7 @@ class Options:
         for name in ("allow_plaintext", "strict_leaks"):
             if type(getattr(self, name)) is not bool:
                 raise TypeError(f"{name} is True or False, not {getattr(self, name)!r}")
-        for name, allowed in (("transport", _TRANSPORTS), ("loop", _LOOPS)):
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
         self._check_mode()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _TEXT = 64 * 1024  # characters of a traceback; nobody reads more
 _COPIED = 1 << 20  # bytes of an error with tensors or large arrays; a larger one goes as its text
 _CHAIN = 16  # exceptions of a chain or group that are followed
+_RAISED = "raised by "  # how our notes begin
 _OURS = "aiograd.rpc."  # modules whose frames say nothing about the function that failed
 
 # Raised at the caller, these would end a generator or a task there instead of reporting a failure.
@@ -171,7 +172,7 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
 
     That is a RemoteError if the exception takes no notes.
     """
-    note = f"raised by {function}() on {worker}:\n{text}"
+    note = f"{_RAISED}{function}() on {worker}:\n{text}"
     # A RemoteError carries the traceback as a fact, too, also when it is pickled again (`args`).
     # One that came through two hops keeps the first, where the error happened.
     if isinstance(error, RemoteError) and not error.traceback_text:
@@ -184,6 +185,18 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
     return error
 
 
+def _remove_notes(shown: traceback.TracebackException) -> None:
+    """Leave notes out of a traceback: they travel by themselves.
+
+    In the text as well, the traceback of a nested call would be there twice after two hops, and
+    four times after three.
+    """
+    shown.__notes__ = None
+    for other in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        if other is not None:
+            _remove_notes(other)
+
+
 def traceback_text(error: BaseException) -> str:
     """Return the text of a traceback, without our own frames at its top. Never raises."""
     # Only at the top: below a user's function, frames of ours are nested calls, and worth seeing.
@@ -191,7 +204,12 @@ def traceback_text(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         frames = frames.tb_next
     try:
-        text = "".join(traceback.format_exception(type(error), error, frames))
+        shown = traceback.TracebackException(type(error), error, frames, compact=True)
+        # What came from another worker has no frames here, and its chain is in its own note.
+        notes = shown.__notes__ or ()
+        rebuilt = any(isinstance(note, str) and note.startswith(_RAISED) for note in notes)
+        _remove_notes(shown)
+        text = "".join(shown.format(chain=not rebuilt))
     except Exception:
         text = f"{_type_name(error)} (its traceback could not be shown)"
     return text if len(text) <= _TEXT else text[: _TEXT // 2] + "\n…\n" + text[-_TEXT // 2 :]

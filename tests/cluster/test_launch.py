@@ -12,6 +12,7 @@ import textwrap
 
 import pytest
 
+import aiograd
 from aiograd.__main__ import main
 from aiograd.cluster.api import get_worker_info
 from aiograd.cluster.launch import rank_environments
@@ -87,6 +88,52 @@ async def test_run_ends_the_others_when_one_fails(tmp_path):
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_run_names_the_rank_that_failed_and_not_the_one_that_lost_it(tmp_path):
+    # The exit of worker1 is held back until worker0, which fails for its loss, has exited.
+    script = write(
+        tmp_path / "script.py",
+        """
+        import asyncio, os, signal, sys, time
+        import aiograd as ag
+
+        async def forever():
+            await asyncio.Event().wait()
+
+        async def main():
+            worker = await ag.init_rpc(None)
+            pids = await ag.all_gather(os.getpid())
+            if worker.rank == 0:
+                await ag.rpc_async("worker1", forever)
+            elif worker.rank == 2:
+                await forever()
+            async def running():
+                while ag.debug_info()["running_calls"] < 1:
+                    await asyncio.sleep(0.01)
+            await running()
+            global first
+            first = pids["worker0"]
+            raise RuntimeError("boom")
+
+        try:
+            asyncio.run(main())
+        except RuntimeError:
+            while os.path.exists(f"/proc/{first}"):
+                time.sleep(0.01)
+            sys.exit(9)
+        """,
+    )
+    code, _, errors = await outcome(command("run", "-n", "3", script))
+    last = errors.splitlines()[-1]
+    assert code == 9
+    assert last == (
+        "[aiograd] worker1 failed (exit code 9); worker0 failed as well; ending worker2"
+    )
+    # A lost worker, and not the cancellation of the function that ran there.
+    assert "lost worker worker1 (its event loop was shut down)" in errors
+    assert "CancelledError" not in errors
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_run_passes_an_interrupt_on_and_leaves_nothing(tmp_path):
     script = write(
         tmp_path / "script.py",
@@ -122,30 +169,42 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+async def joined(process: subprocess.Popen[str]) -> str:
+    """Wait until a worker says that it has joined: the coordinator knows that before it does."""
+    assert process.stderr is not None
+    while "joined" not in (line := await asyncio.to_thread(process.stderr.readline)):
+        assert " waits for rank 0 at " in line
+    return line
+
+
 async def name_of_worker() -> str:
     return get_worker_info().name
 
 
+@pytest.fixture
+def secret(tmp_path) -> str:
+    """Path of a file with a secret."""
+    file = tmp_path / "secret"
+    file.touch(mode=0o600)
+    file.write_bytes(b"0123456789abcdef\n")
+    return str(file)
+
+
 @pytest.mark.parametrize("ending", ["cluster", "interrupt"])
-async def test_worker_joins_a_running_cluster(tmp_path, ending):
-    secret = tmp_path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_bytes(b"0123456789abcdef\n")
+async def test_worker_joins_a_running_cluster(secret, ending):
     place = f"127.0.0.1:{free_port()}"
-    options = Options(secret_file=str(secret), grace=3.0)
+    options = Options(secret_file=secret, grace=3.0)
     async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
-        process = command(
-            "worker", "--join", place, "--name", "helper", "--secret-file", str(secret)
-        )
+        process = command("worker", "--join", place, "--name", "helper", "--secret-file", secret)
         while len(boss.workers()) < 2:
             await boss.member.changed.wait()
         assert boss.workers()[1].rank == 1
         assert await rpc_async("helper", name_of_worker) == "helper"
+        assert await joined(process) == f"helper joined {place} as rank 1\n"
         if ending == "interrupt":
             process.send_signal(signal.SIGINT)
             await boss.member.wait_gone("helper")
     code, _, errors = await outcome(process)
-    assert f"helper joined {place} as rank 1" in errors.splitlines()
     assert "Traceback" not in errors
     assert code == (0 if ending == "cluster" else 130)
 
@@ -171,6 +230,57 @@ async def test_worker_says_why_it_cannot_join(tmp_path):
     code, _, errors = await outcome(command("worker", "--join", "nonsense"))
     assert code == 1
     assert errors.startswith("aiograd: cannot read the rendezvous 'nonsense'")
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_worker_obeys_a_signal_while_it_waits_for_rank_0(number, secret):
+    # Nothing listens there; the worker would try for a minute.
+    place = f"127.0.0.1:{free_port()}"
+    process = command("worker", "--join", place, "--name", "helper", "--secret-file", secret)
+    line = await asyncio.to_thread(process.stderr.readline)
+    assert line == f"helper waits for rank 0 at {place}\n"
+    process.send_signal(number)
+    code, _, errors = await outcome(process)
+    assert (code, errors) == (128 + number, "")
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_fails_with_the_reason_when_it_loses_the_coordinator(secret):
+    place = f"127.0.0.1:{free_port()}"
+    boss = Worker("boss", rank=0, rendezvous=place, options=Options(secret_file=secret))
+    await boss.start()
+    process = command("worker", "--join", place, "--name", "helper", "--secret-file", secret)
+    while len(boss.workers()) < 2:
+        await boss.member.changed.wait()
+    await joined(process)
+    await boss.close(graceful=False)
+    code, _, errors = await outcome(process)
+    assert code == 1
+    assert errors.splitlines()[-1].startswith("helper left: lost the coordinator boss (rank 0, ")
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_logs_what_happens_with_v(secret):
+    place = f"127.0.0.1:{free_port()}"
+    options = Options(secret_file=secret, grace=3.0)
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        process = command(
+            "worker", "-v", "--join", place, "--name", "helper", "--secret-file", secret
+        )
+        while len(boss.workers()) < 2:
+            await boss.member.changed.wait()
+    code, _, errors = await outcome(process)
+    assert code == 0
+    assert " INFO aiograd.cluster: helper joined as rank 1; 2 members" in errors
+    assert errors.splitlines()[-1] == "helper left: the cluster is closed"
+
+
+def test_the_version_is_that_of_the_library_and_of_its_wire(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"aiograd {aiograd.__version__} (Python 3.")
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,11 @@ async def test_exc_py(workers, form, caplog):
         assert "raises" in notes
         assert "worker1" in notes
         assert 'raise ValueError("Expected error")' in notes  # the remote traceback
-        if form != "remote":  # the callee writes it down too; a reference keeps it instead
-            assert "Expected error" in caplog.text
+        assert "Expected error" not in caplog.text  # the caller has it, and decides
 
 
-async def test_exc_py_is_in_the_output_of_the_callee(workers):
-    async with workers(1, processes=True) as cluster:
+async def test_exc_py_is_in_the_output_of_the_callee_if_wanted(workers):
+    async with workers(1, processes=True, remote_tracebacks="both") as cluster:
         with pytest.raises(ValueError, match="Expected error"):
             await cluster["worker0"].call(raises)
         async with asyncio.timeout(5):

@@ -545,6 +545,20 @@ async def test_a_failure_nobody_awaited_is_logged_with_its_line(agents, caplog):
         (record,) = [r for r in caplog.records if "nobody awaited" in r.getMessage()]
         assert "test_api.py:" in record.getMessage()
         assert "boom" in record.getMessage()
+        # The callee shows it nowhere.
+        assert "raised by boom() on worker1:\nTraceback" in record.getMessage()
+
+
+async def test_a_call_that_a_shutdown_ends_is_not_said_to_have_failed(agents, caplog):
+    async with agents(2):
+        future = rpc_async("worker1", wait_forever)
+    with caplog.at_level(logging.ERROR, "aiograd"):
+        await asyncio.wait([future])
+        del future
+        gc.collect()
+    (record,) = [r for r in caplog.records if "wait_forever" in r.getMessage()]
+    assert "was not awaited (called at " in record.getMessage()
+    assert record.getMessage().endswith("and has ended: worker0 was shut down")
 
 
 async def test_a_future_of_ones_own_can_be_cancelled_and_can_fail(caplog):

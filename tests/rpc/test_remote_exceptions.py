@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GradError, RemoteError, RpcError, WorkerLost
 from aiograd.rpc.api import rpc_async
+from aiograd.rpc.options import Options
 
 
 def raise_it(error):
@@ -68,13 +70,18 @@ def boom(text):
     raise ValueError(text)
 
 
-async def test_an_exception_arrives_as_its_own_type_and_is_logged_at_the_callee(agents, caplog):
-    async with agents(2):
+@pytest.mark.parametrize(("who", "lines"), [("caller", 0), ("both", 1)])
+async def test_an_exception_arrives_as_its_own_type_and_is_shown_by_whom_the_options_say(
+    agents, caplog, who, lines
+):
+    async with agents(2, options=Options(remote_tracebacks=who)):
         with pytest.raises(TypeError, match="positional argument"):
             await rpc_async("worker1", boom, (1, 2))
-        with caplog.at_level(logging.WARNING, "aiograd"), pytest.raises(ValueError, match="no way"):
+        with caplog.at_level(logging.INFO, "aiograd"), pytest.raises(ValueError, match="no way"):
             await rpc_async("worker1", boom, ("no way",))
-        assert any("no way" in r.getMessage() for r in caplog.records)
+        shown = [r.getMessage() for r in caplog.records if "no way" in r.getMessage()]
+        assert len(shown) == lines
+        assert all(text.startswith("worker1: boom() called by worker0 failed") for text in shown)
 
 
 async def test_a_message_of_several_lines_arrives_unchanged(agents):
@@ -92,6 +99,24 @@ async def test_the_note_names_function_worker_and_traceback(agents):
         assert note.startswith("raised by boom() on worker1:\n")
         assert "test_remote_exceptions.py" in note
         assert "raise ValueError(text)" in note
+
+
+async def test_each_traceback_is_in_the_notes_once_however_many_hops_it_took(agents):
+    async def hop(left):
+        if left:
+            return await rpc_async(f"worker{left % 2}", hop, (left - 1,))
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("deep") from error
+
+    async with agents(2):
+        with pytest.raises(ValueError, match="deep") as caught:
+            await rpc_async("worker1", hop, (4,))
+        assert len(caught.value.__notes__) == 5
+        text = "".join(traceback.format_exception(caught.value))
+        assert text.count('raise ValueError("deep") from error') == 1
+        assert text.count("return await rpc_async") == 4
 
 
 async def test_facts_cause_context_and_notes_survive(agents):

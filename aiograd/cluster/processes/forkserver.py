@@ -44,7 +44,7 @@ from aiograd.cluster.processes.spawn import (
     Child,
     OutputLog,
     OutputPipe,
-    forward_line,
+    forward_lines,
     python_command,
     worker_environment,
 )
@@ -98,7 +98,7 @@ class ForkServer:
                 "forkserver",
                 python_command("-c", BOOT, "aiograd-forkserver", str(theirs.fileno())),
                 self._environment,
-                self._take_line,
+                self._take_lines,
                 stdin=marshal.dumps(sys.path),
                 pass_fds=(theirs.fileno(),),
             )
@@ -161,12 +161,13 @@ class ForkServer:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
-    def _take_line(self, stream: str, line: str) -> None:
+    def _take_lines(self, stream: str, lines: list[str]) -> None:
         # It writes only when it fails, which is then the reason why no worker starts.
         for worker in self._workers.values():
             if worker.pid is None:
-                worker.log.add(line)
-        forward_line("forkserver", stream, line)
+                for line in lines:
+                    worker.log.add(line)
+        forward_lines("forkserver", stream, lines)
 
     def _read(self) -> None:
         try:
@@ -214,7 +215,7 @@ class ForkedWorker:
             ours, theirs = os.pipe()
             self.pipes.append(theirs)
             pipe = os.fdopen(ours, "rb", buffering=0)
-            self._outputs.append(OutputPipe(pipe, partial(self._take_line, stream)))
+            self._outputs.append(OutputPipe(pipe, partial(self._take_lines, stream)))
         close_in_children(self)  # a fork that keeps the lifeline would keep the worker alive
 
     def descriptors(self) -> list[int]:
@@ -283,9 +284,10 @@ class ForkedWorker:
             os.close(self._lifeline)
             self._lifeline = None
 
-    def _take_line(self, stream: str, line: str) -> None:
-        self.log.add(line)
-        forward_line(self.plan.name, stream, line)
+    def _take_lines(self, stream: str, lines: list[str]) -> None:
+        for line in lines:
+            self.log.add(line)
+        forward_lines(self.plan.name, stream, lines)
 
 
 # ── in the fork server ──────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ the parent. What they run is up to the caller.
 
     Child           one process: pipes, exit code, log
     SpawnedWorker   a `Child` that runs `worker_main.main`
-    OutputPipe ──▶ LineSplitter ──▶ OutputLog, forward_line
+    OutputPipe ──▶ LineSplitter ──▶ OutputLog, forward_lines
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ __all__ = [
     "OutputLog",
     "OutputPipe",
     "SpawnedWorker",
-    "forward_line",
+    "describe_exit",
+    "forward_lines",
     "python_command",
     "worker_environment",
 ]
@@ -59,14 +60,20 @@ BOOT = (
 
 
 class LineSplitter:
-    """Assembles lines from bytes that arrive in any pieces; gives text without the line end."""
+    """Assembles lines from bytes that arrive in any pieces; gives text without the line end.
+
+    A carriage return begins the line again, as on a terminal: of a progress bar that is drawn over
+    and over, the last state is the line.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; gives the lines that they complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        # Only the last state is kept: a bar that is drawn for hours must not fill the memory.
+        self._rest = _overwritten(rest) if b"\r" in rest else rest
         # Bounded: a process that writes no line end at all must not fill the driver's memory.
         while len(self._rest) >= MAX_LINE:
             lines.append(self._rest[:MAX_LINE])
@@ -76,11 +83,21 @@ class LineSplitter:
     def end(self) -> list[str]:
         """Give what is left of a line that never ended."""
         rest, self._rest = self._rest, b""
-        return [_decode(rest)] if rest else []
+        # A bar that clears itself at its end leaves blanks, and no line.
+        return [_decode(rest)] if rest and not (b"\r" in rest and rest.isspace()) else []
 
 
 def _decode(line: bytes) -> str:
-    return line.removesuffix(b"\r").decode("utf-8", "replace")
+    if b"\r" in line:
+        line = _overwritten(line).removesuffix(b"\r")
+    return line.decode("utf-8", "replace")
+
+
+def _overwritten(line: bytes) -> bytes:
+    """Give what is left of a line after its carriage returns, with one at its end if it has any."""
+    text = line.rstrip(b"\r")
+    # The one at the end stays: whether "\n" or another state follows it is not known yet.
+    return text[text.rfind(b"\r") + 1 :] + line[len(text) : len(text) + 1]
 
 
 class OutputLog:
@@ -108,10 +125,10 @@ class OutputLog:
 
 
 class OutputPipe:
-    """One pipe that a child writes to; each line goes to `on_line`, on the loop."""
+    """One pipe that a child writes to; the lines of each read go to `on_lines`, on the loop."""
 
-    def __init__(self, pipe: IO[bytes], on_line: Callable[[str], None]) -> None:
-        self._pipe, self._on_line = pipe, on_line
+    def __init__(self, pipe: IO[bytes], on_lines: Callable[[list[str]], None]) -> None:
+        self._pipe, self._on_lines = pipe, on_lines
         self._lines = LineSplitter()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -138,8 +155,8 @@ class OutputPipe:
             data = os.read(self._pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return False
-        for line in self._lines.feed(data):
-            self._on_line(line)
+        if lines := self._lines.feed(data):
+            self._on_lines(lines)
         if not data:
             self._close()
         return bool(data)
@@ -148,19 +165,22 @@ class OutputPipe:
         if not self._pipe.closed:
             self._loop.remove_reader(self._pipe.fileno())
             self._pipe.close()
-            for line in self._lines.end():
-                self._on_line(line)
+            if lines := self._lines.end():
+                self._on_lines(lines)
             self.ended.set_result(None)
 
 
-def forward_line(name: str, stream: str, line: str) -> None:
-    """Write a child's line to this process's `stream`, prefixed by the child's name."""
+def forward_lines(name: str, stream: str, lines: Sequence[str]) -> None:
+    """Write a child's lines to this process's `stream`, each prefixed by the child's name."""
     target = getattr(sys, stream)  # looked up each time: notebooks and tests replace it
     if target is None:  # as in a process without a console
         return
     try:
         # In an empty context: a notebook would show it under the cell that started the child.
-        contextvars.Context().run(target.write, f"[{name}] {line}\n")
+        contextvars.Context().run(target.write, "".join(f"[{name}] {each}\n" for each in lines))
+        # Else a pipe (`python train.py | tee log`) shows them when this process ends. Once for all
+        # lines of a read: a flush costs a system call, and in a notebook a switch of threads.
+        target.flush()
     except (OSError, ValueError):
         return  # nobody reads any more; the log still has it
 
@@ -179,11 +199,11 @@ class Child:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        on_line: Callable[[str, str], None],
+        on_lines: Callable[[str, list[str]], None],
         stdin: bytes = b"",
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the process; `on_line(stream, line)` gets every line of "stdout" and "stderr".
+        """Start the process; `on_lines(stream, lines)` gets all lines of "stdout" and "stderr".
 
         `stdin` is what it can read first from its standard input, which ends when this process
         does.
@@ -208,7 +228,7 @@ class Child:
         close_in_children(self)  # a fork that keeps the lifeline would keep the child alive
         self._watch_exit()
         self._outputs = [
-            OutputPipe(getattr(self._process, stream), partial(self._take_line, on_line, stream))
+            OutputPipe(getattr(self._process, stream), partial(self._take_lines, on_lines, stream))
             for stream in ("stdout", "stderr")
         ]
         self._write(stdin)
@@ -235,9 +255,12 @@ class Child:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
-    def _take_line(self, on_line: Callable[[str, str], None], stream: str, line: str) -> None:
-        self.log.add(line)
-        on_line(stream, line)
+    def _take_lines(
+        self, on_lines: Callable[[str, list[str]], None], stream: str, lines: list[str]
+    ) -> None:
+        for line in lines:
+            self.log.add(line)
+        on_lines(stream, lines)
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -289,7 +312,7 @@ class SpawnedWorker:
             plan.name,
             python_command("-c", BOOT, f"aiograd-{plan.name}"),
             worker_environment(os.environ),
-            partial(forward_line, plan.name),
+            partial(forward_lines, plan.name),
             stdin=marshal.dumps(sys.path) + pickle.dumps(plan),
         )
         self.log, self.ended = self._child.log, self._child.exited
@@ -298,6 +321,19 @@ class SpawnedWorker:
     def kill(self) -> None:
         """Send SIGKILL; `ended` tells when the process is gone."""
         self._child.signal()
+
+
+def describe_exit(code: int, expected: bool = False) -> str:
+    """Describe an exit code of `subprocess`, where a signal is negative."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a signal without a name
+        name = f"signal {-code}"
+    # The kernel's way to free memory, and the usual reason where nobody else sent it.
+    hint = " (out of memory?)" if name == "SIGKILL" and not expected else ""
+    return f"killed by {name}{hint}"
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final, Protocol
 
-from aiograd.errors import ProtocolError, SerializationError
+from aiograd.errors import ProtocolError, SerializationError, WorkerLost
 from aiograd.rpc.callee.functions import INLINE, TASK
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.responses import ResponseHost, Responses
@@ -202,7 +202,7 @@ class Execution:
         try:
             value = await invocation.func(*invocation.args, **(invocation.kwargs or {}))
         except asyncio.CancelledError as error:
-            self.fail(invocation, error)
+            self.fail(invocation, _ended_with_loop(self._host.name) or error)
             if invocation.abandoned:
                 raise
         except BaseException as error:  # SystemExit in a function must not end the worker
@@ -357,7 +357,7 @@ class StreamSource:
                 kind = type(generator).__name__
                 raise TypeError(f"rpc_stream needs a generator function, this one gave {kind}")
         except asyncio.CancelledError as error:
-            execution.fail(invocation, error)
+            execution.fail(invocation, _ended_with_loop(self._host.name) or error)
             if invocation.abandoned:
                 raise
         except BaseException as error:
@@ -415,6 +415,18 @@ async def _await_value(awaitable: Any) -> Any:
         return await awaitable
     finally:
         del awaitable  # a failed future, its error, the traceback and this frame: no circle
+
+
+def _ended_with_loop(worker: str) -> WorkerLost | None:
+    """Return the error for what `asyncio.run` cancels at its end; None for another cancellation.
+
+    A program that fails leaves its worker open, and `asyncio.run` then cancels all tasks at once,
+    also those that run for others. These lose a worker; their function was not cancelled by itself.
+    """
+    current, tasks = asyncio.current_task(), asyncio.all_tasks()
+    if current is None or not all(task.cancelling() for task in tasks):
+        return None
+    return WorkerLost(worker, "unknown", "its event loop was shut down")
 
 
 def is_unfinished(value: Any) -> bool:

@@ -174,7 +174,9 @@ class Responses:
             if not invocation.refused:
                 return
         if invocation.kind == CALL:
-            _log.warning("%s: %s() called by %s failed\n%s", host.name, name, peer.name, text)
+            # The caller gets the traceback with the error, and logs it if nobody awaits the call.
+            level = logging.WARNING if host.options.remote_tracebacks == "both" else logging.DEBUG
+            _log.log(level, "%s: %s() called by %s failed\n%s", host.name, name, peer.name, text)
         departure = Departure(peer, "reply")
         codec = self._channel.codec
 

@@ -24,7 +24,7 @@ import functools
 import logging
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -59,6 +59,9 @@ _CONNECT_TIMEOUT: Final = 0.5
 # Seconds to wait for a connection that the peer is making: it may die while it dials us.
 _CROSSING: Final = 0.5
 _LEAST: Final = 0.5  # seconds to reconnect, also to a peer that was silent before
+# Seconds for the report how a peer's process ended, once nothing listens at its address any more.
+# It takes a few milliseconds; a fifth of the second within which a loss is promised.
+_REPORT: Final = 0.2
 
 
 class DialedLink(LinkEnd, Protocol):
@@ -124,6 +127,8 @@ class Dialer:
         self._loop = asyncio.get_running_loop()
         self._directory = directory
         self.options = options
+        # Whether somebody who watches the process of a peer says how it ended, by `declare_lost`.
+        self.exit_is_reported: Callable[[PeerInfo], bool] = _never
         # Handshakes that we began, as long as somebody has them: a forked child must close them.
         self._handshakes: weakref.WeakSet[HandshakeProtocol] = weakref.WeakSet()
         # By incarnation: dials that wait for the connection which the peer is making.
@@ -403,6 +408,7 @@ class Reconnection:
         self._backoff = dialer.backoff(_RECONNECT, self._clock() + left)
         # Even for a peer that answers, and never finishes a handshake.
         self._last = self._backoff.deadline + options.handshake_timeout
+        self._report = math.inf  # when to stop waiting for the report how its process ended
 
     async def run(self) -> None:
         """Dial until the link is open or lost."""
@@ -437,7 +443,7 @@ class Reconnection:
             )
         except (ConnectionRefusedError, FileNotFoundError) as error:
             # The kernel answered, not the network: nothing listens there any more.
-            if self._belongs_to_peer(address):
+            if self._belongs_to_peer(address) and not self._awaits_report():
                 self._give_up(f"it is gone: {error}")
             return
         except OSError as error:
@@ -461,6 +467,14 @@ class Reconnection:
             if link.is_away and connection.status == LOST:
                 self._give_up("it took this worker for lost")
 
+    def _awaits_report(self) -> bool:
+        """Whether to go on dialling a process that has ended, until it is reported how it did."""
+        if not self._dialer.exit_is_reported(self._link.peer):
+            return False
+        now = self._clock()
+        self._report = min(self._report, now + _REPORT)
+        return now < self._report
+
     def _belongs_to_peer(self, address: str) -> bool:
         """Whether nothing that listens at this address means that the peer's process has ended."""
         link = self._link
@@ -472,6 +486,10 @@ class Reconnection:
 
     def _give_up(self, why: str) -> None:
         self._link.lose(WorkerLost(self._link.peer.name, why=f"{self._why}; {why}"))
+
+
+def _never(peer: PeerInfo) -> bool:
+    return False
 
 
 def _as_loss(link: DialedLink, error: Exception) -> Exception:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
-from aiograd.cluster.processes.spawn import MAX_LINE, LineSplitter, OutputLog, worker_environment
+from aiograd.cluster.processes.spawn import (
+    MAX_LINE,
+    LineSplitter,
+    OutputLog,
+    forward_lines,
+    worker_environment,
+)
 
 TEXT = "one\ntwo\r\n\nthree, ünfinished"
 
@@ -24,8 +33,46 @@ def test_a_line_without_end_is_cut_and_shown():
     assert lines.end() == ["x"]
 
 
+@pytest.mark.parametrize("piece", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"\r0/3\r1/3\r2/3\r3/3\nnext\n", ["3/3", "next"]),
+        (b"0/3\r1/3\r", ["1/3"]),  # ends without a line end
+        (b"loading\r\r\r\nx\r\n", ["loading", "x"]),
+        (b"50 %\r     \rready\n", ["ready"]),
+        (b"50 %\r     \r", []),  # a bar that clears itself
+    ],
+)
+def test_of_a_line_that_is_drawn_over_and_over_the_last_state_is_shown(data, shown, piece):
+    lines = LineSplitter()
+    heard = [line for i in range(0, len(data), piece) for line in lines.feed(data[i : i + piece])]
+    assert heard + lines.end() == shown
+
+
+def test_a_bar_that_is_drawn_for_hours_stays_one_line():
+    lines = LineSplitter()
+    assert [lines.feed(b"\r%06d of many" % n) for n in range(10 * MAX_LINE // 14)] == [[]] * (
+        10 * MAX_LINE // 14
+    )
+    assert lines.end() == [f"{10 * MAX_LINE // 14 - 1:06d} of many"]
+
+
 def test_bytes_that_are_no_text_are_shown_as_well_as_possible():
     assert LineSplitter().feed(b"\xff!\n") == ["�!"]
+
+
+def test_lines_of_a_child_are_flushed_once_per_read(monkeypatch):
+    class Target(io.StringIO):
+        flushes = 0
+
+        def flush(self):
+            self.flushes += 1
+
+    target = Target()
+    monkeypatch.setattr(sys, "stdout", target)
+    forward_lines("worker0", "stdout", ["one", "two"])
+    assert (target.getvalue(), target.flushes) == ("[worker0] one\n[worker0] two\n", 1)
 
 
 def test_a_log_keeps_the_last_lines():

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle bench peers figures examples docs wheel notebooks many failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
+.PHONY: help demo test check style types cov oracle torch bench peers figures examples docs wheel notebooks many failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,16 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
 	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check -e . --group test
 	@touch $@
+
+.venv-torch/.ok: pyproject.toml
+	@[ -x .venv-torch/bin/python ] || $(PYTHON) -m venv .venv-torch
+	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
+	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
+	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check -e . --group test
+	@touch $@
+
+torch: .venv-torch/.ok  ## torch tensors: travel, gradients, PROGRAMS= random programs against plain torch
+	@$(if $(PROGRAMS),AIOGRAD_TORCH_PROGRAMS=$(PROGRAMS)) .venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
 
 oracle: .venv-oracle/.ok  ## values and gradients against torch 2.13
 	@.venv-oracle/bin/python -m pytest tests/oracle

@@ -16,6 +16,7 @@ The public names, and nothing else. What is inside:
     rpc/         workers that call each other
     rref/        values that stay with their owner
     dist/        gradients across workers
+    torch/       torch tensors: how they travel, and gradients through their graphs
     nn/          models
     optim/       optimisers
     cluster/     starting and stopping workers
@@ -25,7 +26,7 @@ The public names, and nothing else. What is inside:
     _progress    what long work looks like in a terminal
 
 Imports go downwards only: errors ← autograd, wire ← rpc ← rref ← dist ← nn, optim ← cluster,
-testing.
+testing. Nothing imports `torch` by itself: it is loaded with the first torch tensor.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rref": {"wire", "rpc"},
     "dist": {"autograd", "wire", "rpc", "rref", "viz"},
     "viz": {"autograd"},
+    "torch": {"autograd", "wire", "rpc", "dist"},
     "nn": {"autograd", "rpc", "rref", "dist"},
     "optim": {"autograd", "rpc", "rref", "dist"},
     "cluster": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "viz"},

@@ -149,7 +149,8 @@ class Sweep:
         else:
             # Sums of sparse arrays and of recorded Tensors are new objects every time; only a plain
             # array can be added to in place.
-            total = self._grads[node] = old + grad
+            total = old + grad if grad.__class__ is _ndarray else plus(old, grad)
+            self._grads[node] = total
             if total.__class__ is _ndarray:
                 self._ours.add(node)
 
@@ -323,12 +324,21 @@ class Sweep:
                     return
                 slots = self._grads[joint] = [None] * joint.outputs
             old = slots[node.index]
-            slots[node.index] = grad if old is None else old + grad
+            slots[node.index] = grad if old is None else plus(old, grad)
         # The gradient of a Part is in its slot already; what is passed on is that one contribution
         # less is missing.
         for parent in node.parents:
             if parent is not None:
                 self._deposit(parent, None)
+
+
+def plus(old: Any, new: Any) -> Any:
+    """Return the sum of two gradients; they may be tensors of another library."""
+    try:
+        return old + new
+    except RuntimeError:
+        # Libraries add a sparse tensor to a dense one, but not always a dense one to a sparse one.
+        return new + old
 
 
 def own(grad: Tensor) -> Tensor:
@@ -373,6 +383,8 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
 
     The one place where broadcasting and type promotion of the forward pass are undone.
     """
+    if target.dtype is None:
+        return grad  # a node of another library's graph, which does that by itself
     if create_graph:
         if not isinstance(grad, Tensor):
             grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))

@@ -10,6 +10,7 @@
     inspect     who waits for whom, in words
     graph       the distributed graph as a picture
     channel     everything this package asks of an agent
+    foreign     tensors of other libraries, whose graphs are theirs
     lost_peers  the incarnations a worker has lost
     backward/   how a pass runs; see its own map
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist import foreign
 from aiograd.dist.access import CooTraveller
 from aiograd.dist.backward.engine import Engine
 from aiograd.dist.inspect import waits
@@ -46,6 +48,7 @@ def attach(agent: Agent) -> ContextRegistry:
     tensors = TensorTraveller()
     agent.travellers.add(Tensor, tensors)
     agent.travellers.boxes = (Tensor, tensors)
+    foreign.attach(agent.travellers)
     agent.plain_travellers.add(Coo, CooTraveller())
     agent.baggage = ContextBaggage(registry, engine.reports, access)
 

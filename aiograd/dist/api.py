@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.autograd.backward import entries, input_node, results
 from aiograd.autograd.backward import grad as local_grad
+from aiograd.autograd.backward import results
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
+from aiograd.dist.foreign import as_list, entries, input_node, library_of
 from aiograd.dist.registry import contexts, resolve
 from aiograd.dist.nodes import RecvNode
+from aiograd.errors import GradError
 
 
 async def backward(
@@ -23,11 +25,11 @@ async def backward(
     timeout: float | None = None,
 ) -> None:
     """Run a backward pass from `roots` in a context, as `await ctx.backward(*roots, …)` does."""
-    if not isinstance(roots, Tensor | list | tuple):
+    if not isinstance(roots, Tensor | list | tuple) and library_of(roots) is None:
         raise TypeError(f"the roots of backward are a list of Tensors, not {type(roots).__name__}")
     context = resolve(ctx_or_id)
     await context.backward(
-        *([roots] if isinstance(roots, Tensor) else roots),
+        *as_list(roots),
         retain_graph=retain_graph,
         create_graph=create_graph,
         timeout=timeout,
@@ -48,12 +50,22 @@ async def grad(
     Both may be any tensors of this worker: leaves, results, received ones. Touches neither
     `ctx.gradients` nor `.grad`. With `create_graph` the derivatives can be differentiated again.
     """
-    wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    wanted = as_list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]
     starts = entries(outputs, grad_outputs, create_graph)
     # Found by the graph, not by CURRENT: the tensors may belong to a context that is not entered here.
     context = _context_of([node for node, _ in starts])
+    libraries = {id(library): library for t in (*as_list(outputs), *wanted) if (library := library_of(t))}
     if context is None:
+        for library in libraries.values():
+            return library.grad(
+                outputs,
+                inputs,
+                grad_outputs,
+                retain_graph=retain_graph,
+                create_graph=create_graph,
+                allow_unused=allow_unused,
+            )
         return local_grad(
             outputs,
             inputs,
@@ -62,6 +74,8 @@ async def grad(
             create_graph=create_graph,
             allow_unused=allow_unused,
         )
+    for library in libraries.values():
+        context.foreign = library
     found = await context.home.engine.derivatives(
         context,
         starts,
@@ -69,7 +83,31 @@ async def grad(
         retain_graph=create_graph if retain_graph is None else retain_graph,
         create_graph=create_graph,
     )
-    return tuple(results(nodes, found, allow_unused))
+    if not libraries:
+        return tuple(results(nodes, found, allow_unused))
+    return tuple(_results(wanted, nodes, found, allow_unused))
+
+
+def _results(
+    inputs: list[Any], nodes: list[Node], found: dict[Node, Any], allow_unused: bool
+) -> list[Any]:
+    """Return what was found for each input; those of other libraries as their tensors."""
+    values: list[Any] = []
+    for position, (tensor, node) in enumerate(zip(inputs, nodes, strict=True)):
+        library = library_of(tensor)
+        value = found.get(node)
+        if library is None:
+            values += results([node], found, allow_unused)
+        elif value is None and not allow_unused:
+            raise GradError(
+                f"input {position} was not used to make the outputs; "
+                "pass allow_unused=True to get None for it",
+                "unused",
+            )
+        else:
+            # The gradient of a result was passed on to others, and may have been asked for twice.
+            values.append(None if value is None else library.copy(value))
+    return values
 
 
 def _context_of(roots: list[Node]) -> Context | None:

@@ -12,11 +12,13 @@ changed value as if it had not been changed. A smaller dtype is undone on arriva
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiograd.autograd.tensor import Tensor, is_sparse_array
+from aiograd.dist.foreign import Library, library_of
 from aiograd.errors import GradError
 
 
@@ -33,6 +35,9 @@ CrossingHook = Callable[[Crossing, Any], Any]
 
 def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -> Any:
     """Return the array after all hooks, in order of registration; GradError if its shape changed."""
+    library = library_of(array)
+    if library is not None:
+        return _crossed_foreign(library, hooks, crossing, array)
     for hook in list(hooks.values()):  # a copy: hooks may be removed meanwhile
         shown = _read_only(array)
         result = hook(crossing, shown)
@@ -40,14 +45,39 @@ def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -
         if result is not None and result is not shown:
             result = result.data if isinstance(result, Tensor) else result
             result = result if is_sparse_array(result) else np.asarray(result)
-            if result.shape != array.shape:
-                raise GradError(
-                    f"a hook on the way to {crossing.peer} turned shape {array.shape} into "
-                    f"{result.shape}; it must keep the shape",
-                    "shape",
-                )
+            _check_shape(crossing, array, result)
             array = result  # of another dtype, maybe: the receiver is told the first one
     return array
+
+
+def _crossed_foreign(
+    library: Library, hooks: Mapping[int, CrossingHook], crossing: Crossing, tensor: Any
+) -> Any:
+    """Return a tensor of another library after all hooks; they see, and return, such tensors."""
+    for hook in list(hooks.values()):
+        shown, written = library.show(tensor)
+        result = hook(crossing, shown)
+        if written():
+            raise GradError(
+                f"a hook on the way to {crossing.peer} has written to the tensor it was shown; "
+                "it must return another one",
+                "modified",
+            )
+        if result is not None and result is not shown:
+            if not isinstance(result, library.tensor_class):
+                raise TypeError(f"a boundary hook returned a {type(result).__name__}")
+            _check_shape(crossing, tensor, result)
+            tensor = result
+    return tensor
+
+
+def _check_shape(crossing: Crossing, array: Any, result: Any) -> None:
+    if result.shape != array.shape:
+        raise GradError(
+            f"a hook on the way to {crossing.peer} turned shape {tuple(array.shape)} into "
+            f"{tuple(result.shape)}; it must keep the shape",
+            "shape",
+        )
 
 
 def _read_only(array: Any) -> Any:
@@ -69,7 +99,8 @@ def crossed_all(
     crossing = Crossing(context_id, peer, "backward")
     # A recorded gradient is a Tensor: an array in its place would cut the graph of `create_graph`.
     return [
-        g if g is None or isinstance(g, Tensor) else crossed(hooks, crossing, g) for g in gradients
+        g if g is None or getattr(g, "requires_grad", False) else crossed(hooks, crossing, g)
+        for g in gradients
     ]
 
 
@@ -80,6 +111,10 @@ def clipped(limit: float, way: str = "backward") -> CrossingHook:
         """Scale one array."""
         if crossing.way != way:
             return None
+        library = library_of(array)
+        if library is not None:
+            norm = library.norm(array)
+            return array * (limit / norm) if norm > limit else None
         # Entries of one position add up, so their norm is known only when they are one.
         values = array.coalesce().values if is_sparse_array(array) else array
         norm = float(np.linalg.norm(values))
@@ -95,6 +130,9 @@ def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -
         """Add noise to one array."""
         if crossing.way != way:
             return None
+        library = library_of(array)
+        if library is not None:
+            return library.noise(array, scale, generator)
         return array + generator.normal(0.0, scale, array.shape).astype(array.dtype)
 
     return hook
@@ -102,16 +140,22 @@ def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -
 
 def as_dtype(name: str) -> CrossingHook:
     """Send floating arrays in a smaller dtype; "bfloat16" needs the package ml_dtypes."""
-    if name == "bfloat16":
+    dtype: np.dtype[Any] | None = None
+    if name != "bfloat16":
+        dtype = np.dtype(name)
+    elif find_spec("ml_dtypes") is not None:
         # numpy has no such dtype. Imported here, because the package is optional.
         import ml_dtypes
 
         dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = np.dtype(name)
 
     def hook(crossing: Crossing, array: Any) -> Any:
         """Convert one array, if it is floating."""
+        library = library_of(array)
+        if library is not None:
+            return library.cast(array, name)
+        if dtype is None:
+            raise ModuleNotFoundError("arrays of bfloat16 need the package ml_dtypes")
         return array.astype(dtype) if array.dtype.kind == "f" else None
 
     return hook

@@ -21,6 +21,7 @@ from aiograd.dist.backward.plan import Topology
 from aiograd.dist.backward.state import Pass
 from aiograd.dist.boundary import CrossingHook, crossed_all
 from aiograd.dist.channel import Channel
+from aiograd.dist.foreign import Library, library_of
 from aiograd.dist.lost_peers import LostPeers
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import BackwardFailed, NestedContext, PassUndecided, UnknownContext
@@ -123,6 +124,7 @@ class Context:
         self.failure: BackwardFailed | None = None
         self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
+        self.foreign: Library | None = None  # whose tensors are on edges here, or were roots
         self.hooks: dict[int, CrossingHook] = {}  # see every array that leaves this worker
         # Of the last pass, while the tape is retained: repeated passes need not walk the graph again.
         self.topology: Topology | None = None
@@ -367,7 +369,11 @@ def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> dict[
     totals = dict(totals)
     for leaf, gradient in gradients.items():
         old = totals.get(leaf)
-        if old is None:
+        if not isinstance(leaf, Tensor):
+            library = library_of(leaf)
+            assert library is not None
+            totals[leaf] = gradient if old is None else library.add(old, gradient)
+        elif old is None:
             totals[leaf] = gradient if isinstance(gradient, Tensor) else wrap(gradient)
         elif isinstance(gradient, Tensor) or old.requires_grad:
             totals[leaf] = old + gradient

@@ -14,8 +14,6 @@ import math
 from collections.abc import Generator
 from typing import Any, Protocol
 
-import numpy as np
-
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.dist.channel import Channel
 from aiograd.dist.nodes import RecvNode, SendNode
@@ -151,7 +149,7 @@ def _key(worker: str, node: Node) -> str:
     if isinstance(node, RecvNode):
         return f"recv {node.edge}"
     # Unlike the ends of edges, other nodes are named by their own worker only, so any id will do.
-    return f"{worker} {id(node):x}"
+    return f"{worker} {hash(node):x}"
 
 
 def _label(node: Node) -> str:
@@ -182,7 +180,7 @@ def _load(node: SendNode) -> str:
     """The shapes an edge carried, and their size in bytes."""
     parents = [parent for parent in node.parents if parent is not None]
     shapes = ", ".join("×".join(map(str, p.shape)) if p.shape else "scalar" for p in parents)
-    size = sum(math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in parents)
+    size = sum(math.prod(p.shape) * p.dtype.itemsize for p in parents)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{shapes} · {size:.4g} {unit}"

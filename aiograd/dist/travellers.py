@@ -33,7 +33,7 @@ LEAF: Final = 1  # requires grad, but no graph crosses: it arrives as an indepen
 ON_EDGE: Final = 2
 
 
-def _join_edge(node: Node, departure: Departure) -> int:
+def join_edge(node: Node, departure: Departure) -> int:
     """Let a tensor that `node` made join the edge of a message; its note."""
     scratch = departure.scratch
     nodes: list[Node | None] | None = scratch.get(EDGE)
@@ -77,7 +77,7 @@ class TensorTraveller:
         array, note = tensor.data, NO_GRAD
         if tensor.requires_grad:
             node = None if departure.carried is None else parent_of(tensor)
-            note = LEAF if node is None else _join_edge(node, departure)
+            note = LEAF if node is None else join_edge(node, departure)
         # A class is code, so a restricted peer gets a plain Tensor.
         cls = None if tensor.__class__ is Tensor or departure.plain else tensor.__class__
         if note >= ON_EDGE and departure.carried.hooks:
@@ -124,7 +124,7 @@ class TensorTraveller:
         # joins the edge, because the general form lets it join again.
         if departure.carried.hooks:
             return None
-        return array, _join_edge(node, departure)
+        return array, join_edge(node, departure)
 
     def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
         """Return the tensor that `open` took apart. Only trusted peers send this form."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.rpc.extension import Arrival, Baggage, Departure, Travellers
+from aiograd.rpc.extension import FINISH, Arrival, Baggage, Departure, Travellers
 from aiograd.wire.codec import Codec, Payload, encode_named
 from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.framing import MAX_SEGMENTS, SMALL, Transfer
@@ -246,7 +246,7 @@ def unpack_value(
     take_baggage(worker, head, arrival)
     if flags & FAST:
         return decode_value(head.data, worker.travellers.boxes, arrival, head.buffers)
-    return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)
+    return _decode(codec, flags, head, arrival)
 
 
 def unpack_call(
@@ -256,4 +256,14 @@ def unpack_call(
     take_baggage(worker, head, arrival)
     if flags & FAST:
         return decode_call(head.data, worker.travellers.boxes, arrival, head.buffers)
-    return codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)
+    return _decode(codec, flags, head, arrival)
+
+
+def _decode(codec: Codec | DataCodec, flags: int, head: Head, arrival: Arrival) -> Any:
+    """Decode by the general codec, and let travellers finish what they could only begin."""
+    value = codec.decode(head.data, head.buffers, bool(flags & TRAVELLED), arrival)
+    if arrival.scratch:
+        finish = arrival.scratch.get(FINISH)
+        if finish is not None:
+            finish()
+    return value

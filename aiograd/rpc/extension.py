@@ -21,9 +21,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo
-from aiograd.wire.codec import Traveller, Travellers
+from aiograd.wire.codec import Promise, Traveller, Travellers
 
 __all__ = [
+    "FINISH",
     "Arrival",
     "Baggage",
     "Departure",
@@ -31,7 +32,12 @@ __all__ = [
     "ResultStore",
     "Traveller",
     "Travellers",
+    "loaded",
 ]
+
+# The key, in `Arrival.scratch`, of what is called when the whole payload is decoded: a traveller
+# may need to know all of its values at once.
+FINISH: Final = "finish"
 
 
 class Departure:
@@ -71,6 +77,18 @@ class Arrival:
         self.carried: Any = None
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []
+
+
+async def loaded(promise: Promise) -> None:
+    """Load a promised traveller in a thread: the import of its library would block the loop."""
+    if promise.loading is None:
+        promise.loading = asyncio.ensure_future(asyncio.to_thread(promise.load))
+    try:
+        # Shielded: a call that is cancelled meanwhile must not take the library from the others.
+        await asyncio.shield(promise.loading)
+    except Exception:
+        promise.loading = None  # it may be installed by the next time
+        raise
 
 
 class RecordTraveller:

@@ -66,19 +66,39 @@ class Traveller(Protocol):
         """Return the value that the data stands for."""
 
 
+class Promise:
+    """A traveller that is loaded when the first value of its class leaves or arrives.
+
+    For classes of libraries that take long to import, or are not there at all.
+    """
+
+    def __init__(self, tag: str, class_name: str, load: Callable[[], None]) -> None:
+        self.tag, self.class_name = tag, class_name  # the name with its module
+        self.load = load  # adds the traveller; SerializationError if it cannot
+        self.loading: Any = None  # of those who load it off their loop: the first one's future
+
+
 class Travellers:
     """The travellers of one worker, by class (also for its subclasses) and by tag."""
 
     def __init__(self) -> None:
         self._by_class: dict[type, Traveller] = {}
         self._by_tag: dict[str, Traveller] = {}
+        self.promises: list[Promise] = []  # of travellers that are not loaded yet
         self.boxes: Boxes = None  # the class that may take the fast path, and its box
         self.listeners: list[Callable[[], None]] = []  # invalidate caches when a type is added
 
     def add(self, cls: type, traveller: Traveller) -> None:
         """Let `traveller` send values of a class and its subclasses."""
         self._by_class[cls] = self._by_tag[traveller.tag] = traveller
+        self.promises = [promise for promise in self.promises if promise.tag != traveller.tag]
         # A codec may have met the class before, and noted that pickle takes care of it.
+        for changed in self.listeners:
+            changed()
+
+    def promise(self, tag: str, class_name: str, load: Callable[[], None]) -> None:
+        """Let `load` add the traveller of a class when it is first needed."""
+        self.promises.append(Promise(tag, class_name, load))
         for changed in self.listeners:
             changed()
 
@@ -88,11 +108,31 @@ class Travellers:
         for base in cls.__mro__:
             if base in self._by_class:
                 return self._by_class[base]
+        for promise in self.promises:
+            for base in cls.__mro__:
+                # By name: the class itself is known only when its library is loaded.
+                if f"{base.__module__}.{base.__qualname__}" == promise.class_name:
+                    promise.load()
+                    return self._by_class[base]
         return None
 
     def tagged(self, tag: str) -> Traveller:
         """Return the traveller of a tag; KeyError if there is none."""
+        for promise in self.promises:
+            if promise.tag == tag:
+                promise.load()
         return self._by_tag[tag]
+
+    def promised(self, data: Any) -> Promise | None:
+        """Return what must be loaded to decode a payload with travellers; None if nothing.
+
+        Every codec writes the tag of a traveller as it is, so finding it in the bytes is enough. A
+        tag that is there by chance only loads a library too early.
+        """
+        for promise in self.promises:
+            if promise.tag.encode() in bytes(data):
+                return promise
+        return None
 
 
 class Encoder(Protocol):

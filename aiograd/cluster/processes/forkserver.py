@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import itertools
 import marshal
 import os
@@ -61,6 +62,9 @@ BOOT = (
     "import marshal, sys; sys.path[:] = marshal.load(sys.stdin.buffer); "
     "from aiograd.cluster.processes.forkserver import serve_forks; serve_forks()"
 )
+# Libraries that take long to import, and what of ours knows them: loaded once, before the fork, if
+# the driver has loaded them. Else a worker loads one in a thread when its first tensor comes.
+PRELOAD = {"torch": "aiograd.torch"}
 
 
 # ── in the driver ───────────────────────────────────────────────────────────────────────────────
@@ -82,6 +86,11 @@ def can_fork() -> bool:
     return True
 
 
+def _preload() -> list[str]:
+    """Return the modules that workers of this driver will probably need."""
+    return [module for library, module in PRELOAD.items() if library in sys.modules]
+
+
 class ForkServer:
     """The driver's end of a fork server: starts it, asks it for workers, reads their exits."""
 
@@ -96,7 +105,7 @@ class ForkServer:
         try:
             self._child = Child(
                 "forkserver",
-                python_command("-c", BOOT, "aiograd-forkserver", str(theirs.fileno())),
+                python_command("-c", BOOT, "aiograd-forkserver", str(theirs.fileno()), *_preload()),
                 self._environment,
                 self._take_lines,
                 stdin=marshal.dumps(sys.path),
@@ -294,8 +303,14 @@ class ForkedWorker:
 
 
 def serve_forks() -> NoReturn:
-    """Serve the driver at the socket named on the command line: one packet, one worker."""
+    """Serve the driver at the socket named on the command line: one packet, one worker.
+
+    The rest of the command line are modules to load before the first fork.
+    """
     control = socket.socket(fileno=int(sys.argv[2]))
+    for module in sys.argv[3:]:
+        with contextlib.suppress(ImportError):  # a worker that needs it says what is missing
+            importlib.import_module(module)
     gc.collect()  # garbage would be frozen, too
     # A collection in a worker would write to, and so copy, the pages that they share.
     gc.freeze()

@@ -27,7 +27,6 @@ from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any, Protocol
 
-from aiograd.autograd.backward import entries as roots_of
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.backward.abort import AbortProtocol
@@ -40,6 +39,8 @@ from aiograd.dist.backward.state import Answer, Message, Pass, Terms
 from aiograd.dist.boundary import crossed_all
 from aiograd.dist.channel import Channel
 from aiograd.dist.context import Context
+from aiograd.dist.foreign import entries as roots_of
+from aiograd.dist.foreign import library_of, without_ports
 from aiograd.dist.inspect import explain
 from aiograd.dist.lost_peers import LostPeers
 from aiograd.errors import DeadlineExceeded, GradError, PassTimedOut, UnknownContext, WorkerLost
@@ -107,6 +108,7 @@ class Engine:
         context.check()
         seconds = self._budget(timeout)
         entries = roots_of(roots, create_graph=create_graph, allow_leaf=False)
+        self._note_libraries(context, roots)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         active = self._start(context, terms, entries, ())
@@ -116,12 +118,16 @@ class Engine:
         self, value: Any, context_id: int | None, retain_graph: bool
     ) -> Awaitable[None] | None:
         """Start a pass from a value that an RRef holds here; without a context, a local one."""
-        if not isinstance(value, Tensor):
+        library = library_of(value)
+        if not isinstance(value, Tensor) and library is None:
             raise GradError(
                 f"backward needs a Tensor, but the RRef holds {type(value).__name__}", "not_tensor"
             )
         if context_id is None:
-            value.backward(retain_graph=retain_graph)
+            if library is None:
+                value.backward(retain_graph=retain_graph)
+            else:
+                library.backward(value, retain_graph)
             return None
         return self.backward(self._contexts.get(context_id), [value], retain_graph=retain_graph)
 
@@ -140,7 +146,16 @@ class Engine:
         terms = Terms(retain_graph, create_graph, False)
         active = self._start(context, terms, entries, capture)
         await self._finish(active, seconds)
-        return active.state.sweep.captured
+        captured, condensed = active.state.sweep.captured, active.state.topology.condensed
+        if condensed is None:
+            return captured
+        return {node: captured.get(condensed.wanted.get(node, node)) for node in capture}
+
+    def _note_libraries(self, context: Context, tensors: Sequence[Any]) -> None:
+        """Note whose graphs a pass will find here."""
+        for tensor in tensors:
+            if tensor.__class__ is not Tensor and (library := library_of(tensor)) is not None:
+                context.foreign = library
 
     async def explain(self, context_id: int) -> str:
         """Describe who waits for whom in the passes of a context."""
@@ -161,6 +176,9 @@ class Engine:
         self.passes.add(active)
         context.outcomes.begun(number)
         active.trace = self._channel.trace_pass()
+        condensed = state.topology.condensed
+        if condensed is not None:
+            entries = [(condensed.stands.get(node, node), value) for node, value in entries]
         state.start(entries)
         self._advance(active)
         return active
@@ -201,11 +219,21 @@ class Engine:
         if known is not None and not capture and not context.hooks:
             if known.fits(roots, gone, len(sends), len(receives)):
                 return known
+        again = terms.retain_graph and not capture and not context.hooks
+        condensed = None
+        if context.foreign is not None:
+            sends = dict(sends)  # a copy: threads may add to it
+            parents = [send.parents for send in sends.values()]
+            condensed = context.foreign.condense(roots, parents, capture)
+            sends = without_ports(sends, condensed.stands)
+            roots = [condensed.stands.get(node, node) for node in roots]
+            capture = [condensed.wanted.get(node, node) for node in capture]
         # Boundary hooks must see every gradient that leaves, so none may be left to a loop.
         loops = not context.hooks
-        found = Topology(sends, receives, roots, capture=capture, gone=gone, loops=loops)
+        found = Topology(
+            sends, receives, roots, capture=capture, gone=gone, loops=loops, condensed=condensed
+        )
         # Not held on to if the graph will be freed; nor if it depends on this pass alone.
-        again = terms.retain_graph and not capture and not context.hooks
         context.topology = found if again else None
         return found
 

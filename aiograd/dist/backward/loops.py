@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from aiograd.autograd.graph import Node, Part
-from aiograd.autograd.sweep import Sweep
+from aiograd.autograd.sweep import Sweep, plus
 from aiograd.dist.nodes import RecvNode, SendNode
 
 Loop = tuple[int, int, int]  # to tensor `slot` of the answered edge: what `edge` has for `place`
@@ -147,7 +147,7 @@ class Closing:
             if self._leaving is not None:
                 gradient = self._leaving(send.peer, gradient)
             old = slots[slot]
-            slots[slot] = gradient if old is None else old + gradient
+            slots[slot] = gradient if old is None else plus(old, gradient)
 
     def _feed(self, send: SendNode, slots: list[Any]) -> None:
         self._fed = True

@@ -13,15 +13,34 @@ and in a chain two workers compute at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf, prod
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiograd.autograd.graph import Accumulate, Node, Part
 from aiograd.autograd.op_nodes import OpNode
 from aiograd.autograd.sweep import Half, Halves, contributions
 from aiograd.dist.backward.loops import Loop, cut
 from aiograd.dist.nodes import RecvNode, SendNode
+
+
+class Condensed(Protocol):
+    """What one pass runs in place of the graph of another library; `dist.foreign` tells more."""
+
+    @property
+    def roots(self) -> Sequence[Node]:
+        """The roots it was made for."""
+
+    @property
+    def stands(self) -> Mapping[Node, Node]:
+        """For each port that gradients enter by, the node to feed."""
+
+    @property
+    def wanted(self) -> Mapping[Node, Node]:
+        """For each port that derivatives are asked for by, the node to capture."""
+
+    def fits(self) -> bool:
+        """Tell whether another pass from the same roots would be condensed to the same."""
 
 
 class Topology:
@@ -34,6 +53,7 @@ class Topology:
         "awaited",
         "capture",
         "closes_loops",
+        "condensed",
         "counts",
         "dead",
         "gone",
@@ -53,7 +73,11 @@ class Topology:
         capture: Collection[Node] = (),
         gone: Collection[bytes] = (),
         loops: bool = True,
+        condensed: Condensed | None = None,
     ) -> None:
+        # What stands for graphs of another library, if there are any; `sends`, `roots` and `capture`
+        # are without ports then.
+        self.condensed = condensed
         self.roots, self.gone, self.capture = list(roots), list(gone), capture
         sends, self.receives = dict(sends), dict(receives)  # copies: threads may add to them
         self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
@@ -106,9 +130,11 @@ class Topology:
         if (
             receives != len(self.receives)
             or sends != len(self.awaited) + len(self.dead)
-            or self.roots != roots
+            or (self.roots if self.condensed is None else self.condensed.roots) != roots
             or self.gone != gone
         ):
+            return False
+        if self.condensed is not None and not self.condensed.fits():
             return False
         # A hook that was added since is code of the user's: the drain must leave the loop, and loops
         # must not pass it by. A pass with hooks is weighed anew each time.
@@ -143,7 +169,7 @@ _DECOMPOSITIONS: Final = frozenset(
 
 def weigh(nodes: Iterable[Node]) -> float:
     """Estimate the nanoseconds that running these nodes could take; infinite for users' code."""
-    total = 0.0
+    total: float = 0.0
     for node in nodes:
         # A hook is code of the user's. It may block, or call `rpc_sync`, which a loop must not.
         if node.hooks is not None:
@@ -158,8 +184,10 @@ def weigh(nodes: Iterable[Node]) -> float:
         # A Function of the user's has no name in our table: it may do anything, for any time.
         name = getattr(getattr(node, "op", None), "op_name", None)
         if name is None:
-            return inf
-        total += _NODE + _work(name, node)
+            # A node of another library's graph says it itself.
+            total += getattr(node, "work", inf)
+        else:
+            total += _NODE + _work(name, node)
         if total > LONG:
             break  # a thread is needed anyway, and a large tape should not be weighed to its end
     return total

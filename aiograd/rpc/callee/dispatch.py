@@ -21,8 +21,9 @@ from aiograd.rpc.callee.responses import REPLY_HEAD, Responses
 from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import Head, open_head, take_label, unpack_call
-from aiograd.rpc.extension import Arrival
+from aiograd.rpc.extension import Arrival, loaded
 from aiograd.rpc.scope import SCOPE, CallScope
+from aiograd.wire.codec import Promise
 from aiograd.wire.fastcodec import (
     NOT_BATCHABLE,
     decode_call,
@@ -40,6 +41,7 @@ from aiograd.wire.messages import (
     NESTED,
     PIGGYBACK,
     STREAM,
+    TRAVELLED,
 )
 
 _REQUESTS: Final = 64  # of the library itself, for each call that may be under way
@@ -311,10 +313,31 @@ class Callee:
             context.run(host.baggage.enter, arrival.carried)
 
     def _decode_envelope(self, invocation: Invocation) -> list[asyncio.Future[Any]]:
-        host, channel, target = self._host, self._channel, invocation.target
-        flags = invocation.flags
+        host, channel, flags = self._host, self._channel, invocation.flags
         head = open_head(channel.codec, flags, invocation.body)
         self._read_head(invocation, head)
+        # Only of calls: services rely on their order, and load what they need right here.
+        if flags & TRAVELLED and host.travellers.promises and invocation.kind == CALL:
+            promise = host.travellers.promised(head.data)
+            if promise is not None:
+                # The view is valid only while its batch is read.
+                head = head._replace(data=bytes(head.data))
+                return [host.spawn(self._load_and_decode(invocation, head, promise))]
+        return self._decode_payload(invocation, head)
+
+    async def _load_and_decode(self, invocation: Invocation, head: Head, promise: Promise) -> None:
+        """Decode arguments that need a library which is not loaded yet."""
+        try:
+            await loaded(promise)
+            waits = self._decode_payload(invocation, head)
+        except Exception as error:
+            raise self._host.budget.undecodable(self._host.name, "its arguments", error) from error
+        while waits:
+            await waits.pop(0)
+
+    def _decode_payload(self, invocation: Invocation, head: Head) -> list[asyncio.Future[Any]]:
+        host, channel, target = self._host, self._channel, invocation.target
+        flags = invocation.flags
         kind = target.kind if invocation.token is None else "remote"
         arrival = Arrival(channel.peer, kind, channel.restricted)
         value = unpack_call(host, channel.codec, flags, head, arrival)

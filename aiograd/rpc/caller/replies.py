@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
 from aiograd.errors import DeadlineExceeded, Overloaded, ProtocolError, WorkerClosed
@@ -16,8 +17,9 @@ from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import open_head, take_label, unpack_value
-from aiograd.rpc.extension import Arrival
+from aiograd.rpc.extension import Arrival, loaded
 from aiograd.rpc.future import Future, fail
+from aiograd.wire.codec import Promise
 from aiograd.wire.fastcodec import decode_value, decode_value_entry
 from aiograd.wire.framing import Frame, Transfer
 from aiograd.wire.messages import BAGGAGE, EMPTY, FAST, ITEM, KEEP, METADATA, TRAVELLED
@@ -69,10 +71,16 @@ class Replies:
                 payload = take_label(self._host, body, arrival)
                 value = decode_value(payload, self._host.travellers.boxes, arrival)
             else:
+                promise = self._promised(flags, body)
+                if promise is not None:
+                    if type(body) is memoryview:
+                        body = bytes(body)  # the view is valid only while its batch is read
+                    self._settle_later(future, self._load(future, flags, body, promise), bucket)
+                    return
                 arrival = self._arrival()
                 value = self._unpack(flags, body, arrival)
                 if arrival.waits:
-                    self._settle_later(future, value, arrival, bucket)
+                    self._settle_later(future, _settle(future, value, arrival.waits), bucket)
                     return
         except Exception as error:
             self._undecodable(future, error)
@@ -114,13 +122,39 @@ class Replies:
         if caller.window:  # once for all: those that start now share frames, too
             caller.proceed()
 
-    def _settle_later(self, future: Future[Any], value: Any, arrival: Arrival, bucket: Any) -> None:
+    def _settle_later(
+        self, future: Future[Any], settling: Coroutine[Any, Any, None], bucket: Any
+    ) -> None:
         """Settle a call when everything that its result brought may be used."""
-        task = self._host.spawn(_settle(future, value, arrival.waits))
+        task = self._host.spawn(settling)
         if bucket is not None:
             late = _Deadline(self._channel.peer.name, future, task)
             bucket[late] = None
             task.add_done_callback(lambda _: bucket.pop(late, None))
+
+    def _promised(self, flags: int, body: Any) -> Promise | None:
+        """Return the traveller that must be loaded to decode a reply, if there is one."""
+        if not flags & TRAVELLED or not self._host.travellers.promises:
+            return None
+        if type(body) is not Transfer:
+            return self._host.travellers.promised(body)
+        return None if body.refused else self._host.travellers.promised(body.segments[0])
+
+    async def _load(self, future: Future[Any], flags: int, body: Any, promise: Promise) -> None:
+        """Settle a call whose result needs a library which is not loaded yet."""
+        try:
+            await loaded(promise)
+            arrival = self._arrival()
+            value = self._unpack(flags, body, arrival)
+        except asyncio.CancelledError:
+            fail(future, WorkerClosed("closed while a result was arriving"))
+            raise
+        except Exception as error:
+            self._undecodable(future, error)
+        else:
+            if future.info.stream is not None:
+                future.info.stream.ended(None)
+            await _settle(future, value, arrival.waits)
 
     def _undecodable(self, future: Future[Any], error: Exception) -> None:
         """Fail a call whose result cannot be decoded here."""

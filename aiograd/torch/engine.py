@@ -1,0 +1,226 @@
+"""Runs of torch's C++ engine over a part of a graph; the one user of torch's private calls.
+
+plain      from some edges to captured ones, all of which are ends of the graph
+bordered   from some edges up to *exits*, nodes behind which the graph goes on
+
+The engine cannot be told to stop at an exit. A capture there runs the tensor hooks of the exit on a
+part of its gradient; if the exit leads to another one (a shared weight, a residual connection), the
+exit itself runs on that part. So a bordered run has one root more, the *sentinel*, a node that
+raises. The engine takes ready nodes by their sequence number, the highest first:
+
+    nodes of the part  2 and more   ─▶   sentinel  1   ─▶   exits  0
+
+When the sentinel's turn comes, every node of the part has run, and no exit has. What the part gave
+to its exits was taken by post hooks on the nodes that made it. `tests/torch/test_engine.py` asserts
+the order and fails if a new torch changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.variable import Variable
+
+from aiograd.errors import GradError
+from aiograd.torch.nodes import ANCHOR
+
+Place = tuple[Any, int]  # a torch node, and the number of its output
+
+_run: Final[Callable[..., Sequence[Any]]] = Variable._execution_engine.run_backward
+# Sequence numbers belong to the graph, not to a run: two bordered runs must not share it.
+_numbers: Final = threading.RLock()
+_EXIT, _SENTINEL, _LOWEST = 0, 1, 2
+
+
+class _Stop(Exception):
+    """Raised by the sentinel: the part has run."""
+
+
+class _Sentinel(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor) -> Any:
+        return anchor.view_as(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        raise _Stop
+
+
+with torch.enable_grad():
+    _sentinel = _Sentinel.apply(ANCHOR)  # keeps its node alive
+_sentinel.grad_fn._set_sequence_nr(_SENTINEL)
+_SENTINEL_EDGE: Final = get_gradient_edge(_sentinel)
+_ANCHOR_EDGE: Final = get_gradient_edge(ANCHOR)
+_ZERO: Final = torch.zeros(())
+
+
+def plus(old: Any, new: Any) -> Any:
+    """Add two gradients. torch adds a sparse tensor to a dense one, and not the other way round."""
+    if old.layout is not torch.strided and new.layout is torch.strided:
+        return new + old
+    return old + new
+
+
+def run_plain(
+    starts: Sequence[GradientEdge],
+    gradients: Sequence[torch.Tensor],
+    ends: Sequence[GradientEdge],
+    retain: bool,
+    create_graph: bool,
+) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of the ends; None where none arrived."""
+    _refuse_compiled()
+    return _run(
+        tuple(starts),
+        tuple(gradients),
+        retain,
+        create_graph,
+        tuple(ends),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+
+
+def run_bordered(
+    starts: Sequence[GradientEdge],
+    gradients: Sequence[torch.Tensor],
+    exits: Sequence[Place],
+    makers: Mapping[Any, Sequence[tuple[int, Place]]],
+    low: Sequence[Any],
+    captures: Sequence[Place],
+    retain: bool,
+    create_graph: bool,
+) -> dict[Place, torch.Tensor]:
+    """Return what a part of a graph gives to its exits, and the gradients at `captures`.
+
+    `makers` are the nodes next to exits, each with the numbers of its edges that lead there; `low`
+    are nodes of the part whose sequence number is too low.
+    """
+    _refuse_compiled()
+    taken: dict[Place, torch.Tensor] = {}
+    thread = threading.get_ident()
+    ends = (_ANCHOR_EDGE, *[GradientEdge(*place) for place in exits])
+    # In one thread, and so with one queue: the order of the numbers then is the order of the run.
+    with _numbers, torch.autograd.set_multithreading_enabled(False), _quiet_sentinel():
+        handles = [
+            maker.register_hook(_taker(wanted, taken, thread)) for maker, wanted in makers.items()
+        ]
+        handles += [place[0].register_prehook(_watcher(place, taken, thread)) for place in captures]
+        numbers = {node: node._sequence_nr() for node, _ in exits}
+        try:
+            for node in numbers:
+                node._set_sequence_nr(_EXIT)
+            for node in low:
+                node._set_sequence_nr(_LOWEST)
+            _run(
+                (*starts, _SENTINEL_EDGE),
+                (*gradients, _ZERO),
+                retain,
+                create_graph,
+                ends,
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
+        except _Stop:
+            pass
+        else:
+            raise AssertionError("torch's engine has passed the sentinel")
+        finally:
+            for node, number in numbers.items():
+                node._set_sequence_nr(number)
+            for handle in handles:
+                handle.remove()
+    return taken
+
+
+def run_hooks(
+    places: Sequence[Place], gradients: Sequence[torch.Tensor], create_graph: bool
+) -> Sequence[torch.Tensor | None]:
+    """Return gradients after the tensor hooks of their places; no node runs."""
+    edges = [GradientEdge(*place) for place in places]
+    return run_plain(edges, gradients, edges, True, create_graph)
+
+
+def _taker(
+    wanted: Sequence[tuple[int, Place]], taken: dict[Place, torch.Tensor], thread: int
+) -> Callable[[Any, Any], None]:
+    def take(grad_inputs: Any, grad_outputs: Any) -> None:
+        # Another thread may run the same node for a pass of its own.
+        if threading.get_ident() != thread:
+            return
+        for index, place in wanted:
+            gradient = grad_inputs[index]
+            if gradient is not None:
+                old = taken.get(place)
+                taken[place] = gradient if old is None else plus(old, gradient)
+
+    return take
+
+
+def _watcher(place: Place, taken: dict[Place, torch.Tensor], thread: int) -> Callable[[Any], None]:
+    def watch(grad_outputs: Any) -> None:
+        gradient = grad_outputs[place[1]]
+        if gradient is not None and threading.get_ident() == thread:
+            taken[place] = gradient
+
+    return watch
+
+
+@contextlib.contextmanager
+def _quiet_sentinel() -> Iterator[None]:
+    """Anomaly mode would warn that the sentinel raised; it keeps its warnings about other nodes."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Error detected in _Sentinel")
+        yield
+
+
+def _refuse_compiled() -> None:
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is not None and getattr(compiled, "compiled_autograd_enabled", False):
+        raise GradError(
+            "compiled autograd cannot run a part of a graph; "
+            "switch it off where a pass of a context runs",
+            "compiled",
+        )
+
+
+# ── whose memory it is ──────────────────────────────────────────────────────────────────────────
+
+_storage_holders: Final[Callable[[int], int]] = torch._C._storage_Use_Count
+
+
+def holders(gradient: torch.Tensor) -> tuple[int, int, int]:
+    """Count the holders of a tensor: of its storage, in C++ and in Python.
+
+    Called with the gradient as an element of a sequence, as `_probe` does, or the count is off.
+    """
+    return (
+        _storage_holders(gradient.untyped_storage()._cdata),
+        gradient._use_count(),
+        sys.getrefcount(gradient),
+    )
+
+
+def _probe() -> tuple[int, int, int]:
+    """Count the holders of a gradient that a run has just made."""
+    leaf = torch.zeros(1, requires_grad=True)
+    edges = [get_gradient_edge(leaf * 2)]
+    found = list(run_plain(edges, [torch.ones(1)], [get_gradient_edge(leaf)], False, False))
+    counts = (0, 0, 0)
+    for gradient in found:
+        assert gradient is not None
+        counts = holders(gradient)
+    return counts
+
+
+ALONE: Final = _probe()  # measured, since it differs between versions of Python and torch

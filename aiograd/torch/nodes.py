@@ -1,0 +1,169 @@
+"""Torch graphs as the tape sees them: where gradients enter, where they end, and what lies between.
+
+    Port         a place in a torch graph: parent of a SendNode, root of a pass
+    Received     the torch node in front of the tensors of one message; stands for a RecvNode
+    Leaf         a torch leaf, a sink of the tape
+    TorchNode    any other torch node, for pictures and for finding a context; a pass never runs it
+
+A pass replaces ports by stages (`stages.py`); nothing here computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import Node as GraphNode
+
+from aiograd.autograd.graph import Accumulate, Joint, Node, Part
+from aiograd.dist.nodes import RecvNode
+from aiograd.errors import GradError
+
+ACCUMULATE: Final = torch._C._functions.AccumulateGrad
+
+
+class Received(torch.autograd.Function):  # type: ignore[misc]
+    """Makes received tensors outputs of one node, which refuses to be run.
+
+    The very tensors, no views of them: those could not be changed in place. Not leaves, either: a
+    local `backward()` would end there without a word.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, message: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Take the tensors, which are hidden in a tuple: the anchor alone makes them need grad."""
+        ctx.end, ctx.places, tensors = message
+        ctx.set_materialize_grads(False)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Refuse: the graph goes on at another worker."""
+        raise GradError(
+            "this graph reaches a tensor that was received from another worker; "
+            "use `await ctx.backward(...)` of its context instead of a local backward",
+            "received",
+        )
+
+
+ANCHOR: Final = torch.zeros((), requires_grad=True)
+
+
+def receive(end: RecvNode, places: list[int], tensors: list[torch.Tensor]) -> None:
+    """Put the tensors of one message behind one node; `places` says which of the edge they are."""
+    # Whatever the thread has switched off: whether they need grad was decided by the sender.
+    with torch.inference_mode(False), torch.enable_grad():
+        Received.apply(ANCHOR, (end, tuple(places), tensors))
+
+
+with torch.enable_grad():
+    _sample = Received.apply(ANCHOR, (None, (0,), [torch.zeros(1)]))
+RECEIVED: Final = type(_sample[0].grad_fn)
+del _sample
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Return the place of a tensor in its graph; it keeps the graph alive, and not the memory."""
+    if tensor.layout is torch.strided:
+        return get_gradient_edge(tensor)
+    # torch's own function makes a view, and there are none of sparse tensors.
+    with torch.enable_grad():
+        token = tensor.clone().grad_fn
+    if tensor.grad_fn is None:
+        assert token is not None
+        leaf = token.next_functions[0][0]
+        assert leaf is not None
+        return GradientEdge(leaf, 0)
+    return GradientEdge(tensor.grad_fn, tensor.output_nr, token)
+
+
+class TorchNode(Joint):
+    """A torch node, as it is shown in pictures and walked through. Equal if the torch node is."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: GraphNode) -> None:
+        self.node = node
+        self.outputs = 1
+        metadata = getattr(node, "_input_metadata", None)
+        self.shape = tuple(metadata[0].shape) if metadata else ()
+        self.dtype, self.hooks = None, None
+
+    @property
+    def name(self) -> str:
+        """The name of the torch node, such as "MulBackward0"."""
+        return str(self.node.name())
+
+    @property
+    def parents(self) -> tuple[Node | None, ...]:  # type: ignore[override]
+        """What lies behind it."""
+        return tuple([None if n is None else shown(n) for n, _ in self.node.next_functions])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TorchNode) and other.node is self.node
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+
+class Leaf(Accumulate):
+    """A torch leaf as a sink: what arrives here is its gradient, in memory of its own."""
+
+    __slots__ = ("hooked",)
+    work = 0.0  # nothing is computed here
+
+    def __init__(self, variable: torch.Tensor) -> None:
+        self.variable = variable
+        self.parents, self.hooks = (), None
+        self.shape, self.dtype = tuple(variable.shape), None
+        self.hooked = bool(variable._backward_hooks)  # when the stages were made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Leaf) and other.variable is self.variable
+
+    def __hash__(self) -> int:
+        return hash(self.variable)
+
+
+def shown(node: Any) -> Node:
+    """Return what stands for a torch node outside of passes."""
+    if node.__class__ is ACCUMULATE:
+        return Leaf(node.variable)
+    if node.__class__ is RECEIVED:
+        end: Node = node.end
+        return end
+    return TorchNode(node)
+
+
+class Port(Part):
+    """A place in a torch graph. Equal if the place is, so that a repeated pass is recognised."""
+
+    __slots__ = ("edge",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.edge = edge_of(tensor)
+        node, number = self.edge.node, self.edge.output_nr
+        self.index = node.places[number] if node.__class__ is RECEIVED else number
+        self.shape, self.dtype, self.hooks = tuple(tensor.shape), tensor.dtype, None
+
+    # Made when asked for: few programs look at them, and every tensor that is sent has a port.
+    @property
+    def joint(self) -> Any:  # type: ignore[override]
+        """What made the tensor, for people."""
+        return shown(self.edge.node)
+
+    @property
+    def parents(self) -> tuple[Node | None, ...]:  # type: ignore[override]
+        """What lies behind it."""
+        return (self.joint,)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Port)
+            and other.edge.node is self.edge.node
+            and other.edge.output_nr == self.edge.output_nr
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.edge.node, self.edge.output_nr))

@@ -1,0 +1,517 @@
+"""Condensing: a torch graph becomes *stages*, which are ordinary nodes of the tape.
+
+    entries (roots, SendNodes) ─▶ Part(stage, i) ─▶ Stage ─▶ Leaf, Part(RecvNode, i), Part(stage, j)
+
+A stage is the set of torch nodes that depend on exactly the same entries. It runs as one call of
+torch's C++ engine, so hooks, saved tensors, custom Functions, anomaly mode, sparse gradients and
+`create_graph` are the engine's business. Which stage waits for what is the business of the sweep.
+
+Why this is exact. Every torch node is in one stage, and a stage runs when all of its entries were
+answered, so a node runs once, on the sum of its gradients. Within a run, a node of the stage
+depends on nodes of the stage only: anything else that reaches it would be one more entry. What
+leaves the stage for a node of another one (an *exit*) is handed to that stage by the sweep, which
+sums it up.
+
+A leaf without hooks may end several stages, and the sweep adds up its gradients. A leaf with hooks
+and a received tensor count as inner nodes: their hooks run once, on the sum.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, prod
+from typing import Any, Final
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from aiograd.autograd.graph import Joint, Node, Part
+from aiograd.errors import GradError
+from aiograd.torch.engine import ALONE, Place, holders, plus, run_bordered, run_hooks, run_plain
+from aiograd.torch.memory import span
+from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Port
+
+# ── nodes of the tape ───────────────────────────────────────────────────────────────────────────
+
+
+class Stage(Joint):
+    """Torch nodes that depend on the same entries; one slot per place that they are fed at."""
+
+    __slots__ = ("captures", "culprit", "exits", "low", "makers", "own", "roots", "work")
+
+    def __init__(self) -> None:
+        self.roots: list[Place] = []  # where it is fed, one per slot
+        self.exits: list[Place] = []  # where gradients leave it, one per parent
+        self.captures: list[Place] = []  # inner places whose gradients are asked for: more parents
+        # If something goes on to another stage: the nodes next to exits, see `run_bordered`.
+        self.makers: dict[Any, list[tuple[int, Place]]] | None = None
+        self.own: frozenset[Place] = frozenset()  # exits whose hooks a bordered run leaves out
+        self.low: tuple[Any, ...] = ()  # nodes whose sequence number is too low for that
+        self.work = inf  # nanoseconds, see `plan.weigh`
+        self.culprit = ""  # the torch node that has failed
+        self.parents: tuple[Node | None, ...] = ()
+        self.shape, self.dtype, self.hooks = (), None, None
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """The number of slots."""
+        return len(self.roots)
+
+    @property
+    def name(self) -> str:
+        """The torch node that has failed, or the first one of the stage."""
+        return self.culprit or self.roots[0][0].name()
+
+    def run(self, grads: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Give the gradient of every parent: one run of torch's engine."""
+        for grad in grads:
+            if grad is not None and not isinstance(grad, torch.Tensor):
+                raise GradError(
+                    f"{self.name} got a {type(grad).__name__} as gradient", "not_tensor"
+                )
+        try:
+            if self.makers is None:
+                found = self._run_plain(grads, create_graph, retain)
+            else:
+                found = self._run_bordered(self.makers, grads, create_graph, retain)
+        except Exception as error:
+            self.culprit, translated = explained(error, self.roots)
+            if translated is error:
+                raise
+            raise translated from error
+        for index, gradient in enumerate(found):
+            if gradient is not None:
+                parent = self.parents[index]
+                if parent.__class__ is Leaf:
+                    alone = gradient.layout is torch.strided and holders(gradient) == ALONE
+                    found[index] = owned(gradient, parent.variable, alone)
+        return found
+
+    def _run_plain(self, grads: list[Any], create_graph: bool, retain: bool) -> list[Any]:
+        starts, values = [], []
+        for place, grad in zip(self.roots, grads, strict=True):
+            if grad is not None:
+                starts.append(GradientEdge(*place))
+                values.append(grad)
+        ends = [GradientEdge(*place) for place in (*self.exits, *self.captures)]
+        return list(run_plain(starts, values, ends, retain, create_graph))
+
+    def _run_bordered(
+        self,
+        makers: Mapping[Any, Sequence[tuple[int, Place]]],
+        grads: list[Any],
+        create_graph: bool,
+        retain: bool,
+    ) -> list[Any]:
+        starts, values = [], []
+        fed: dict[Place, Any] = {}
+        for place, grad in zip(self.roots, grads, strict=True):
+            if grad is None:
+                continue
+            if is_end(place[0]):
+                fed[place] = grad  # it is an exit as well: there is nothing to run
+            else:
+                starts.append(GradientEdge(*place))
+                values.append(grad)
+        taken: dict[Place, Any] = {}
+        if starts:
+            taken = run_bordered(
+                starts, values, self.exits, makers, self.low, self.captures, retain, create_graph
+            )
+        for place, grad in fed.items():
+            taken[place] = plus(taken[place], grad) if place in taken else grad
+        own = [place for place in self.exits if place in self.own and place in taken]
+        if own:
+            found = run_hooks(own, [taken[place] for place in own], create_graph)
+            taken.update(zip(own, found, strict=True))
+        return [taken.get(place) for place in (*self.exits, *self.captures)]
+
+
+class LeafEntry(Node):
+    """A leaf that was sent, or is a root: checks a gradient from outside and passes it on."""
+
+    __slots__ = ("leaf",)
+    name = "AccumulateGrad"
+    work = 0.0
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self.parents = (leaf,)
+        self.shape, self.dtype, self.hooks = (), None, None
+
+    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+        """Give the leaf its gradient, in memory of its own."""
+        variable: torch.Tensor = self.leaf.variable
+        if not isinstance(grad, torch.Tensor) or grad.shape != variable.shape:
+            what = getattr(grad, "shape", type(grad).__name__)
+            raise GradError(
+                f"a gradient of shape {what} does not fit a leaf of shape {tuple(variable.shape)}",
+                "shape",
+            )
+        if grad.dtype is not variable.dtype:
+            grad = grad.to(variable.dtype)
+        return (owned(grad, variable, False),)
+
+
+class Captured(Node):
+    """A sink for the gradient of an inner tensor that was asked for."""
+
+    __slots__ = ()
+    name = "capture"
+    work = 0.0
+
+    def __init__(self) -> None:
+        self.parents, self.shape, self.dtype, self.hooks = (), (), None, None
+
+
+def is_end(node: Any) -> bool:
+    """Tell whether a torch graph ends at a node: at a leaf, or at received tensors."""
+    return node.__class__ is ACCUMULATE or node.__class__ is RECEIVED
+
+
+def owned(gradient: torch.Tensor, variable: torch.Tensor, alone: bool) -> torch.Tensor:
+    """Return a leaf's gradient in memory that nobody else holds, in the order of the leaf's.
+
+    `a + b` gives both leaves the same tensor; torch's AccumulateGrad copies where that shows.
+    """
+    if gradient.requires_grad:
+        return gradient if alone else gradient.clone()
+    if gradient.layout is not torch.strided:
+        return gradient.clone()
+    strides = variable.stride() if variable.layout is torch.strided else None
+    is_dense = strides is not None and span(variable.shape, strides) == variable.numel()
+    if alone and (gradient.stride() == strides if is_dense else gradient.is_contiguous()):
+        return gradient
+    if is_dense:
+        return torch.empty_like(variable, dtype=gradient.dtype).copy_(gradient)
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
+# ── condensing ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Condensed:
+    """The stages of a torch graph, and what stands for each port in a pass."""
+
+    def __init__(self, roots: Sequence[Node]) -> None:
+        self.roots = list(roots)  # of the pass, ports among them: they keep the graph alive
+        self.stands: dict[Node, Node] = {}  # entries: roots, and parents of SendNodes
+        self.wanted: dict[Node, Node] = {}  # what derivatives are asked for by
+        self.leaves: dict[Any, Leaf] = {}  # by torch's node
+
+    def leaf(self, node: Any) -> Leaf:
+        """Return the sink of a leaf."""
+        leaf = self.leaves.get(node)
+        if leaf is None:
+            leaf = self.leaves[node] = Leaf(node.variable)
+        return leaf
+
+    def fits(self) -> bool:
+        """Tell whether no leaf has got its first hook, or lost its last one, since."""
+        leaves: Iterable[Any] = self.leaves.values()
+        return all(bool(leaf.variable._backward_hooks) == leaf.hooked for leaf in leaves)
+
+
+def condense(
+    roots: Sequence[Node], sends: Iterable[Sequence[Node | None]], captures: Sequence[Node]
+) -> Condensed:
+    """Make stages of everything that ports among roots and parents of SendNodes reach."""
+    made = Condensed(roots)
+    # All roots are fed at once, so they are one entry.
+    entries = [ports for group in (roots, *sends) if (ports := _ports(group))]
+    if entries:
+        graph = _Graph(made, entries)
+        graph.make_stages(_ports(captures))
+    for port in _ports(captures):
+        # Not reached: nothing is ever captured there.
+        made.wanted.setdefault(port, Captured())
+    return made
+
+
+def _ports(nodes: Iterable[Node | None]) -> list[Port]:
+    return [node for node in nodes if isinstance(node, Port)]
+
+
+class _Graph:
+    """A torch graph while it is condensed."""
+
+    def __init__(self, made: Condensed, entries: Sequence[Sequence[Port]]) -> None:
+        self.made, self.entries = made, entries
+        self.several = len(entries) > 1
+        self.nexts: dict[Any, Any] = {}  # node → its edges
+        # node → the entries it depends on, a bit for each
+        self.sets = self._walk()
+        self.stages: dict[int, Stage] = {}
+        self.parts: dict[Place, Part] = {}  # places that stages are fed at
+        self.received: dict[Place, Part] = {}
+
+    def _walk(self) -> dict[Any, int]:
+        nexts: dict[Any, Any] = self.nexts
+        sets: dict[Any, int] = {}
+        needs: dict[Any, int] = {}
+        for number, ports in enumerate(self.entries):
+            for port in ports:
+                node = port.edge.node
+                sets[node] = sets.get(node, 0) | 1 << number
+                needs[node] = 0
+        reached = list(needs)
+        reach = reached.append
+        for node in reached:  # grows while it is read
+            kind = node.__class__
+            if kind is ACCUMULATE or kind is RECEIVED:
+                nexts[node] = ()
+                continue
+            nexts[node] = edges = node.next_functions
+            for behind, _ in edges:
+                if behind is not None:
+                    if behind in needs:
+                        needs[behind] += 1
+                    else:
+                        needs[behind] = 1
+                        reach(behind)
+        if not self.several:
+            return dict.fromkeys(reached, 1)
+        # A node's set is known when the sets of all nodes before it are.
+        ready = [node for node in reached if not needs[node]]
+        while ready:
+            node = ready.pop()
+            known = sets[node]
+            for behind, _ in nexts[node]:
+                if behind is not None:
+                    sets[behind] = sets.get(behind, 0) | known
+                    needs[behind] -= 1
+                    if not needs[behind]:
+                        ready.append(behind)
+        return sets
+
+    def make_stages(self, captures: Sequence[Port]) -> None:
+        """Make the stages, and what stands for the ports."""
+        made, sets = self.made, self.sets
+        for ports in self.entries:
+            for port in ports:
+                if port not in made.stands:
+                    made.stands[port] = self._entry((port.edge.node, port.edge.output_nr))
+        exits: dict[int, dict[Place, Any]] = {}  # set → exit → whether it ends that stage itself
+        makers: dict[int, dict[Any, list[tuple[int, Place]]]] = {}
+        bordered: set[int] = set()
+        members: dict[int, list[Any]] = {}
+        for node, edges in self.nexts.items():
+            known = sets[node]
+            if not edges:
+                if not is_end(node):
+                    members.setdefault(known, []).append(node)
+                continue
+            members.setdefault(known, []).append(node)
+            leaving = exits.setdefault(known, {})
+            for index, (behind, number) in enumerate(edges):
+                if behind is None:
+                    continue
+                ends = is_end(behind)
+                if not ends and sets[behind] == known:
+                    continue
+                place = (behind, number)
+                if ends and (sets[behind] == known or self._is_simple(behind)):
+                    leaving[place] = True
+                else:
+                    leaving[place] = False
+                    bordered.add(known)
+                if self.several:
+                    makers.setdefault(known, {}).setdefault(node, []).append((index, place))
+        for leaving in list(exits.values()):
+            for place, ends in leaving.items():
+                if not ends:
+                    self._part(place)
+        # Ends that are fed from outside of their stage are exits of it, too.
+        for place in self.parts:
+            if is_end(place[0]):
+                exits.setdefault(sets[place[0]], {})[place] = True
+        wanted = self._captures(captures)
+        for known in {**exits, **wanted}:
+            leaving, inner = exits.get(known, {}), wanted.get(known, {})
+            if not leaving and not inner:
+                if known in self.stages:
+                    self.stages[known].work = 0.0  # nothing behind it needs a gradient
+                continue
+            stage = self._stage(known)
+            stage.exits = list(leaving)
+            stage.captures = list(inner)
+            stage.parents = (
+                *[self._parent(place, ends) for place, ends in leaving.items()],
+                *inner.values(),
+            )
+            nodes = members.get(known, [])
+            if known in bordered:
+                stage.makers = makers[known]
+                stage.own = frozenset(
+                    place
+                    for place, ends in leaving.items()
+                    if ends and not self._is_simple(place[0])
+                )
+                stage.low = tuple([node for node in nodes if node._sequence_nr() < 2])
+            else:
+                stage.work = _work(nodes, stage.exits)
+
+    def _captures(self, captures: Sequence[Port]) -> dict[int, dict[Place, Node]]:
+        """Return for each set the inner places whose gradients are asked for, with their sinks."""
+        found: dict[int, dict[Place, Node]] = {}
+        for port in captures:
+            node, number = port.edge.node, port.edge.output_nr
+            if node not in self.sets:
+                continue
+            if node.__class__ is ACCUMULATE:
+                self.made.wanted[port] = self.made.leaf(node)
+            elif node.__class__ is RECEIVED:
+                self.made.wanted[port] = self._end((node, number))
+            else:
+                sinks = found.setdefault(self.sets[node], {})
+                sink = sinks.setdefault((node, number), Captured())
+                self.made.wanted[port] = sink
+        return found
+
+    def _is_simple(self, node: Any) -> bool:
+        return node.__class__ is ACCUMULATE and not self.made.leaf(node).hooked
+
+    def _entry(self, place: Place) -> Node:
+        if self._is_simple(place[0]):
+            return LeafEntry(self.made.leaf(place[0]))
+        return self._part(place)
+
+    def _stage(self, known: int) -> Stage:
+        stage = self.stages.get(known)
+        if stage is None:
+            stage = self.stages[known] = Stage()
+        return stage
+
+    def _part(self, place: Place) -> Part:
+        """Return what feeds a place of a stage."""
+        part = self.parts.get(place)
+        if part is None:
+            stage = self._stage(self.sets[place[0]])
+            part = self.parts[place] = Part(stage, len(stage.roots), (), None)
+            stage.roots.append(place)
+        return part
+
+    def _parent(self, place: Place, ends: bool) -> Node:
+        if not ends:
+            return self._part(place)
+        return self._end(place)
+
+    def _end(self, place: Place) -> Node:
+        node, number = place
+        if node.__class__ is ACCUMULATE:
+            return self.made.leaf(node)
+        part = self.received.get(place)
+        if part is None:
+            part = self.received[place] = Part(node.end, node.places[number], (), None)
+        return part
+
+
+# ── how long it could take ──────────────────────────────────────────────────────────────────────
+
+_NODES: Final = 64  # of a stage that may run on the loop
+_NODE: Final = 5000.0  # nanoseconds to run any node at all
+_ELEMENT: Final = 2.0  # for an element of a gradient
+_PRODUCT: Final = 0.1  # for one term of both gradients of a product of matrices
+_PRODUCTS: Final = re.compile(r"Mm|Mv|Matmul|Linear|Dot|Embedding")
+_LONG: Final = re.compile(r"Conv|Linalg|Svd|Cholesky|Solve|Inverse|Rnn|Lstm|Attention|Fft")
+
+
+def _work(nodes: Sequence[Any], exits: Sequence[Place]) -> float:
+    """Estimate the nanoseconds of a stage; infinite if code of the user's could be in it."""
+    if len(nodes) > _NODES:
+        return inf
+    total, products, longest = 0.0, 0.0, 1
+    for node, _ in exits:
+        if node.__class__ is ACCUMULATE:
+            variable = node.variable
+            if variable._backward_hooks:
+                return inf
+            longest = max(longest, *variable.shape, 1)
+    for node in nodes:
+        if isinstance(node, torch._C._FunctionBase):
+            return inf
+        name = node.name()
+        if _LONG.search(name):
+            return inf
+        elements = 0
+        for metadata in node._input_metadata:
+            shape = metadata.shape
+            elements += prod(shape)
+            longest = max(longest, *shape, 1)
+        total += _NODE + _ELEMENT * elements
+        if _PRODUCTS.search(name):
+            products += elements
+    return total + _PRODUCT * products * longest
+
+
+# ── what went wrong ─────────────────────────────────────────────────────────────────────────────
+
+
+def explained(error: Exception, roots: Sequence[Place]) -> tuple[str, Exception]:
+    """Return the torch node that raised, as far as it can be known, and the error to show."""
+    text = str(error)
+    first = roots[0][0].name()
+    if isinstance(error, GradError):
+        return first, error
+    if "backward through the graph a second time" in text or "have already been freed" in text:
+        name = _freed_node(roots) or first
+        return name, GradError(
+            f"the values that {name} saved for the backward pass were already freed by an earlier "
+            "pass; give the earlier pass retain_graph=True to run a second one",
+            "freed",
+        )
+    name = _raiser(error) or _named(text) or first
+    if "modified by an inplace operation" in text:
+        return name, GradError(f"{text} Write into a copy instead.", "modified")
+    if "use_reentrant" in text or "Checkpointing is not compatible" in text:
+        return name, GradError(
+            "a reentrant checkpoint cannot run in the pass of a context; "
+            "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+            "reentrant",
+        )
+    return name, error
+
+
+def _freed_node(roots: Sequence[Place]) -> str:
+    """Return the first torch node whose saved values are gone."""
+    reached = dict.fromkeys(node for node, _ in roots)
+    stack = list(reached)
+    for node in stack:  # grows while it is read
+        if _is_freed(node):
+            name: str = node.name()
+            return name
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in reached:
+                reached[behind] = None
+                stack.append(behind)
+    return ""
+
+
+def _is_freed(node: Any) -> bool:
+    names = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
+    for name in names:
+        try:
+            getattr(node, name)
+        except RuntimeError as error:
+            if "freed" in str(error) or "second time" in str(error):
+                return True
+        except Exception:
+            continue
+    return False
+
+
+def _raiser(error: Exception) -> str:
+    """Return the Function in whose `backward` an error was raised, from its traceback."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if isinstance(value, torch._C._FunctionBase) and frame.f_code.co_name == "backward":
+                return str(value.name())
+    return ""
+
+
+def _named(text: str) -> str:
+    """Return the torch node that an error of the engine names."""
+    found = re.search(r"\b(\w+Backward\d*)\b", text)
+    return found.group(1) if found else ""

@@ -1,0 +1,113 @@
+"""How torch tensors travel: as their memory, and behind one node per message where a graph crosses.
+
+A tensor that needs grad, sent in a context, leaves a port on the tape and arrives as an output of
+a `Received` node. Outside of a context it arrives as an independent leaf. A `Parameter` is one
+where it arrives, too, unless a graph crosses: then it is a tensor of that graph, and its gradient
+comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from aiograd.dist.boundary import Crossing, crossed
+from aiograd.dist.nodes import RecvNode
+from aiograd.dist.travellers import EDGE, LEAF, NO_GRAD, ON_EDGE, join_edge
+from aiograd.errors import ProtocolError, SerializationError
+from aiograd.rpc.extension import FINISH, Arrival, Departure
+from aiograd.torch.memory import DTYPES, NAMES, put_together, take_apart
+from aiograd.torch.nodes import Port, receive
+
+_Parameter: Final = torch.nn.Parameter
+_PENDING: Final = "torch"  # the key of a message's tensors that wait for their node
+
+
+class TensorTraveller:
+    """Takes torch tensors from worker to worker."""
+
+    tag = "torch.tensor"
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def depart(self, tensor: torch.Tensor, departure: Departure) -> Any:
+        """Take a tensor apart: note, class, dtype if a hook changed it, attributes, memory."""
+        kind = tensor.__class__
+        if kind is not torch.Tensor and kind is not _Parameter:
+            raise SerializationError(
+                f"a {kind.__module__}.{kind.__qualname__}",
+                "subclasses of torch.Tensor do not travel; send a plain tensor made from it",
+            )
+        plain = departure.plain if departure is not None else False
+        note, dtype, value = NO_GRAD, None, tensor
+        if tensor.requires_grad:
+            note = LEAF
+            carried = None if departure is None else departure.carried
+            if carried is not None:
+                note = join_edge(Port(tensor), departure)
+                carried.foreign = self._library
+                if carried.hooks:
+                    crossing = Crossing(carried.id, departure.to.name, "forward")
+                    value = crossed(carried.hooks, crossing, tensor.detach())
+                    dtype = None if value.dtype is tensor.dtype else NAMES[tensor.dtype]
+        # Attributes of a restricted peer's tensor could be anything, and it gets none of ours.
+        state = None if plain else tensor.__dict__ or None
+        return note, kind is _Parameter, dtype, state, take_apart(value, plain)
+
+    def arrive(self, data: Any, arrival: Arrival) -> torch.Tensor:
+        """Put a tensor together; ProtocolError if a peer sent something else."""
+        note, is_parameter, dtype, state, memory = data
+        restricted = arrival is not None and arrival.restricted
+        if restricted:
+            _check(note, is_parameter, dtype, state, memory)
+        tensor = put_together(memory, restricted)
+        if dtype is not None:  # a boundary hook sent it in another dtype
+            tensor = tensor.to(DTYPES[dtype])
+        if note != NO_GRAD and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ProtocolError(f"a {tensor.dtype} tensor cannot require grad")
+        end: RecvNode | None = None if arrival is None else arrival.scratch.get(EDGE)
+        # No end if the context was released meanwhile.
+        if note >= ON_EDGE and end is not None:
+            place = note - ON_EDGE >> 1
+            if place >= end.outputs:
+                raise ProtocolError(
+                    f"tensor {place} of an edge with {end.outputs}", arrival.sender.name
+                )
+            _behind(arrival, end, place, tensor)
+        elif is_parameter:
+            tensor = _Parameter(tensor, requires_grad=note != NO_GRAD)
+        elif note != NO_GRAD:
+            tensor.requires_grad_()
+        if state is not None:
+            tensor.__dict__.update(state)
+        return tensor
+
+
+def _behind(arrival: Arrival, end: RecvNode, place: int, tensor: torch.Tensor) -> None:
+    """Let a tensor get its node with all others of its message, when all of them are decoded."""
+    pending = arrival.scratch.get(_PENDING)
+    if pending is None:
+        places: list[int] = []
+        tensors: list[torch.Tensor] = []
+        pending = arrival.scratch[_PENDING] = (places, tensors)
+        arrival.scratch[FINISH] = lambda: receive(end, places, tensors)
+    pending[0].append(place)
+    pending[1].append(tensor)
+
+
+def _check(note: Any, is_parameter: Any, dtype: Any, state: Any, memory: Any) -> None:
+    fits = (
+        type(note) is int
+        and note >= 0
+        and type(is_parameter) is bool
+        and (dtype is None or (type(dtype) is str and dtype in DTYPES))
+        and state is None
+        and type(memory) is tuple
+        and len(memory) > 0
+    )
+    if not fits:
+        raise ProtocolError("a torch tensor of another form")
+    if dtype is not None and not (DTYPES[dtype].is_floating_point or DTYPES[dtype].is_complex):
+        raise ProtocolError(f"a tensor cannot become {dtype}")

@@ -22,6 +22,7 @@ The public names, and nothing else. What is inside:
     cluster/     starting and stopping workers
     testing/     gradient checks, fault injection, the simulator
     viz/         pictures
+    _frames      the line of user code that led here
     _html        what objects look like in a notebook
     _progress    what long work looks like in a terminal
 
@@ -65,6 +66,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.dist.api import backward, grad
 from aiograd.dist.context import Context
 from aiograd.dist.registry import context, current_context, get_context, get_gradients
+from aiograd.errors import GraphCutWarning
 from aiograd.rpc.api import (
     Group,
     expose,
@@ -115,6 +117,7 @@ __all__ = [
     "Context",
     "Function",
     "Future",
+    "GraphCutWarning",
     "Group",
     "LocalCluster",
     "Options",

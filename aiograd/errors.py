@@ -13,6 +13,7 @@ __all__ = [
     "ContextError",
     "DeadlineExceeded",
     "GradError",
+    "GraphCutWarning",
     "InsecureTransport",
     "NestedContext",
     "NoContext",
@@ -61,6 +62,13 @@ class GradError(AiogradError, RuntimeError):
     def __str__(self) -> str:
         # The reason is among `args`, for pickling; it is not part of the text.
         return str(self.args[0])
+
+
+class GraphCutWarning(UserWarning):
+    """A local backward pass ended in a result that a call had brought without its graph.
+
+    What the other worker computed it from gets no gradient. The message names the line of the call.
+    """
 
 
 class StaleGradients(GradError):

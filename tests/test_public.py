@@ -19,6 +19,7 @@ NAMES = """
     rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent Future
     RRef
     context Context backward get_gradients current_context get_context grad checkpoint
+    GraphCutWarning
     Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable manual_seed sparse
     testing
     autograd nn optim cluster viz errors linalg fft
@@ -31,7 +32,7 @@ ERRORS = """
     AiogradError GradError RpcError DeadlineExceeded WorkerLost OwnerLost WorkerUnresponsive
     UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
     NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
-    ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided
+    ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided GraphCutWarning
 """.split()
 
 

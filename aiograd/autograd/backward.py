@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from aiograd._frames import warn
 from aiograd.autograd.graph import Accumulate, Joint, Node
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import Sweep, own
 from aiograd.autograd.tensor import Tensor, wrap
-from aiograd.errors import GradError
+from aiograd.errors import GradError, GraphCutWarning
 
 
 def backward(
@@ -64,6 +65,8 @@ def deposit(sink: Node, grad: Any) -> None:
         refuse_received(sink)
         return
     leaf = sink.variable
+    if leaf._leaf is not True:
+        warn_of_cut(leaf)
     if not isinstance(grad, Tensor):
         grad = wrap(grad)
     old = leaf._grad
@@ -72,6 +75,20 @@ def deposit(sink: Node, grad: Any) -> None:
         # A copy, since a hook may remove itself.
         for hook in list(leaf._after_hooks.values()):
             hook(leaf)
+
+
+def warn_of_cut(leaf: Tensor) -> None:
+    """Warn if a gradient ends in a result that a call brought without its graph."""
+    if leaf._leaf is False:  # its flag was cleared since
+        return
+    warn(
+        "this backward pass ends in a result that came without its graph, so what it was computed "
+        f"from gets no gradient. It is the result of {leaf._leaf}, which was called outside of a "
+        "context: put the call and the pass in `async with ag.context() as ctx:`, and use "
+        "`await ctx.backward(loss)`. If it shall be a leaf of its own, say so with "
+        "`result.requires_grad_()`",
+        GraphCutWarning,
+    )
 
 
 def accumulated(old: Tensor, new: Tensor) -> Tensor:
@@ -124,8 +141,12 @@ def grad(
     for sink, value in sweep.drain():
         # A sink that is no leaf is a Recv node, the only Joint without parents. If no gradient
         # arrived, the received tensor did not matter, and neither does where it came from.
-        if value is not None and isinstance(sink, Joint):
+        if value is None:
+            continue
+        if isinstance(sink, Joint):
             refuse_received(sink)
+        elif isinstance(sink, Accumulate) and sink not in nodes and sink.variable._leaf is not True:
+            warn_of_cut(sink.variable)
     return tuple(results(nodes, sweep.captured, allow_unused))
 
 

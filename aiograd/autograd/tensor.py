@@ -71,7 +71,9 @@ class Tensor:
 
     data: Any  # the ndarray (or sparse array) itself
     _node: Node | None  # what made it; None for a leaf
-    _leaf: bool  # a leaf that requires grad
+    # Whether it is a leaf that requires grad. In place of True: where it came from, if it was
+    # computed elsewhere and came without its graph; text of it is for `GraphCutWarning`.
+    _leaf: bool | object
     _grad: Tensor | None
     _cell: list[int] | None  # [version], shared by all tensors over the same memory
     _after_hooks: dict[int, Callable[[Tensor], None]] | None  # run when `_grad` was added to
@@ -98,7 +100,7 @@ class Tensor:
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are computed for it: a leaf with the flag, or made from one."""
-        return self._leaf or self._node is not None
+        return self._node is not None or self._leaf is not False
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -275,7 +277,7 @@ class Tensor:
                 "only leaf tensors can be deep-copied; use detach() for a copy of the value",
                 "not_leaf",
             )
-        result = rebuild(type(self), self.data.copy(), self._leaf)
+        result = rebuild(type(self), self.data.copy(), bool(self._leaf))
         memo[id(self)] = result
         if self._grad is not None:
             result._grad = rebuild(Tensor, self._grad.data.copy(), False)
@@ -404,7 +406,7 @@ class Tensor:
         def __neg__(self) -> Tensor: ...
 
 
-def wrap(data: Any, node: Node | None = None, leaf: bool = False) -> Tensor:
+def wrap(data: Any, node: Node | None = None, leaf: bool | object = False) -> Tensor:
     """Return a Tensor around an array as it is, made by `node`, or a leaf that requires grad.
 
     No copy, no check and no `__init__`: every result of every operation comes through here.
@@ -419,7 +421,7 @@ def wrap(data: Any, node: Node | None = None, leaf: bool = False) -> Tensor:
     return tensor
 
 
-def rebuild(cls: type[Tensor], data: Any, requires_grad: bool) -> Tensor:
+def rebuild(cls: type[Tensor], data: Any, requires_grad: bool | object) -> Tensor:
     """Make a Tensor, or one of a subclass such as Parameter, without calling its constructor."""
     if cls is Tensor:
         return wrap(data, None, requires_grad)

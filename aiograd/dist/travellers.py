@@ -22,6 +22,7 @@ from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Departure
+from aiograd.rpc.future import CallInfo
 
 EDGE = "edge"  # the key of this message's nodes (departing) or RecvNode (arriving) in `scratch`
 LOOPS = "loops"  # the key of a bit per tensor that closes a loop
@@ -49,7 +50,7 @@ def join_edge(node: Node, departure: Departure) -> int:
     return ON_EDGE + 2 * place
 
 
-def _end_of_edge(array: Any, note: int, arrival: Arrival | None) -> Part | None:
+def _end_of_edge(array: Any, note: int, arrival: Arrival | CallInfo | None) -> Part | None:
     """Return the node of a tensor that came over an edge; None if no graph crosses."""
     # No end in `scratch` if the context was released meanwhile.
     end: RecvNode | None
@@ -108,7 +109,7 @@ class TensorTraveller:
         part = _end_of_edge(array, note, arrival)
         if part is not None:
             return wrap(array, part)
-        return rebuild(cls or Tensor, array, note != NO_GRAD)
+        return rebuild(cls or Tensor, array, note != NO_GRAD and (arrival.origin() or True))
 
     def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
         """Return a tensor's array and note; None if it needs the general form."""
@@ -126,12 +127,18 @@ class TensorTraveller:
             return None
         return array, join_edge(node, departure)
 
-    def close(self, array: Any, note: int, arrival: Arrival | None) -> Tensor:
-        """Return the tensor that `open` took apart. Only trusted peers send this form."""
+    def close(self, array: Any, note: int, arrival: Arrival | CallInfo | None) -> Tensor:
+        """Return the tensor that `open` took apart. Only trusted peers send this form.
+
+        `arrival` is its message, or all that matters of a reply without baggage: the call."""
         if note == NO_GRAD:
             return wrap(array)
         part = _end_of_edge(array, note, arrival)
-        return wrap(array, part, part is None)
+        if part is not None:
+            return wrap(array, part)
+        # Of an argument, the gradient is computed right where it is wanted. Of a result, it stops
+        # here, so a local pass that ends here says where the graph was cut.
+        return wrap(array, None, (arrival is not None and arrival.origin()) or True)
 
 
 # By name, since `np.dtype` knows more: "c32" takes 32 bytes for each byte that came.

@@ -347,10 +347,12 @@ class Agent:
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        frame: FrameType | None = None,
     ) -> Stream[Any]:
         """Call a generator function; iterate over what comes. On the loop only.
 
-        `timeout` is for the whole stream; without one, each item may take `Options.timeout`."""
+        `timeout` is for the whole stream; without one, each item may take `Options.timeout`.
+        `frame` is the call site."""
         self.here()
         link = self.link(to)
         ship = self.shipper.named if link.restricted else self.shipper.of
@@ -361,7 +363,7 @@ class Agent:
         seconds, deadline = self.deadline(timeout)
         carried = self.baggage.current() if self.baggage is not None else None
         future: Future[Any] = Future(loop=self.loop)
-        future.info = info = CallInfo(shipment.name, "call", seconds, deadline)
+        future.info = info = CallInfo(shipment.name, "call", seconds, deadline, frame)
         info.trace = trace(self, link.peer, "stream")
         stream: Stream[Any] = Stream(future, link, None if patience == math.inf else patience)
         arguments = (as_tuple(args), kwargs)
@@ -378,11 +380,12 @@ class Agent:
         retry: bool = False,
         lazy: bool = False,
         future: Future[Any] | None = None,
+        frame: FrameType | None = None,
     ) -> Future[Any]:
         """Ask a service of another worker. `retry`: again and again until it answers.
 
         `carry`: the request is made for user code, so it carries the baggage. `lazy`: nobody waits
-        for the answer, so both messages may wait for others."""
+        for the answer, so both messages may wait for others. `frame` is the call site."""
         here = self.here()
         link = self._routes.get(to) if type(to) is str else None
         if link is None:
@@ -390,7 +393,7 @@ class Agent:
         seconds, deadline = self.deadline(timeout)
         if future is None:
             future = Future(loop=self.loop)
-        future.info = info = CallInfo(service, service, seconds, deadline)
+        future.info = info = CallInfo(service, service, seconds, deadline, frame)
         if retry:
             retry_request(self, future, link, service, args, deadline, carry)
             return future

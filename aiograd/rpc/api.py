@@ -247,7 +247,8 @@ def rpc_stream(
     # A thread could not iterate asynchronously, and credits are given back on the loop.
     if not agent.here():
         raise WrongThread("a stream is read on the worker's loop: use run_sync for the whole loop")
-    return agent.stream(to, async_gen_func, args, kwargs, timeout=timeout)
+    frame = sys._getframe(1)
+    return agent.stream(to, async_gen_func, args, kwargs, timeout=timeout, frame=frame)
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:

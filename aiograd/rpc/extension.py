@@ -65,18 +65,32 @@ def run_undo(undo: list[Callable[[], None]] | None) -> None:
             undo.pop()()
 
 
+class Call(Protocol):
+    """A call that a message answers."""
+
+    def origin(self) -> object:
+        """Return where the call came from; its text names the function and the line."""
+
+
 class Arrival:
     """One message that came in. What it brings may be used when all `waits` are done."""
 
-    __slots__ = ("carried", "kind", "restricted", "scratch", "sender", "waits")
+    __slots__ = ("call", "carried", "kind", "restricted", "scratch", "sender", "waits")
 
-    def __init__(self, sender: PeerInfo, kind: str, restricted: bool) -> None:
+    def __init__(
+        self, sender: PeerInfo, kind: str, restricted: bool, call: Call | None = None
+    ) -> None:
         self.sender = sender
         self.kind = kind
         self.restricted = restricted  # only plain data crosses: what it brings must be checked
+        self.call = call  # which it answers
         self.carried: Any = None
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []
+
+    def origin(self) -> object | None:
+        """Return the call that this message answers; None for other messages."""
+        return None if self.call is None else self.call.origin()
 
 
 async def loaded(promise: Promise) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from types import CodeType, FrameType
+from collections.abc import Mapping
+from types import CodeType, FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiograd.errors import WorkerClosed
@@ -44,6 +45,29 @@ class Ending(Protocol):
         """Note the reply or fault, before it is unpacked."""
 
 
+class CallSite:
+    """The line that made a call, and the name of the function; looked up when it is printed."""
+
+    __slots__ = ("_code", "_instruction", "_name")
+
+    def __init__(self, name: str, code: CodeType | None, instruction: int) -> None:
+        # Not the frame, which would keep the caller's variables alive.
+        self._name, self._code, self._instruction = name, code, instruction
+
+    def __str__(self) -> str:
+        return f"{self._name} {_at_line(self._code, self._instruction)}"
+
+
+def _at_line(code: CodeType | None, instruction: int) -> str:
+    if code is None:
+        return "from the library"
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return f"at {code.co_filename}:{line}"
+
+
 class CallInfo:
     """What is known about one call, request or other wait: made here and nowhere else."""
 
@@ -59,6 +83,8 @@ class CallInfo:
     undo: list[Any] | None = None  # what travellers did, if it never leaves
     trace: Any = None  # an `Ending`, while a recording wants to know
     stream: Any = None  # the reader's end, if it gives items
+    # What travellers left for each other, as in `Arrival`: nothing, in a reply without baggage.
+    scratch: Mapping[Any, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -78,13 +104,11 @@ class CallInfo:
     @property
     def call_site(self) -> str:
         """File and line of the code that made the call."""
-        if self.code is None:
-            return "from the library"
-        line = self.code.co_firstlineno
-        for start, end, number in self.code.co_lines():
-            if start <= self.instruction < end and number is not None:
-                line = number
-        return f"at {self.code.co_filename}:{line}"
+        return _at_line(self.code, self.instruction)
+
+    def origin(self) -> CallSite:
+        """Return where the call came from, for what its result brings: it keeps nothing alive."""
+        return CallSite(self.name, self.code, self.instruction)
 
 
 class Future(asyncio.Future[T]):

@@ -8,9 +8,7 @@ ContextVars, so the agent must be found without them.
 from __future__ import annotations
 
 import math
-import sys
 from contextvars import ContextVar, Token
-from types import FrameType
 from typing import Any, Final
 
 from aiograd.errors import WorkerClosed
@@ -77,14 +75,6 @@ def inherited_deadline() -> float:
 def record(recording: Any) -> None:
     """Let calls made in this context be recorded."""
     SCOPE.set(SCOPE.get().recorded(recording))
-
-
-def users_frame() -> FrameType:
-    """Return the innermost frame that is not ours: the line to name when something is wrong."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aiograd."):
-        frame = frame.f_back
-    return frame
 
 
 def use(agent: Any) -> Token[Any]:

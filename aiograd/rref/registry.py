@@ -265,11 +265,17 @@ class RRefs:
         return record
 
     def ask(
-        self, rref: Reference, service: str, *args: Any, timeout: float | None, carry: bool = False
+        self,
+        rref: Reference,
+        service: str,
+        *args: Any,
+        timeout: float | None,
+        carry: bool = False,
+        frame: FrameType | None = None,
     ) -> Future[Any]:
         """Ask the owner of a value on another worker; the future has the answer and all errors.
 
-        `carry`: the current context goes with the question.
+        `carry`: the current context goes with the question. `frame`: the call site.
         """
         record = rref.record
         answer = OwnerFuture(loop=self.agent.loop)
@@ -288,6 +294,7 @@ class RRefs:
                 timeout=timeout,
                 carry=carry,
                 future=answer,
+                frame=frame,
             )
             answer.follow(record)
         except (RRefError, OwnerLost) as error:

@@ -15,6 +15,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     Literal,
     NoReturn,
@@ -25,11 +26,11 @@ from typing import (
     overload,
 )
 
+from aiograd._frames import users_frame
 from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotOwner, RRefError, WorkerClosed, WrongThread
 from aiograd.rpc.directory import To, WorkerInfo
 from aiograd.rpc.future import CallInfo, Future
-from aiograd.rpc.scope import users_frame
 from aiograd.rref.futures import CreateFuture, block_on, wake
 from aiograd.rref.proxy import AsyncProxy, RemoteProxy, StreamProxy, SyncProxy, method_name
 from aiograd.rref.refcount.records import (
@@ -122,12 +123,16 @@ class RRef(Generic[T_co]):
         """
         if type(self.record) is OwnerRecord:
             return self._refs.wait(self, timeout, "RRef.to_here")
+        frame = sys._getframe(1)
+        if frame.f_code is _AWAIT:
+            assert frame.f_back is not None
+            frame = frame.f_back
         if (creation := self._call) is not None:
             # Only the first fetch can piggyback on the creation, and only before that has left.
             self._call = None
             if timeout is None and self._refs.piggyback_fetch(self, creation):
                 return creation
-        return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True)
+        return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True, frame=frame)
 
     def __await__(self) -> Generator[Any, None, T_co]:
         return self.to_here().__await__()
@@ -383,6 +388,9 @@ def wrap(refs: RRefs, record: Record, creation: CreateFuture | None = None) -> R
     rref._refs, rref.record, rref._call = refs, record, creation
     rref.released, rref._creation, rref.type_future = False, None, None
     return rref
+
+
+_AWAIT: Final = RRef.__await__.__code__  # its caller is the call site, not it itself
 
 
 @overload

@@ -275,10 +275,10 @@ def decode_call_entry(entry: Any, boxes: Boxes) -> Any:
     return entry
 
 
-def decode_value_entry(entry: Any, boxes: Boxes) -> Any:
+def decode_value_entry(entry: Any, boxes: Boxes, arrival: Any = None) -> Any:
     """The result in an entry."""
     if entry.__class__ is not tuple:
         return entry
     shape, code, memory, note = entry
     array: Any = np.ndarray(shape, DTYPES[code], memory)
-    return array if note == ARRAY else boxes[1].close(array, note, None)  # type: ignore[index]
+    return array if note == ARRAY else boxes[1].close(array, note, arrival)  # type: ignore[index]

@@ -18,7 +18,7 @@ from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import open_head, take_label, unpack_value
 from aiograd.rpc.extension import Arrival, loaded
-from aiograd.rpc.future import Future, fail
+from aiograd.rpc.future import CallInfo, Future, fail
 from aiograd.wire.codec import Promise
 from aiograd.wire.fastcodec import decode_value, decode_value_entry
 from aiograd.wire.framing import Frame, Transfer
@@ -62,12 +62,12 @@ class Replies:
             caller.proceed()
         try:
             if flags & _ENCODING == FAST and type(body) is not Transfer:
-                value = decode_value(body, self._host.travellers.boxes)
+                value = decode_value(body, self._host.travellers.boxes, info)
             elif flags & EMPTY:
                 value = NO_VALUE if flags & KEEP else None
             elif flags & _ENCODING == FAST | BAGGAGE and type(body) is not Transfer:
                 channel = self._channel
-                arrival = Arrival(channel.peer, "reply", channel.restricted)
+                arrival = Arrival(channel.peer, "reply", channel.restricted, info)
                 payload = take_label(self._host, body, arrival)
                 value = decode_value(payload, self._host.travellers.boxes, arrival)
             else:
@@ -77,7 +77,7 @@ class Replies:
                         body = bytes(body)  # the view is valid only while its batch is read
                     self._settle_later(future, self._load(future, flags, body, promise), bucket)
                     return
-                arrival = self._arrival()
+                arrival = self._arrival(info)
                 value = self._unpack(flags, body, arrival)
                 if arrival.waits:
                     self._settle_later(future, _settle(future, value, arrival.waits), bucket)
@@ -111,7 +111,7 @@ class Replies:
                 info.trace.answered(future, 0, b"")
             if entry.__class__ is tuple:
                 try:
-                    entry = decode_value_entry(entry, boxes)
+                    entry = decode_value_entry(entry, boxes, info)
                 except Exception as error:
                     self._undecodable(future, error)
                     continue
@@ -167,7 +167,7 @@ class Replies:
         future = self._caller.pending.get(frame.id)
         if future is None or future.info.stream is None:
             return self._drop(frame)
-        arrival = self._arrival()
+        arrival = self._arrival(future.info)
         stream = future.info.stream
         try:
             value = self._unpack(frame.flags, frame.body, arrival)
@@ -177,8 +177,8 @@ class Replies:
         else:
             stream.item(value, arrival.waits, None)
 
-    def _arrival(self) -> Arrival:
-        return Arrival(self._channel.peer, "reply", self._channel.restricted)
+    def _arrival(self, call: CallInfo | None = None) -> Arrival:
+        return Arrival(self._channel.peer, "reply", self._channel.restricted, call)
 
     def _unpack(self, flags: int, body: Any, arrival: Arrival) -> Any:
         host, codec = self._host, self._channel.codec

@@ -81,7 +81,7 @@ from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options
 from aiograd.rpc.retry import RetryPolicy
-from aiograd.rref import RRef, remote
+from aiograd.rref import RRef, remote, serial
 
 __version__ = "0.1.0"
 
@@ -160,6 +160,7 @@ __all__ = [
     "rpc_stream",
     "rpc_sync",
     "run_sync",
+    "serial",
     "shutdown",
     "sparse",
     "testing",

@@ -16,7 +16,7 @@ NAMES = """
     init_rpc shutdown Worker LocalCluster current_worker get_worker_info WorkerInfo workers Options
     RetryPolicy
     barrier all_gather debug_info
-    rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent Future
+    rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent serial Future
     RRef
     context Context backward get_gradients current_context get_context grad checkpoint
     GraphCutWarning

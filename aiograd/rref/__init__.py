@@ -3,6 +3,7 @@
     rref       `RRef` and `remote`: what users see
     proxy      calls of methods of a value at its owner
     registry   `RRefs`, all references of one worker; `ValueStore`, the values it keeps for others
+    serial     objects whose calls run one at a time, in order of arrival
     futures    futures that know the reference they are about; fetches that piggyback on creations
     services   messages about references, and the services that answer them
     refcount/  the reference-count protocol, sans I/O: knows nothing of agents and loops
@@ -16,8 +17,9 @@ from aiograd.rpc.agent import Agent
 from aiograd.rref.proxy import Subject, SubjectTraveller
 from aiograd.rref.registry import RRefs
 from aiograd.rref.rref import RRef, remote, wrap
+from aiograd.rref.serial import serial
 
-__all__ = ["RRef", "RRefs", "attach", "remote"]
+__all__ = ["RRef", "RRefs", "attach", "remote", "serial"]
 
 
 def attach(agent: Agent) -> RRefs:

@@ -2,6 +2,8 @@
 
 A proxy call is an ordinary call of `call_method` at the owner. Its first argument, the subject,
 stands for the value: it arrives as the owner's record, and the call starts when the value is there.
+`call_method` only finds the method, which then runs as a function of its kind does: a coroutine and
+an `@inline` method on the loop, any other in a thread; those of a serial object in turn.
 A guest may call what the value's class exposes, and nothing else.
 """
 
@@ -15,15 +17,17 @@ from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from aiograd.errors import NotAllowed, ProtocolError, WorkerLost, WrongThread
+from aiograd.errors import NotAllowed, ProtocolError, RRefError, WorkerLost, WrongThread
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.api import expose
 from aiograd.rpc.callee.exposure import exposed_method
+from aiograd.rpc.callee.functions import TASK, Delegate, Target
 from aiograd.rpc.future import Future
 from aiograd.rpc.scope import current_guest
 from aiograd.rref.futures import OwnerFuture, Reference, block_on
 from aiograd.rref.refcount.records import OwnerRecord, UserRecord, pack_fork
 from aiograd.rref.registry import RRefs
+from aiograd.rref.serial import INSIDE, Turn, is_serial
 from aiograd.rref.services import owner_lost
 
 if TYPE_CHECKING:
@@ -58,8 +62,8 @@ class SubjectTraveller:
         # A value of our own has no fork to name, and may not even be in the table.
         return self._refs.depart(subject.rref, departure)
 
-    def arrive(self, data: Any, arrival: Arrival) -> OwnerRecord:
-        """Return the owner's record; the call waits until its value is there."""
+    def arrive(self, data: Any, arrival: Arrival) -> OwnerRecord | Turn:
+        """Return the owner's record, or its turn; the call waits until its value is there."""
         refs = self._refs
         if isinstance(data, bytes):
             record = refs.value_services.found(arrival.sender, data)
@@ -72,51 +76,74 @@ class SubjectTraveller:
                 )
             record = found
         if not record.ready:
-            arrival.waits.append(refs.value_services.later(record))
+            turn = refs.turns.take(record)
+            # `join` is called while the value is set, so before calls that arrive later.
+            arrival.waits.append(refs.value_services.later(record, turn.join))
+            return turn
+        if is_serial(record.value):
+            turn = refs.turns.take(record)
+            turn.join(record)
+            return turn
         return record
 
 
 @expose
 def call_method(
-    subject: OwnerRecord, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a method of the value, at its owner. The worker awaits a coroutine."""
-    # It is exposed, so a guest may call it with anything.
-    if type(subject) is not OwnerRecord:
-        raise ProtocolError(
-            f"call_method: the subject is {type(subject).__name__}, not a reference",
-            current_agent().name,
-        )
-    # The call waited for the value, or for the error of its function, which is raised here.
-    value = subject.result()
-    result = _method(value, name)(*args, **kwargs)
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError(
-            f"{type(value).__name__}.{name}() is a generator, and a proxy call gives one result: "
-            f"read it by `async for item in rref.rpc_stream().{name}(...)`"
-        )
-    return result
+    subject: OwnerRecord | Turn, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Delegate:
+    """Return the method of the value that shall run, at its owner."""
+    target, _, turn = _found(subject, name, "call_method")
+    if target.mode != TASK:  # only then can the result be a generator
+        target.func = functools.partial(_run_method, target.name, target.func)
+    return Delegate(target, tuple(args), kwargs, turn)
 
 
 @expose
 def stream_method(
-    subject: OwnerRecord, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Start a generator method of the value, at its owner. The worker reads it."""
+    subject: OwnerRecord | Turn, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Delegate:
+    """Return the generator method of the value that shall run, at its owner."""
+    target, method, turn = _found(subject, name, "stream_method")
+    # It is called on the loop, where a generator function only makes its generator. Any other
+    # function would do its work there and stop the loop.
+    if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+        raise TypeError(f"{target.name}() is no generator: call it by rref.rpc_async().{name}()")
+    return Delegate(target, tuple(args), kwargs, turn)
+
+
+call_method.__aiograd_delegate__ = True  # type: ignore[attr-defined]
+stream_method.__aiograd_delegate__ = True  # type: ignore[attr-defined]
+
+
+def _found(
+    subject: OwnerRecord | Turn, name: str, service: str
+) -> tuple[Target, Callable[..., Any], Turn | None]:
+    """Return a method of the value as a target and as it is, and the turn of its call."""
+    turn = None
+    if type(subject) is Turn:
+        turn, subject = subject, subject.record
+    # The services are exposed, so a guest may call them with anything.
     if type(subject) is not OwnerRecord:
         raise ProtocolError(
-            f"stream_method: the subject is {type(subject).__name__}, not a reference",
+            f"{service}: the subject is {type(subject).__name__}, not a reference",
             current_agent().name,
         )
+    # The call waited for the value, or for the error of its function, which is raised here.
     value = subject.result()
     method = _method(value, name)
-    # This runs on the loop, where a generator function only makes its generator. Any other function
-    # would do its work here and stop the loop.
-    if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+    if turn is not None and turn.queued:
+        INSIDE.set(value)
+    return Target(method, f"{type(value).__name__}.{name}"), method, turn
+
+
+def _run_method(kind: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    result = method(*args, **kwargs)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(
-            f"{type(value).__name__}.{name}() is no generator: call it by rref.rpc_async().{name}()"
+            f"{kind}() is a generator, and a proxy call gives one result: read it by "
+            f"`async for item in rref.rpc_stream().{kind.rpartition('.')[2]}(...)`"
         )
-    return method(*args, **kwargs)
+    return result
 
 
 def _method(value: Any, name: str) -> Callable[..., Any]:
@@ -174,6 +201,9 @@ class _Proxy:
     ) -> Future[Any]:
         """Start a call of a method; `frame` is the call site."""
         rref, refs, owner = self._rref, self._refs, self._owner()
+        record = rref.record
+        if type(record) is OwnerRecord and record.ready and record.value is not None:
+            self._check_turn(record.value, name)
         # It keeps the reference until the answer: a release must not overtake the call.
         answer = OwnerFuture(loop=refs.agent.loop)
         answer.rref = rref
@@ -189,6 +219,15 @@ class _Proxy:
         if isinstance(rref.record, UserRecord):
             answer.follow(rref.record)
         return answer
+
+    def _check_turn(self, value: Any, name: str) -> None:
+        """Raise in a method of a serial object that calls another one and would wait for it."""
+        if INSIDE.get() is value:
+            raise RRefError(
+                f"{type(value).__name__} is serial: {name}() would wait for the method that calls "
+                f"it. Call self.{name}(), or rref.remote().{name}() without waiting for it",
+                self._refs.agent.name,
+            )
 
 
 class AsyncProxy(_Proxy):

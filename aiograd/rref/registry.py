@@ -57,6 +57,7 @@ from aiograd.rref.refcount.records import (
     unpack_id,
     with_callback,
 )
+from aiograd.rref.serial import Turns
 from aiograd.rref.services import BackwardHook, Messenger, ValueServices, owner_lost
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class RRefs:
         self.messenger = Messenger(agent)
         self.protocol = self.messenger.protocol
         self.value_services = ValueServices(agent, self.messenger)
+        self.turns = Turns(agent.loop)  # of calls of serial objects
         self.closed = False
         # Given, not imported: `rref` imports this module.
         self._wrap = wrap

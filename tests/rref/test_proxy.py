@@ -212,11 +212,11 @@ async def test_a_proxy_call_abandoned_before_its_first_step_leaves_no_unretrieve
         services = owner.value_services
         waits: list[asyncio.Future[Any]] = []
 
-        def later(record: OwnerRecord) -> asyncio.Future[Any]:
+        def later(record: OwnerRecord, look: Any) -> asyncio.Future[Any]:
             # Scheduled ahead of the first step of the call's task.
             link = owner.agent.links.get(w[0].agent.incarnation)
             asyncio.get_running_loop().call_soon(link.callee.close)
-            waits.append(ValueServices.later(services, record))
+            waits.append(ValueServices.later(services, record, look))
             return waits[0]
 
         monkeypatch.setattr(services, "later", later)

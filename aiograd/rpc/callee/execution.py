@@ -3,7 +3,8 @@
     start ─┬─ service, op, @inline function ──▶ right here
            ├─ coroutine function ─────────────▶ task
            ├─ generator (stream) ─────────────▶ task
-           └─ any other function ─────────────▶ thread
+           ├─ any other function ─────────────▶ thread
+           └─ delegate ──▶ what it names, in its turn, as one of the above
     an awaitable result ──▶ task ──▶ `responses`
 
 What runs right here cannot be cancelled and has ended before anything else happens, so it is not
@@ -24,7 +25,7 @@ from types import CoroutineType
 from typing import Any, Final, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError, WorkerLost
-from aiograd.rpc.callee.functions import INLINE, TASK
+from aiograd.rpc.callee.functions import DELEGATE, INLINE, TASK
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.responses import ResponseHost, Responses
 from aiograd.rpc.channel import Channel
@@ -90,6 +91,8 @@ class Execution:
         host, target = self._host, invocation.target
         if invocation.kind != CALL:
             return self._serve(invocation)
+        if target.mode == DELEGATE:
+            return self._delegate(invocation)
         here = target.mode == INLINE and invocation.stream is None
         if invocation.execution is None:
             if not here:
@@ -120,6 +123,26 @@ class Execution:
         else:
             invocation.in_thread = True
             host.pool.submit(_ThreadJob(self, invocation))
+
+    def _delegate(self, invocation: Invocation) -> None:
+        """Start what runs in place of an invocation's function, when it is its turn."""
+        if invocation.execution is None:
+            self.track(invocation)
+        assert invocation.context is not None
+        args, kwargs = invocation.args, invocation.kwargs or {}
+        try:
+            delegate = invocation.context.run(invocation.func, *args, **kwargs)
+        except BaseException as error:
+            return self.fail(invocation, error)
+        invocation.target, invocation.args, invocation.kwargs, turn = delegate
+        invocation.func = invocation.target.func
+        if turn is not None:
+            invocation.turn = turn
+            come = turn.wait()
+            if come is not None:
+                invocation.task = self._host.spawn(self._wait_and_start(invocation, [come]))
+                return
+        self.start(invocation)
 
     def start_after(self, invocation: Invocation, waits: list[asyncio.Future[Any]]) -> None:
         """Run an invocation when everything that its arguments brought may be used."""
@@ -244,6 +267,8 @@ class Execution:
 
     def _forget(self, invocation: Invocation) -> None:
         self.running.pop(invocation.id, None)
+        if invocation.turn is not None:
+            invocation.turn.finish()
         bucket = invocation.bucket
         if bucket is not None:
             bucket.pop(invocation, None)

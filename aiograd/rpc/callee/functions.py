@@ -19,6 +19,7 @@ call, and so do bound methods and partials, whose state belongs to the call.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import inspect
@@ -28,7 +29,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from cloudpickle import cloudpickle
 
@@ -309,6 +310,26 @@ def _fingerprint(func: Any) -> _Fingerprint | None:
 TASK: Final = 0  # a coroutine function: a task on the loop
 INLINE: Final = 1  # on the loop, while the message is read
 THREAD: Final = 2  # off the loop
+DELEGATE: Final = 3  # on the loop; what it returns, a `Delegate`, is run in its stead
+
+
+class Turn(Protocol):
+    """The place of a call among calls that must not run at the same time."""
+
+    def wait(self) -> asyncio.Future[None] | None:
+        """Return what ends when the call may run; None if it may at once."""
+
+    def finish(self) -> None:
+        """Let the next call run: this one has ended, or never will begin."""
+
+
+class Delegate(NamedTuple):
+    """What runs in place of a function with the mark `__aiograd_delegate__`, such as a method."""
+
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    turn: Turn | None = None
 
 
 class Target:
@@ -334,6 +355,8 @@ def run_mode(func: Any) -> int:
     """Return where a function runs: TASK, INLINE or THREAD."""
     if inspect.iscoroutinefunction(func):
         return TASK
+    if getattr(func, "__aiograd_delegate__", False) is True:
+        return DELEGATE
     if getattr(func, "__aiograd_inline__", False) is True or isinstance(
         getattr(func, "op_name", None), str
     ):

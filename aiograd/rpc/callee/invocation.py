@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from typing import Any, Protocol
 
-from aiograd.rpc.callee.functions import Target
+from aiograd.rpc.callee.functions import Target, Turn
 from aiograd.rpc.runtime.deadlines import Bucket
 
 
@@ -37,6 +37,7 @@ class Invocation:
     stream: Any = None  # the writer's end, if it gives items
     record: bool | None = None  # the caller wants to know what it does; True: in detail
     visit: Any = None  # while that is recorded
+    turn: Turn | None = None  # its place among calls that must not run at the same time
 
     def __init__(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any

@@ -144,7 +144,7 @@ class Replies:
         """Settle a call whose result needs a library which is not loaded yet."""
         try:
             await loaded(promise)
-            arrival = self._arrival()
+            arrival = self._arrival(future.info)
             value = self._unpack(flags, body, arrival)
         except asyncio.CancelledError:
             fail(future, WorkerClosed("closed while a result was arriving"))

@@ -22,6 +22,7 @@ from aiograd.rpc import plain_exceptions
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.plain_exceptions import text_of as _text
 from aiograd.rpc.plain_exceptions import type_name as _type_name
+from aiograd.wire.codec import YES
 from aiograd.wire.safecodec import DataCodec
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _pickled(codec: Codec, error: BaseException, departure: Any, group: bool) ->
             (type(error), error.message) if isinstance(error, BaseExceptionGroup) else error
         )
         payload = codec.encode(value, trial)
-        if not (payload.travelled or payload.buffers):
+        if not (payload.travelled == YES or payload.buffers):
             return payload.data
         trial.cancel()
         if payload.size() > _COPIED:

@@ -9,12 +9,13 @@
     codec        any Python value: pickle, borrowed buffers, travellers
     fastcodec    the fast path: numbers, strings and arrays, without looking inside containers
     safecodec    plain data only, for peers that must not run code here
+    namespaces   the globals of functions that are sent by value
     arrays       how an ndarray is pickled
     buffers      memory for large messages: a buffer pool, an allocator of blocks
     diagnose     finds the part of a value that cannot be pickled
 
     handshake ─▶ session ─▶ framing ─▶ messages, buffers
-    safecodec ─▶ codec ─▶ fastcodec, arrays, diagnose
+    safecodec ─▶ codec ─▶ fastcodec, arrays, diagnose, namespaces
 
 The package imports `errors`, numpy and cloudpickle, nothing else of the library; `rpc` imports it.
 """

@@ -31,6 +31,17 @@ from aiograd.errors import AiogradError, SerializationError
 from aiograd.wire.arrays import rebuild_array, reduce_array
 from aiograd.wire.diagnose import find_culprit
 from aiograd.wire.fastcodec import BORROW_FROM, Boxes
+from aiograd.wire.namespaces import (
+    ELSEWHERE,
+    Definition,
+    Namespaces,
+    closure_of,
+    fill,
+    make_function,
+    parts,
+    script_key,
+    shares_globals,
+)
 
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
@@ -39,12 +50,19 @@ _LARGE: Final = 4096  # bytes of a pickle whose pickler is not used again
 Reducer = Callable[["_Pickler", Any], Any]
 
 
+# What has to be known of the message to decode a payload: nothing, whose namespaces its functions
+# live in, or everything (travellers).
+NO: Final = 0
+BY_SCRIPT: Final = 1
+YES: Final = 2
+
+
 class Payload(NamedTuple):
     """An encoded value: the pickle, the buffers it borrows, and whether travellers are in it."""
 
     data: bytes
     buffers: Sequence[Any] = ()
-    travelled: bool = False
+    travelled: int = 0  # NO, BY_SCRIPT or YES
 
     def size(self) -> int:
         """Return the bytes of pickle and buffers together."""
@@ -85,6 +103,7 @@ class Travellers:
         self._by_class: dict[type, Traveller] = {}
         self._by_tag: dict[str, Traveller] = {}
         self.promises: list[Promise] = []  # of travellers that are not loaded yet
+        self.namespaces = Namespaces()  # the globals of functions that came by value
         self.boxes: Boxes = None  # the class that may take the fast path, and its box
         self.listeners: list[Callable[[], None]] = []  # invalidate caches when a type is added
 
@@ -161,6 +180,30 @@ def _arrive(tag: str, data: Any) -> Any:
 copyreg.add_extension(__name__, "_arrive", 0x61670002)
 
 
+def _make_function(code: Any, key: str, basic: Any, closure: Any) -> Any:
+    """Make a function that came by value."""
+    return make_function(code, _namespaces().get(key), key, basic, closure)
+
+
+def _set_function(func: Any, state: Any) -> None:
+    """Give a function that came by value its attributes, and its script the definitions."""
+    attributes, slots, definitions, values = state
+    arriving = _arriving.get(None)
+    sender = getattr(arriving[1], "sender", None) if arriving is not None else None
+    source = getattr(sender, "incarnation", None)
+    namespace = _namespaces().get(func.__globals__["__aiograd_script__"])
+    for name, made in definitions.items():
+        namespace.define(name, Definition(*made), source, pickle.loads)
+    for name, (identity, value) in values.items():
+        namespace.bind(name, value, identity, source)
+    fill(func, attributes, slots)
+
+
+def _namespaces() -> Namespaces:
+    arriving = _arriving.get(None)
+    return ELSEWHERE if arriving is None else arriving[0].namespaces
+
+
 class Codec:
     """Encodes and decodes values for one worker.
 
@@ -201,7 +244,7 @@ class Codec:
         self,
         data: bytes | memoryview | np.ndarray,
         buffers: Sequence[Any] = (),
-        travelled: bool = False,
+        travelled: int = NO,
         arrival: Any = None,
     ) -> Any:
         """Return the value of a payload. May run code of the sender: for trusted peers only."""
@@ -257,7 +300,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._reducers = codec.reducers
         self.departure: Any = None
         self.buffers: list[pickle.PickleBuffer] = []
-        self.travelled = False
+        self.travelled = NO
+        self.needs: set[str] | None = None  # in a definition: the globals that its functions use
 
     def encode(self, value: Any, departure: Any) -> Payload:
         """Pickle one value; call `reset` before the next."""
@@ -275,11 +319,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.buffers = []
         if self.globals_ref:
             self.globals_ref = {}
-        self.travelled = False
+        self.travelled = NO
 
     def _borrow(self, buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < BORROW_FROM:
             return True  # pickle copies it into the stream
+        if self.needs is not None:
+            raise _NotByItself
         self.buffers.append(buffer)
         return False
 
@@ -298,7 +344,9 @@ def _reduce_array(pickler: _Pickler, array: np.ndarray) -> Any:
 def _reduce_traveller(pickler: _Pickler, value: Any) -> Any:
     traveller = pickler.codec.travellers.of(type(value))
     assert traveller is not None
-    pickler.travelled = True
+    if pickler.needs is not None:
+        raise _NotByItself
+    pickler.travelled = YES
     return _arrive, (traveller.tag, traveller.depart(value, pickler.departure))
 
 
@@ -306,7 +354,53 @@ def _reduce_code(pickler: _Pickler, code: Any) -> Any:
     # Part of every array and traveller; cloudpickle would search the modules for them each time.
     if code is rebuild_array or code is _arrive:
         return NotImplemented
+    if (
+        type(code) is types.FunctionType
+        and shares_globals(code)
+        and not cloudpickle.cloudpickle._should_pickle_by_reference(code)
+    ):
+        return _reduce_function(pickler, code)
     return cloudpickle.Pickler.reducer_override(pickler, code)
+
+
+class _NotByItself(Exception):
+    """A global holds travellers or large arrays, which belong to the message."""
+
+
+def _reduce_function(pickler: _Pickler, func: types.FunctionType) -> Any:
+    """Reduce a function whose globals are shared with other functions of its script."""
+    (code, basic, closure), attributes, slots, names = parts(func)
+    values: dict[str, Any] = {}
+    received = pickler.codec.travellers.namespaces.of(func)
+    key = received[0] if received is not None else script_key(func)
+    if pickler.needs is not None:
+        pickler.needs.update(names)
+        definitions: dict[str, Definition] = {}
+    else:
+        pickler.travelled = max(pickler.travelled, BY_SCRIPT)
+
+        def lookup(name: str) -> Definition | None:
+            if received is not None and (known := received[1].known.get(name)) is not None:
+                if known.definition is not None:
+                    return known.definition
+                values[name] = (id(known.value), known.value)
+                return None
+            value = func.__globals__.get(name, _UNKNOWN)
+            if value is _UNKNOWN or received is not None:  # state of this worker stays here
+                return None
+            inner = _Pickler(pickler.codec)
+            inner.needs = set()
+            try:
+                data = inner.encode(value, None).data
+            except _NotByItself:
+                values[name] = (id(value), value)
+                return None
+            return Definition(data, tuple(sorted(inner.needs)))
+
+        definitions = closure_of(names, lookup)
+    plain = {name: tuple(made) for name, made in definitions.items()}
+    state = (attributes, slots, plain, values)
+    return _make_function, (code, key, basic, closure), state, None, None, _set_function
 
 
 def _refuse(pickler: _Pickler, value: Any) -> Any:

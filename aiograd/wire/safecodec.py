@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.wire.codec import Payload, Traveller, Travellers
+from aiograd.wire.codec import NO, YES, Payload, Traveller, Travellers
 from aiograd.wire.fastcodec import BORROW_FROM
 
 # Limits of one value, for encoder and decoder alike, so that what is refused there fails here.
@@ -89,7 +89,7 @@ class _Writer:
     def __init__(self, travellers: DataCodec, departure: Any) -> None:
         self.out = bytearray()
         self.buffers: list[Any] = []
-        self.travelled = False
+        self.travelled = NO
         self._travellers, self._departure = travellers, departure
         self._items = 0
 
@@ -124,7 +124,7 @@ class _Writer:
         elif cls is np.ndarray or isinstance(value, np.generic):
             self._array(np.asarray(value))
         elif (traveller := self._travellers.of(cls)) is not None:
-            self.travelled = True
+            self.travelled = YES
             self._bytes(b"T", traveller.tag.encode())
             self.value(traveller.depart(value, self._departure), depth + 1)
         else:

@@ -23,7 +23,6 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import pickle
 import sys
 import types
 import weakref
@@ -36,8 +35,8 @@ from cloudpickle import cloudpickle
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import exposed_name, find_exposed, is_exposed
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.extension import Departure
-from aiograd.wire.codec import encode_named
+from aiograd.rpc.extension import Arrival, Departure
+from aiograd.wire.codec import BY_SCRIPT, YES, encode_named
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
 
@@ -167,7 +166,7 @@ class Shipper:
         departure = Departure(to, "call")
         payload = encode_named(self._codec, func, departure, "func")
         # A DEFINE is one small frame, and is decoded without an arrival: no travellers, no buffers.
-        if payload.travelled or payload.buffers or len(payload.data) > SMALL:
+        if payload.travelled == YES or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
             return Shipment(name, None, func=func)
         shipment = self._by_value(func, name, payload.data)
@@ -388,6 +387,10 @@ class ResolvingWorker(Protocol):
         """The registered ops by name."""
 
     @property
+    def codec(self) -> Codec:
+        """How what trusted peers send is read."""
+
+    @property
     def refused(self) -> Target:
         """What stands for every function that an untrusted peer sends as a pickle."""
 
@@ -416,7 +419,7 @@ def resolve(worker: ResolvingWorker, flags: int, data: bytes, peer: PeerInfo) ->
     if not trusts:
         return worker.refused
     try:
-        func = pickle.loads(data)
+        func = worker.codec.decode(data, (), BY_SCRIPT, Arrival(peer, "define", False))
     except Exception as error:
         error.add_note(
             f"the function could not be found on {worker.name}: it travels by reference, "

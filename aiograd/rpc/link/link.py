@@ -148,6 +148,10 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
     def directory(self) -> Directory: ...
 
     @property
+    def codec(self) -> Codec:
+        """How what trusted peers send is read."""
+
+    @property
     def refused(self) -> Target:
         """Stands for functions that the peer may not call."""
 

@@ -46,14 +46,7 @@ types: $(VENV)/.dev.ok  ## mypy --strict
 cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@$(BIN)/coverage run -m pytest && $(BIN)/coverage combine -q; $(BIN)/coverage report
 
-# torch is an oracle, never a dependency: it lives in a venv of its own.
-.venv-oracle/.ok: pyproject.toml
-	@[ -x .venv-oracle/bin/python ] || $(PYTHON) -m venv .venv-oracle
-	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
-	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
-	@.venv-oracle/bin/python -m pip install -q --disable-pip-version-check -e . --group test
-	@touch $@
-
+# torch is never a dependency of the core: what needs it shares a venv of its own.
 .venv-torch/.ok: pyproject.toml
 	@[ -x .venv-torch/bin/python ] || $(PYTHON) -m venv .venv-torch
 	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
@@ -64,8 +57,8 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 torch: .venv-torch/.ok  ## torch tensors: travel, gradients, PROGRAMS= random programs against plain torch
 	@$(if $(PROGRAMS),AIOGRAD_TORCH_PROGRAMS=$(PROGRAMS)) .venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
 
-oracle: .venv-oracle/.ok  ## values and gradients against torch 2.13
-	@.venv-oracle/bin/python -m pytest tests/oracle
+oracle: .venv-torch/.ok  ## values and gradients against torch 2.13
+	@.venv-torch/bin/python -m pytest tests/oracle
 
 # Peers of the benchmarks, each in a venv of its own below .venv-bench.
 .venv-bench/.%.ok:

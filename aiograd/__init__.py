@@ -61,8 +61,9 @@ from aiograd.cluster.api import (
     shutdown,
     workers,
 )
-from aiograd.cluster.local import LocalCluster
+from aiograd.cluster.local import Handle, LocalCluster
 from aiograd.cluster.worker import Worker
+from aiograd.dist import boundary
 from aiograd.dist.api import backward, grad
 from aiograd.dist.context import Context
 from aiograd.dist.registry import context, current_context, get_context, get_gradients
@@ -77,10 +78,15 @@ from aiograd.rpc.api import (
     rpc_sync,
     run_sync,
 )
+from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.future import Future
+from aiograd.rpc.observe.metrics import measure_lag, metrics
+from aiograd.rpc.observe.profile import Profile, profile, span, start_profile, stop_profile
 from aiograd.rpc.options import Options
+from aiograd.rpc.progress import as_completed, progress
 from aiograd.rpc.retry import RetryPolicy
+from aiograd.rpc.transport.tls import TLS
 from aiograd.rref import RRef, remote, serial
 
 __version__ = "0.1.0"
@@ -105,13 +111,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'aiograd' has no attribute {name!r}")
 
 
-# So that completion in a shell finds them before their first use.
+# What completion shows: the public names, those that are imported later too, and no helpers.
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if TYPE_CHECKING:
     from aiograd import cluster, nn, optim, testing, viz
+    from aiograd.nn.files import load, save
 
 __all__ = [
     "Context",
@@ -119,17 +126,23 @@ __all__ = [
     "Future",
     "GraphCutWarning",
     "Group",
+    "Handle",
     "LocalCluster",
     "Options",
+    "Profile",
     "RRef",
     "RetryPolicy",
+    "Stream",
+    "TLS",
     "Tensor",
     "Worker",
     "WorkerInfo",
     "all_gather",
+    "as_completed",
     "autograd",
     "backward",
     "barrier",
+    "boundary",
     "checkpoint",
     "cluster",
     "context",
@@ -149,20 +162,29 @@ __all__ = [
     "inline",
     "is_grad_enabled",
     "linalg",
+    "load",
     "manual_seed",
+    "measure_lag",
+    "metrics",
     "nn",
     "no_grad",
     "once_differentiable",
     "op",
     "optim",
+    "profile",
+    "progress",
     "remote",
     "rpc_async",
     "rpc_stream",
     "rpc_sync",
     "run_sync",
+    "save",
     "serial",
     "shutdown",
+    "span",
     "sparse",
+    "start_profile",
+    "stop_profile",
     "testing",
     "viz",
     "workers",

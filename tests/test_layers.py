@@ -60,7 +60,7 @@ MODULES = [
 # Inside `rpc`, from top to bottom. A module imports modules of its own level and of levels below.
 # A folder means all of its modules that no other level names.
 RPC_LEVELS: tuple[set[str], ...] = (
-    {"api", "balance", "notify"},
+    {"api", "balance", "notify", "progress"},
     {"agent"},
     {"link"},
     {"caller", "callee"},

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from aiograd._progress import Progress
+from aiograd._progress import Display, Progress
 
 
 class Terminal(io.StringIO):
@@ -127,3 +127,31 @@ def test_the_screen_is_what_the_program_prints_to(capsys):
     for step in (bar := Progress(range(2))):
         bar.say(f"step {step}")
     assert capsys.readouterr().out == "step 0\nstep 1\n"
+
+
+def test_a_display_adds_up_bars_of_one_title_and_shows_others_beside_them():
+    screen, clock = Terminal(), Clock()
+    display = Display(screen, clock)
+    display.update(1, "load", 2, 10)
+    display.update(2, "load", 3, 10)
+    display.update(3, "count", 7, None)
+    assert display.line() == "load ███████░░░░░░░░░░░░░░░░░░░░░░░ 5/20   count 7"
+    display.remove(1)  # still counted: the sum must not jump back
+    assert "5/20" in display.line()
+    display.remove(2)
+    assert display.line() == "count 7"
+    display.remove(3)
+    display.remove(3)
+    assert display.line() == ""
+    assert screen.seen() == [""]
+
+
+def test_a_display_draws_ten_times_a_second_and_only_in_a_terminal():
+    screen, clock, page = Terminal(), Clock(), io.StringIO()
+    display, silent = Display(screen, clock), Display(page, clock)
+    for done in range(100):
+        display.update(1, "load", done, 100)
+        silent.update(1, "load", done, 100)
+        clock.now += 0.01
+    assert screen.getvalue().count("/100") == 10
+    assert page.getvalue() == ""

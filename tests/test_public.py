@@ -17,12 +17,14 @@ NAMES = """
     RetryPolicy
     barrier all_gather debug_info
     rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent serial Future
-    RRef
+    as_completed progress Handle Stream TLS
+    profile span start_profile stop_profile Profile metrics measure_lag
+    RRef boundary
     context Context backward get_gradients current_context get_context grad checkpoint
     GraphCutWarning
     Tensor no_grad enable_grad is_grad_enabled op Function once_differentiable manual_seed sparse
     testing
-    autograd nn optim cluster viz errors linalg fft
+    autograd nn optim cluster viz errors linalg fft save load
 """.split()
 MAKERS = """
     tensor from_numpy zeros ones full empty eye arange linspace rand randn randint
@@ -33,6 +35,8 @@ ERRORS = """
     UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
     NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
     ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided GraphCutWarning
+    StaleGradients WrongThread WrongLoopError ForkedProcessError MalformedName PassTimedOut
+    PassRefused
 """.split()
 
 
@@ -62,6 +66,12 @@ def test_everything_public_has_a_docstring(name):
     assert inspect.getdoc(thing), f"{name} says nothing"
 
 
+@pytest.mark.parametrize("module", [ag, ag.nn, ag.optim, ag.testing], ids=lambda m: m.__name__)
+def test_completion_shows_the_public_names_and_no_others(module):
+    shown = {name for name in dir(module) if not name.startswith("__")}
+    assert shown == set(module.__all__)
+
+
 def test_importing_aiograd_does_not_import_what_is_asked_for_later():
     code = "import aiograd, sys; print([m for m in ('pytest', 'hypothesis') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -89,6 +99,11 @@ SIGNATURES = {
     "run_sync": "awaitable",
     "Group": "names",
     "Group.map": "func, iterable",
+    "as_completed": "futures, progress",
+    "progress": "iterable, title, total",
+    "RRef.rpc_stream": "timeout",
+    "manual_seed": "seed",
+    "TLS": "cert, key, ca, mutual",
     "RRef": "value",
     "RRef.to_here": "timeout",
     "RRef.rpc_async": "timeout",

@@ -4,7 +4,7 @@ The composition root, the one place that plugs the layers together: an `Agent`, 
 layers attach to it, and the membership.
 
     WorkerPlan ──▶ Bootstrap ──▶ Agent ──▶ Member (+ Coordinator) ──▶ LAYERS ──▶ join
-    (config.py)    sockets       calls     who is here                references, autograd
+    (config.py)    sockets       calls     who is here                progress, references, autograd
 
 `api.py` has the functions for a program that is one worker.
 """
@@ -35,6 +35,7 @@ from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.progress import attach as attach_progress
 from aiograd.rref import attach as attach_references
 
 __all__ = ["Worker", "run_to_completion"]
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 # What is attached to every agent, in this order: a layer uses those before it. So parts settle and
 # close in the opposite order.
-LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_references, attach_autograd)
+LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_progress, attach_references, attach_autograd)
 
 # Seconds between two wake-ups of an idle loop: a notebook kernel notices an interrupt only when its
 # loop wakes.

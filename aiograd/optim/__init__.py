@@ -63,3 +63,7 @@ def __getattr__(name: str) -> Any:
 
         return DistributedOptimizer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

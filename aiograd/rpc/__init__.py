@@ -2,6 +2,7 @@
 
     api                  the public functions: rpc_async, rpc_sync, rpc_stream, run_sync, Group
     balance              `Group.map`: the next item to whoever is free
+    progress             bars of called functions, shown at the caller; as_completed
     agent                one worker: puts the parts together; call, request, post, stream
     options              every setting, with its reason
     directory            the members: names, ranks, incarnations, addresses
@@ -24,8 +25,8 @@
 
 Imports go downwards, type-only imports included (`tests/test_layers.py`):
 
-    api, balance, notify ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel
-                         ─▶ observe, options, retry ─▶ envelope, future, scope ─▶ the rest
+    api, balance, notify, progress ─▶ agent ─▶ link ─▶ caller, callee ─▶ channel
+                                   ─▶ observe, options, retry ─▶ envelope, future, scope ─▶ the rest
 
 Four modules stand lower than their folders, because they know no link and no callee: at the bottom
 `link.send` (the outbox), `callee.functions` and `callee.exposure`, beside `observe`

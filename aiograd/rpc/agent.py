@@ -283,7 +283,7 @@ class Agent:
         if shipment.idempotent and keep is None and not once:
             return retry_call(self, to, func, args, kwargs, timeout, frame, future)
         scope = SCOPE.get()
-        if timeout is None and scope.deadline == math.inf:  # what `deadline` gives, nearly always
+        if timeout is None and scope.call is None:  # what `deadline` gives, nearly always
             seconds = self.options.timeout
             deadline = self.loop.time() + seconds
         else:
@@ -292,6 +292,8 @@ class Agent:
             future = Future(loop=self.loop)
         label = shipment.kind if keep is None else "remote"
         future.info = info = CallInfo(shipment.name, label, seconds, deadline, frame)
+        if scope.call is not None:
+            info.parent = scope.call
         carried = self.baggage.current() if self.baggage is not None else None
         if carried is not None and keep is not None:
             info.carried = carried
@@ -364,7 +366,7 @@ class Agent:
         carried = self.baggage.current() if self.baggage is not None else None
         future: Future[Any] = Future(loop=self.loop)
         future.info = info = CallInfo(shipment.name, "call", seconds, deadline, frame)
-        info.trace = trace(self, link.peer, "stream")
+        info.trace, info.parent = trace(self, link.peer, "stream"), SCOPE.get().call
         stream: Stream[Any] = Stream(future, link, None if patience == math.inf else patience)
         arguments = (as_tuple(args), kwargs)
         self._start_call(link, future, func, arguments, shipment, carried, flags=STREAM)

@@ -83,6 +83,7 @@ class CallInfo:
     undo: list[Any] | None = None  # what travellers did, if it never leaves
     trace: Any = None  # an `Ending`, while a recording wants to know
     stream: Any = None  # the reader's end, if it gives items
+    parent: Any = None  # the identity of the call that made it (`CallScope.call`), if one did
     # What travellers left for each other, as in `Arrival`: nothing, in a reply without baggage.
     scratch: Mapping[Any, Any] = MappingProxyType({})
 

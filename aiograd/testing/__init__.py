@@ -18,16 +18,25 @@ from aiograd.testing.fault_injection import Faults
 from aiograd.testing.gradcheck import gradcheck, gradgradcheck
 
 if TYPE_CHECKING:
+    from aiograd.testing.chaos_proxy import Proxy
     from aiograd.testing.simulator import simulate
 
-__all__ = ["Faults", "gradcheck", "gradgradcheck", "simulate"]
+__all__ = ["Faults", "Proxy", "gradcheck", "gradgradcheck", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
     # Loaded at its first use: the simulator imports every layer of the library, and few of the
     # programs that check gradients need it.
+    if name == "Proxy":
+        from aiograd.testing.chaos_proxy import Proxy
+
+        return Proxy
     if name == "simulate":
         from aiograd.testing.simulator import simulate
 
         return simulate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -317,6 +317,14 @@ class Execution:
             self.abandoned += 1
             self.running.pop(invocation.id, None)
 
+    def number_of(self, call: Any) -> int | None:
+        """Return the number of a call that runs here, by the identity in its scope."""
+        for id, invocation in self.running.items():
+            scope = None if invocation.context is None else invocation.context.get(SCOPE)
+            if scope is not None and scope.call is call:
+                return id
+        return None
+
     def tasks(self) -> list[asyncio.Task[Any]]:
         """Return the tasks of everything that runs."""
         return [each.task for each in self.running.values() if each.task is not None]

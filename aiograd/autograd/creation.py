@@ -15,7 +15,11 @@ from aiograd.autograd.tensor import Tensor, check_numbers, wrap
 
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
-    """Copy data (an array, numbers, nested lists, another Tensor) into a new tensor."""
+    """Copy data (an array, numbers, nested lists, another Tensor) into a new tensor.
+
+    >>> ag.tensor([[1, 2], [3, 4]], dtype=ag.float32).shape
+    (2, 2)
+    """
     if isinstance(data, Tensor):
         data = data.data
     elif isinstance(data, list | tuple):
@@ -31,7 +35,14 @@ def _values(data: Any) -> Any:
 
 
 def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tensor:
-    """Make a tensor over the memory of an array: a change of one is seen by the other."""
+    """Make a tensor over the memory of an array: a change of one is seen by the other.
+
+    >>> array = np.zeros(2)
+    >>> t = ag.from_numpy(array)
+    >>> array[0] = 5
+    >>> t
+    tensor([5., 0.])
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
     check_numbers(array.dtype, "an array")
@@ -55,22 +66,40 @@ def _shape(numbers: tuple[Any, ...]) -> Any:
 
 
 def zeros(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor of zeros."""
+    """Make a tensor of zeros.
+
+    >>> ag.zeros(2)
+    tensor([0., 0.])
+    >>> ag.zeros((2, 3)).shape
+    (2, 3)
+    """
     return _made(np.zeros(_shape(shape), dtype or np.float64), requires_grad)
 
 
 def ones(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor of ones."""
+    """Make a tensor of ones.
+
+    >>> ag.ones(2, requires_grad=True)
+    tensor([1., 1.], requires_grad=True)
+    """
     return _made(np.ones(_shape(shape), dtype or np.float64), requires_grad)
 
 
 def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor without setting its elements."""
+    """Make a tensor without setting its elements.
+
+    >>> ag.empty(2, 3).shape
+    (2, 3)
+    """
     return _made(np.empty(_shape(shape), dtype or np.float64), requires_grad)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor with one value everywhere."""
+    """Make a tensor with one value everywhere.
+
+    >>> ag.full((2,), 7.0)
+    tensor([7., 7.])
+    """
     size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     # The value alone: a new tensor is a leaf.
     value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
@@ -80,19 +109,31 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = F
 def eye(
     n: int, m: int | None = None, k: int = 0, *, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Make a matrix with ones on a diagonal."""
+    """Make a matrix with ones on a diagonal.
+
+    >>> ag.eye(2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     return _made(np.eye(n, m, k, dtype=dtype or np.float64), requires_grad)
 
 
 def arange(*limits: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Count from start (0) to stop, without it, in steps (1)."""
+    """Count from start (0) to stop, without it, in steps (1).
+
+    >>> ag.arange(3).tolist(), ag.arange(1, 2, 0.5).tolist()
+    ([0, 1, 2], [1.0, 1.5])
+    """
     return _made(np.arange(*limits, dtype=dtype), requires_grad)
 
 
 def linspace(
     start: Any, stop: Any, num: int = 50, *, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Go from start to stop, both included, in even steps."""
+    """Go from start to stop, both included, in even steps.
+
+    >>> ag.linspace(0, 1, 3)
+    tensor([0. , 0.5, 1. ])
+    """
     return _made(np.linspace(start, stop, num, dtype=dtype), requires_grad)
 
 
@@ -105,7 +146,11 @@ def rand(
     requires_grad: bool = False,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw evenly between 0 and 1."""
+    """Draw evenly between 0 and 1.
+
+    >>> ag.rand(2, 3, generator=0).shape
+    (2, 3)
+    """
     drawn = generator_or_default(generator).random(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 
@@ -116,7 +161,11 @@ def randn(
     requires_grad: bool = False,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw from the normal distribution with mean 0 and variance 1."""
+    """Draw from the normal distribution with mean 0 and variance 1.
+
+    >>> ag.randn(64, 784, dtype=ag.float32).shape
+    (64, 784)
+    """
     drawn = generator_or_default(generator).standard_normal(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 
@@ -130,7 +179,11 @@ def randint(
     requires_grad: bool = False,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw whole numbers from low (0) up to high, without it: `randint(0, 10, (2, 3))`."""
+    """Draw whole numbers from low (0) up to high, without it: `randint(0, 10, (2, 3))`.
+
+    >>> ag.randint(0, 10, (2, 3)).shape
+    (2, 3)
+    """
     if high is not None and not isinstance(high, int | np.integer):
         low, high, shape = 0, low, (high,)  # randint(10, (2, 3)), as torch has it
     if size is not None:
@@ -149,24 +202,40 @@ def _like(other: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def zeros_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make zeros of another tensor's shape and dtype."""
+    """Make zeros of another tensor's shape and dtype.
+
+    >>> ag.zeros_like(ag.ones(2))
+    tensor([0., 0.])
+    """
     return _made(np.zeros(*_like(other, dtype)), requires_grad)
 
 
 def ones_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make ones of another tensor's shape and dtype."""
+    """Make ones of another tensor's shape and dtype.
+
+    >>> ag.ones_like(ag.zeros(2))
+    tensor([1., 1.])
+    """
     return _made(np.ones(*_like(other, dtype)), requires_grad)
 
 
 def empty_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make an uninitialised tensor of another one's shape and dtype."""
+    """Make an uninitialised tensor of another one's shape and dtype.
+
+    >>> ag.empty_like(ag.ones(2, 3)).shape
+    (2, 3)
+    """
     return _made(np.empty(*_like(other, dtype)), requires_grad)
 
 
 def full_like(
     other: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Make a tensor of another one's shape and dtype, with one value everywhere."""
+    """Make a tensor of another one's shape and dtype, with one value everywhere.
+
+    >>> ag.full_like(ag.ones(2), 7)
+    tensor([7., 7.])
+    """
     shape, dtype = _like(other, dtype)
     return full(shape, fill_value, dtype, requires_grad)
 
@@ -178,7 +247,11 @@ def rand_like(
     requires_grad: bool = False,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw evenly between 0 and 1, in another tensor's shape and dtype."""
+    """Draw evenly between 0 and 1, in another tensor's shape and dtype.
+
+    >>> ag.rand_like(ag.ones(2, 3)).shape
+    (2, 3)
+    """
     shape, dtype = _like(other, dtype)
     return rand(shape, dtype=dtype, requires_grad=requires_grad, generator=generator)
 
@@ -190,7 +263,11 @@ def randn_like(
     requires_grad: bool = False,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw from the normal distribution, in another tensor's shape and dtype."""
+    """Draw from the normal distribution, in another tensor's shape and dtype.
+
+    >>> ag.randn_like(ag.ones(2, 3)).shape
+    (2, 3)
+    """
     shape, dtype = _like(other, dtype)
     return randn(shape, dtype=dtype, requires_grad=requires_grad, generator=generator)
 
@@ -203,6 +280,10 @@ def randint_like(
     dtype: Any = None,
     generator: Generator | int | None = None,
 ) -> Tensor:
-    """Draw whole numbers, in another tensor's shape and dtype."""
+    """Draw whole numbers, in another tensor's shape and dtype.
+
+    >>> ag.randint_like(ag.ones(2, 3), 10).shape
+    (2, 3)
+    """
     shape, dtype = _like(other, dtype)
     return randint(low, high, size=shape, dtype=dtype, generator=generator)

@@ -198,6 +198,20 @@ class Function:
     Arguments are positional and may be anything; gradients go to those that are Tensors. backward
     gets one gradient per result, which it must not write to, since others may hold the same, and
     returns one per argument (None: no gradient).
+
+        >>> class Cube(ag.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x**3
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         (x,) = ctx.saved_tensors
+        ...         return g * 3 * x**2
+        >>> x = ag.tensor(2.0, requires_grad=True)
+        >>> Cube.apply(x).backward()
+        >>> float(x.grad)
+        12.0
     """
 
     def __init__(self) -> None:
@@ -264,6 +278,19 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a Function's backward that cannot be differentiated again.
 
     It may compute with plain arrays. A second derivative through it is a GradError.
+
+        >>> class Double(ag.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return x * 2
+        ...     @staticmethod
+        ...     @ag.once_differentiable
+        ...     def backward(ctx, g):
+        ...         return g.numpy() * 2
+        >>> x = ag.tensor(1.0, requires_grad=True)
+        >>> Double.apply(x).backward()
+        >>> float(x.grad)
+        2.0
     """
 
     @functools.wraps(backward)

@@ -44,17 +44,34 @@ class _Mode:
 
 
 class no_grad(_Mode):  # noqa: N801  a name users know
-    """Record nothing inside this block or function."""
+    """Record nothing inside this block or function.
+
+    >>> w = ag.ones(2, requires_grad=True)
+    >>> with ag.no_grad():
+    ...     w -= 0.1
+    >>> w.requires_grad, w.is_leaf
+    (True, True)
+    """
 
     value = False
 
 
 class enable_grad(_Mode):  # noqa: N801
-    """Record again inside a `no_grad()` block."""
+    """Record again inside a `no_grad()` block.
+
+    >>> with ag.no_grad():
+    ...     with ag.enable_grad():
+    ...         ag.is_grad_enabled()
+    True
+    """
 
     value = True
 
 
 def is_grad_enabled() -> bool:
-    """Return whether operations are recorded in this task now."""
+    """Return whether operations are recorded in this task now.
+
+    >>> ag.is_grad_enabled()
+    True
+    """
     return recording.get()

@@ -60,6 +60,11 @@ class Tensor:
     """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
 
     `==` is elementwise and the hash is identity, so tensors are dictionary keys by identity.
+
+        >>> w = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> (w * w).sum().backward()
+        >>> w.grad
+        tensor([2., 4.])
     """
 
     # One Tensor is made per operation: without a `__dict__`, and mostly by `wrap`, not by

@@ -26,10 +26,17 @@ async def init_rpc(
 ) -> Worker:
     """Join a cluster from this process and make the worker current; `shutdown` leaves it.
 
-    Arguments that are not given come from the environment. Runs on the current loop; installs no
-    signal handlers and no loop policy.
+    Arguments that are not given come from the environment of `aiograd run`, torchrun, Slurm, MPI or
+    Kubernetes. Rank 0 listens at `rendezvous`: "host:port", "unix:path" or "file:path"; a world of
+    one needs none, and without a `world_size` others may join at any time. Runs on the current
+    loop; installs no signal handlers and no loop policy. On two hosts:
 
         worker = await ag.init_rpc("trainer", rank=0, world_size=2, rendezvous="host:29500")
+
+        >>> worker = await ag.init_rpc("solo", rank=0, world_size=1)
+        >>> await ag.rpc_async("solo", abs, args=(-1,))
+        1
+        >>> await ag.shutdown()
     """
     # Only this context: a LocalCluster in the same process, say, is another worker, and may stay.
     agent = scope.AGENT.get()
@@ -42,7 +49,13 @@ async def init_rpc(
 
 
 async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
-    """Leave the cluster with the current worker; see `Worker.close`."""
+    """Leave the cluster with the current worker; see `Worker.close`.
+
+    >>> worker = await ag.init_rpc("solo", rank=0, world_size=1)
+    >>> await ag.shutdown()
+    >>> worker.agent.closed
+    True
+    """
     await current_worker().close(graceful, timeout)
 
 
@@ -50,6 +63,9 @@ def current_worker() -> Worker:
     """Give the worker of this context, else the last one started in this process and still open.
 
     WorkerClosed if there is none.
+
+        >>> ag.current_worker().name
+        'driver'
     """
     # An agent without a worker is possible: tests and bootstrapping use agents alone.
     worker = scope.current().parts.get(Worker)
@@ -62,12 +78,19 @@ def get_worker_info(name_or_rank: str | int | None = None) -> WorkerInfo:
     """Look a member up by name or rank; without an argument, the current worker.
 
     UnknownWorker if there is no such member.
+
+        >>> ag.get_worker_info().name, ag.get_worker_info("worker1").rank
+        ('driver', 1)
     """
     return current_worker().get_worker_info(name_or_rank)
 
 
 def workers() -> list[WorkerInfo]:
-    """List the members of the cluster, in order of rank; `suspect` ones are silent at present."""
+    """List the members of the cluster, in order of rank; `suspect` ones are silent at present.
+
+    >>> [worker.name for worker in ag.workers()]
+    ['worker0', 'worker1', 'driver']
+    """
     return current_worker().workers()
 
 
@@ -77,6 +100,12 @@ async def barrier(names: Iterable[str] | None = None, timeout: float | None = No
     Concurrent barriers of the same workers pair up in the order of their calls. A worker whose wait
     is cancelled or exceeds `timeout` (DeadlineExceeded) counts as not arrived, and may try again.
     WorkerLost if a participant leaves or is lost.
+
+        >>> async def step():
+        ...     await ag.barrier(["worker0", "worker1"])
+        ...     return "both are here"
+        >>> await ag.Group(["worker0", "worker1"]).call(step)
+        ['both are here', 'both are here']
     """
     await _gather(None, names, timeout, "barrier")
 
@@ -87,6 +116,12 @@ async def all_gather(
     """Exchange a value with all members, or all of `names`; gives the values by name.
 
     Pairs up, times out and fails as `barrier` does.
+
+        >>> async def share():
+        ...     name = ag.get_worker_info().name
+        ...     return await ag.all_gather(len(name), ["worker0", "worker1"])
+        >>> await ag.Group(["worker0", "worker1"]).call(share)
+        [{'worker0': 7, 'worker1': 7}, {'worker0': 7, 'worker1': 7}]
     """
     return await _gather(value, names, timeout, "all_gather")
 
@@ -102,7 +137,13 @@ async def _gather(
 
 @inline
 def debug_info() -> dict[str, int]:
-    """Give the counters of the current worker; all are 0 at rest, except `workers`."""
+    """Give the counters of the current worker; all are 0 at rest, except `workers`.
+
+    >>> ag.debug_info()["workers"], ag.debug_info()["pending_calls"]
+    (3, 0)
+    >>> (await ag.rpc_async("worker1", ag.debug_info))["workers"]
+    3
+    """
     return current_worker().debug_info()
 
 

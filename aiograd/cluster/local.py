@@ -115,12 +115,22 @@ class LoopWorker:
 class LocalCluster:
     """Workers `worker0 … worker{n-1}` on this machine, and this process as `driver`.
 
-    Entering returns when every worker can be called, leaving when every worker has ended:
+    Entering returns when every worker can be called, leaving when every worker has ended. In a
+    notebook: `cluster = await ag.LocalCluster(2)`, and `await cluster.close()` at the end.
 
-        async with ag.LocalCluster(2) as cluster:
-            await cluster["worker0"].call(print, "hello")
+    - `processes=False` runs the workers in this process and loop, over memory: they start at once,
+      share its module globals, and a debugger stops in them. For tests and for learning.
+    - `names` are used instead of `worker0 …`, one for each worker.
+    - `options` are those of all workers and of the driver.
 
-    In a notebook: `cluster = await ag.LocalCluster(2)`, and `await cluster.close()` at the end.
+    Workers start with this process's environment, folder and `sys.path`; what they print appears
+    here with their name. They do not see its Ctrl-C, and end within seconds of its death.
+
+        >>> async with ag.LocalCluster(2, names=["left", "right"], processes=False) as cluster:
+        ...     print(await cluster["left"].call(ag.get_worker_info))
+        ...     print(len(cluster), [worker.name for worker in cluster])
+        WorkerInfo(name='left', rank=0)
+        2 ['left', 'right']
     """
 
     def __init__(
@@ -519,6 +529,15 @@ class Handle:
 
     All arguments are those of the function, keywords too, and an editor checks them:
     `cluster["worker0"].within(3).call(f, 1, key=2)` has a timeout of three seconds.
+
+        >>> async with ag.LocalCluster(2, processes=False) as cluster:
+        ...     worker = cluster["worker0"]
+        ...     print(await worker.call(divmod, 7, 2))
+        ...     print(await worker.within(3).remote(list, "ab"))
+        ...     print([n async for n in worker.stream(range, 3)])
+        (3, 1)
+        ['a', 'b']
+        [0, 1, 2]
     """
 
     __slots__ = ("_cluster", "_timeout", "name", "rank")

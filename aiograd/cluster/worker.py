@@ -57,6 +57,10 @@ class Worker:
 
     Arguments that are not given come from the environment. Entering returns when the worker is a
     member and current; leaving is a graceful `close`, or an immediate one if the block failed.
+
+        >>> async with ag.Worker("alone", rank=0, world_size=1) as worker:
+        ...     print(worker.name, await ag.rpc_async("alone", abs, args=(-1,)))
+        alone 1
     """
 
     def __init__(

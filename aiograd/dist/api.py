@@ -24,7 +24,14 @@ async def backward(
     create_graph: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Run a backward pass from `roots` in a context, as `await ctx.backward(*roots, …)` does."""
+    """Run a backward pass from `roots` in a context, as `await ctx.backward(*roots, …)` does.
+
+        >>> w = ag.ones(2, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     await ag.backward(ctx, [(w * w).sum()])
+        ...     print(ctx.gradients[w].tolist())
+        [2.0, 2.0]
+    """
     if not isinstance(roots, Tensor | list | tuple) and library_of(roots) is None:
         raise TypeError(f"the roots of backward are a list of Tensors, not {type(roots).__name__}")
     context = resolve(ctx_or_id)
@@ -49,6 +56,14 @@ async def grad(
 
     Both may be any tensors of this worker: leaves, results, received ones. Touches neither
     `ctx.gradients` nor `.grad`. With `create_graph` the derivatives can be differentiated again.
+
+        >>> x = ag.tensor(3.0, requires_grad=True)
+        >>> async with ag.context():
+        ...     y = await ag.rpc_async("worker1", ag.power, args=(x, 3))
+        ...     (slope,) = await ag.grad(y, x, create_graph=True)
+        ...     (bend,) = await ag.grad(slope, x)
+        ...     print(float(slope), float(bend))
+        27.0 18.0
     """
     wanted = as_list(inputs)
     nodes = [input_node(tensor) for tensor in wanted]

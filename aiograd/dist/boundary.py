@@ -7,6 +7,14 @@ changed value as if it had not been changed. A smaller dtype is undone on arriva
     ctx.on_crossing(boundary.clipped(1.0))
     ctx.on_crossing(boundary.noisy(0.01, np.random.default_rng(0)))
     ctx.on_crossing(boundary.as_dtype("float16"))
+
+    >>> w = ag.ones(4, requires_grad=True)
+    >>> async with ag.context() as ctx:
+    ...     handle = ctx.on_crossing(ag.boundary.as_dtype("float16"))
+    ...     y = await ag.rpc_async("worker1", ag.multiply, args=(w, 2.0))
+    ...     await ctx.backward(y.sum())
+    ...     print(ctx.gradients[w].dtype)
+    float64
 """
 
 from __future__ import annotations
@@ -105,7 +113,15 @@ def crossed_all(
 
 
 def clipped(limit: float, way: str = "backward") -> CrossingHook:
-    """Scale arrays going that way so that their norm is at most `limit`."""
+    """Scale arrays going that way so that their norm is at most `limit`.
+
+        >>> async with ag.context() as ctx:
+        ...     handle = ctx.on_crossing(ag.boundary.clipped(1.0, way="forward"))
+        ...     w = ag.tensor([3.0, 4.0], requires_grad=True)
+        ...     y = await ag.rpc_async("worker1", ag.norm, args=(w,))
+        ...     print(round(float(y), 6))
+        1.0
+    """
 
     def hook(crossing: Crossing, array: Any) -> Any:
         """Scale one array."""
@@ -124,7 +140,15 @@ def clipped(limit: float, way: str = "backward") -> CrossingHook:
 
 
 def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -> CrossingHook:
-    """Add normal noise to arrays going that way."""
+    """Add normal noise to arrays going that way.
+
+        >>> async with ag.context() as ctx:
+        ...     handle = ctx.on_crossing(ag.boundary.noisy(0.0, np.random.default_rng(0), "forward"))
+        ...     w = ag.tensor([3.0, 4.0], requires_grad=True)
+        ...     y = await ag.rpc_async("worker1", ag.norm, args=(w,))
+        ...     print(round(float(y), 6))
+        5.0
+    """
 
     def hook(crossing: Crossing, array: Any) -> Any:
         """Add noise to one array."""
@@ -139,7 +163,14 @@ def noisy(scale: float, generator: np.random.Generator, way: str = "backward") -
 
 
 def as_dtype(name: str) -> CrossingHook:
-    """Send floating arrays in a smaller dtype; "bfloat16" needs the package ml_dtypes."""
+    """Send floating arrays in a smaller dtype; "bfloat16" needs the package ml_dtypes.
+
+        >>> async with ag.context() as ctx:
+        ...     handle = ctx.on_crossing(ag.boundary.as_dtype("float16"))
+        ...     w = ag.tensor([1.0002], requires_grad=True)
+        ...     print((await ag.rpc_async("worker1", ag.multiply, args=(w, 1))).tolist())
+        [1.0]
+    """
     dtype: np.dtype[Any] | None = None
     if name != "bfloat16":
         dtype = np.dtype(name)

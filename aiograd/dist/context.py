@@ -94,7 +94,15 @@ class Home(Protocol):
 
 
 class Context:
-    """One worker's part of a distributed autograd context; `async with ag.context() as ctx:`."""
+    """One worker's part of a distributed autograd context; `async with ag.context() as ctx:`.
+
+        >>> w = ag.ones(2, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     y = await ag.rpc_async("worker1", ag.multiply, args=(w, 3.0))
+        ...     await ctx.backward(y.sum())
+        ...     print(ctx.gradients[w].tolist(), ctx.known_workers)
+        [3.0, 3.0] {'worker1'}
+    """
 
     def __init__(self, home: Home, context_id: int) -> None:
         self.id = context_id

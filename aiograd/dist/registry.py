@@ -334,12 +334,24 @@ def context() -> Context:
 
     Use it as `async with ag.context() as ctx:`, or plain `with`. Every call made inside carries the
     context, and `await ctx.backward(loss)` runs the backward pass through all of them.
+
+        >>> w = ag.ones(2, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     y = await ag.rpc_async("worker1", ag.exp, args=(w,))
+        ...     await ctx.backward(y.sum())
+        ...     print(ctx.gradients[w].shape)
+        (2,)
     """
     return contexts().new()
 
 
 def current_context() -> Context:
-    """Return the context of this task; NoContext if there is none."""
+    """Return the context of this task; NoContext if there is none.
+
+        >>> async with ag.context() as ctx:
+        ...     print(ag.current_context() is ctx)
+        True
+    """
     current = CURRENT.get()
     if current is None or current.released:
         raise NoContext("no autograd context is open here; use `async with ag.context():`")
@@ -347,7 +359,14 @@ def current_context() -> Context:
 
 
 def get_context(id: int) -> Context:
-    """Return this worker's part of a context; UnknownContext if it has none."""
+    """Return this worker's part of a context; UnknownContext if it has none.
+
+        >>> def known(id):
+        ...     return ag.get_context(id).id == id
+        >>> async with ag.context() as ctx:
+        ...     print(await ag.rpc_async("worker1", known, args=(ctx.id,)))
+        True
+    """
     if not isinstance(id, int):
         raise TypeError(f"a context id is an int, not {type(id).__name__}")
     return contexts().get(id)
@@ -367,5 +386,12 @@ def resolve(ctx_or_id: Context | int) -> Context:
 
 
 def get_gradients(ctx_or_id: Context | int) -> dict[Tensor, Tensor]:
-    """Return the gradients of this worker's leaves in a context."""
+    """Return the gradients of this worker's leaves in a context.
+
+        >>> w = ag.ones(2, requires_grad=True)
+        >>> async with ag.context() as ctx:
+        ...     await ctx.backward((w * 3).sum())
+        ...     print(ag.get_gradients(ctx.id)[w].tolist())
+        [3.0, 3.0]
+    """
     return resolve(ctx_or_id).gradients

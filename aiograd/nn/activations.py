@@ -18,7 +18,11 @@ Pair = int | tuple[int, int]
 
 
 class ReLU(Module):
-    """Zero below zero."""
+    """Zero below zero.
+
+    >>> ag.nn.ReLU()(ag.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return the input where it is positive, zero elsewhere."""
@@ -27,7 +31,11 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """Weighted by the normal distribution; `approximate="tanh"` is the fast formula."""
+    """Weighted by the normal distribution; `approximate="tanh"` is the fast formula.
+
+    >>> ag.nn.GELU()(ag.tensor([0.0]))
+    tensor([0.])
+    """
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -40,7 +48,11 @@ class GELU(Module):
 
 
 class Sigmoid(Module):
-    """Between 0 and 1."""
+    """Between 0 and 1.
+
+    >>> ag.nn.Sigmoid()(ag.tensor([0.0]))
+    tensor([0.5])
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return 1 / (1 + exp(-input))."""
@@ -49,7 +61,11 @@ class Sigmoid(Module):
 
 
 class Tanh(Module):
-    """Between -1 and 1."""
+    """Between -1 and 1.
+
+    >>> ag.nn.Tanh()(ag.tensor([0.0]))
+    tensor([0.])
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return the hyperbolic tangent."""
@@ -58,7 +74,11 @@ class Tanh(Module):
 
 
 class SiLU(Module):
-    """The input times its sigmoid."""
+    """The input times its sigmoid.
+
+    >>> ag.nn.SiLU()(ag.tensor([0.0]))
+    tensor([0.])
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return input * sigmoid(input)."""
@@ -67,7 +87,11 @@ class SiLU(Module):
 
 
 class LeakyReLU(Module):
-    """A small slope below zero."""
+    """A small slope below zero.
+
+    >>> ag.nn.LeakyReLU(0.5)(ag.tensor([-1.0, 2.0]))
+    tensor([-0.5,  2. ])
+    """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
         super().__init__()
@@ -80,7 +104,11 @@ class LeakyReLU(Module):
 
 
 class Softplus(Module):
-    """A smooth ReLU."""
+    """A smooth ReLU.
+
+    >>> round(float(ag.nn.Softplus()(ag.tensor(0.0))), 4)
+    0.6931
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return log(1 + exp(input))."""
@@ -89,7 +117,11 @@ class Softplus(Module):
 
 
 class Softmax(Module):
-    """Positive numbers along an axis that sum to 1."""
+    """Positive numbers along an axis that sum to 1.
+
+    >>> ag.nn.Softmax()(ag.zeros(1, 2))
+    tensor([[0.5, 0.5]])
+    """
 
     def __init__(self, axis: int = -1) -> None:
         super().__init__()
@@ -107,7 +139,11 @@ class Softmax(Module):
 
 # Has the same setting; not the logarithm of its result, which would be -inf for small shares.
 class LogSoftmax(Softmax):
-    """The logarithm of the softmax."""
+    """The logarithm of the softmax.
+
+    >>> round(float(ag.nn.LogSoftmax()(ag.zeros(1, 2))[0, 0]), 4)
+    -0.6931
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return the logarithm of the shares, without computing them."""
@@ -116,7 +152,11 @@ class LogSoftmax(Softmax):
 
 
 class MaxPool2d(Module):
-    """The largest number of each window."""
+    """The largest number of each window.
+
+    >>> ag.nn.MaxPool2d(2)(ag.randn(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
+    """
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
         super().__init__()
@@ -133,7 +173,11 @@ class MaxPool2d(Module):
 
 
 class AvgPool2d(Module):
-    """The mean of each window."""
+    """The mean of each window.
+
+    >>> ag.nn.AvgPool2d(2)(ag.randn(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
+    """
 
     def __init__(
         self,
@@ -159,7 +203,11 @@ class AvgPool2d(Module):
 
 
 class Dropout(Module):
-    """In training, zero each number with probability `p` and scale up the others."""
+    """In training, zero each number with probability `p` and scale up the others.
+
+    >>> ag.nn.Dropout(0.5).eval()(ag.ones(2))
+    tensor([1., 1.])
+    """
 
     def __init__(self, p: float = 0.5, generator: np.random.Generator | None = None) -> None:
         super().__init__()
@@ -179,7 +227,11 @@ class Dropout(Module):
 
 
 class Flatten(Module):
-    """Merge the axes from `start_axis` to `end_axis` into one."""
+    """Merge the axes from `start_axis` to `end_axis` into one.
+
+    >>> ag.nn.Flatten()(ag.ones(2, 3, 4)).shape
+    (2, 12)
+    """
 
     def __init__(self, start_axis: int = 1, end_axis: int = -1) -> None:
         super().__init__()
@@ -195,7 +247,11 @@ class Flatten(Module):
 
 
 class Identity(Module):
-    """The input itself."""
+    """The input itself.
+
+    >>> ag.nn.Identity()(ag.ones(2))
+    tensor([1., 1.])
+    """
 
     def forward(self, input: Any) -> Any:
         """Return the input."""

@@ -41,7 +41,12 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """One module after the other: `Sequential(a, b)(x) == b(a(x))`. A dict gives names."""
+    """One module after the other: `Sequential(a, b)(x) == b(a(x))`. A dict gives names.
+
+    >>> model = ag.nn.Sequential(ag.nn.Linear(3, 4), ag.nn.Tanh(), ag.nn.Linear(4, 1))
+    >>> model(ag.ones(5, 3)).shape
+    (5, 1)
+    """
 
     def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
         super().__init__()
@@ -60,7 +65,12 @@ class Sequential(_Numbered):
 
 
 class ModuleList(_Numbered):
-    """A list of modules whose parameters belong to the model."""
+    """A list of modules whose parameters belong to the model.
+
+    >>> layers = ag.nn.ModuleList([ag.nn.Linear(2, 2) for _ in range(3)])
+    >>> len(list(layers.parameters()))
+    6
+    """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
@@ -68,7 +78,12 @@ class ModuleList(_Numbered):
 
 
 class ModuleDict(Module):
-    """Modules by name whose parameters belong to the model."""
+    """Modules by name whose parameters belong to the model.
+
+    >>> heads = ag.nn.ModuleDict({"a": ag.nn.Linear(2, 1)})
+    >>> heads["a"](ag.ones(2)).shape
+    (1,)
+    """
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         super().__init__()

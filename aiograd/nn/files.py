@@ -19,7 +19,12 @@ Path = str | os.PathLike[str]
 
 
 def save(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Write named tensors, e.g. `model.state_dict()`, to a file that `load` and numpy can read."""
+    """Write named tensors, e.g. `model.state_dict()`, to a file that `load` and numpy can read.
+
+    >>> ag.save("model.npz", ag.nn.Linear(2, 1).state_dict())
+    >>> sorted(ag.load("model.npz"))
+    ['bias', 'weight']
+    """
     # torch has the arguments in the other order.
     if isinstance(path, Mapping) or not isinstance(tensors, Mapping):
         raise TypeError("save takes a path and then a mapping from names to tensors")
@@ -44,7 +49,13 @@ def save(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    """Read named tensors from a file that `save`, numpy or safetensors wrote."""
+    """Read named tensors from a file that `save`, numpy or safetensors wrote.
+
+    >>> model = ag.nn.Linear(2, 1)
+    >>> ag.save("model.npz", model.state_dict())
+    >>> model.load_state_dict(ag.load("model.npz")).missing_keys
+    []
+    """
     path = os.fspath(path)
     if path.endswith(".safetensors"):
         arrays = _safetensors().load_file(path)

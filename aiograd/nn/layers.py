@@ -44,7 +44,11 @@ def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
 
 
 class Linear(Module):
-    """`x @ weight.T + bias`."""
+    """`x @ weight.T + bias`.
+
+    >>> ag.nn.Linear(3, 2)(ag.ones(5, 3)).shape
+    (5, 2)
+    """
 
     def __init__(
         self,
@@ -75,6 +79,9 @@ class Embedding(Module):
     """A table of `num_embeddings` rows, picked by number.
 
     With `sparse=True` the gradient holds only the rows that were used.
+
+        >>> ag.nn.Embedding(10, 3)([[1, 2], [2, 9]]).shape
+        (2, 2, 3)
     """
 
     def __init__(
@@ -109,7 +116,11 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Module):
-    """Sums, means or maxima of rows of a table, one per bag of row numbers."""
+    """Sums, means or maxima of rows of a table, one per bag of row numbers.
+
+    >>> ag.nn.EmbeddingBag(10, 3, mode="sum")([1, 2, 4, 5], offsets=[0, 1]).shape
+    (2, 3)
+    """
 
     def __init__(
         self,
@@ -196,7 +207,11 @@ class Conv1d(Module):
 
 
 class Conv2d(Module):
-    """Kernels slid over images of shape (batch, channels, height, width)."""
+    """Kernels slid over images of shape (batch, channels, height, width).
+
+    >>> ag.nn.Conv2d(1, 8, kernel_size=3, padding=1)(ag.randn(4, 1, 28, 28)).shape
+    (4, 8, 28, 28)
+    """
 
     def __init__(
         self,
@@ -236,7 +251,11 @@ class Conv2d(Module):
 
 
 class LayerNorm(Module):
-    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
+    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift.
+
+    >>> ag.nn.LayerNorm(8)(ag.randn(4, 8)).shape
+    (4, 8)
+    """
 
     def __init__(
         self,
@@ -335,12 +354,20 @@ class _BatchNorm(Module):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation of (batch, channels) or (batch, channels, length)."""
+    """Batch normalisation of (batch, channels) or (batch, channels, length).
+
+    >>> ag.nn.BatchNorm1d(3)(ag.randn(5, 3)).shape
+    (5, 3)
+    """
 
     dims = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """Batch normalisation of (batch, channels, height, width)."""
+    """Batch normalisation of (batch, channels, height, width).
+
+    >>> ag.nn.BatchNorm2d(3)(ag.randn(5, 3, 4, 4)).shape
+    (5, 3, 4, 4)
+    """
 
     dims = (4,)

@@ -21,7 +21,11 @@ class _Loss(Module):
 
 
 class MSELoss(_Loss):
-    """The squared difference."""
+    """The squared difference.
+
+    >>> float(ag.nn.MSELoss()(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
+    2.0
+    """
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Compare element by element; both of one shape."""
@@ -30,7 +34,11 @@ class MSELoss(_Loss):
 
 
 class L1Loss(_Loss):
-    """The absolute difference."""
+    """The absolute difference.
+
+    >>> float(ag.nn.L1Loss()(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
+    1.0
+    """
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Compare element by element; both of one shape."""
@@ -39,7 +47,11 @@ class L1Loss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Logits against classes (integers) or probabilities of classes."""
+    """Logits against classes (integers) or probabilities of classes.
+
+    >>> round(float(ag.nn.CrossEntropyLoss()(ag.zeros(1, 4), [2])), 4)
+    1.3863
+    """
 
     def __init__(
         self,
@@ -64,7 +76,11 @@ class CrossEntropyLoss(_Loss):
 
 
 class NLLLoss(_Loss):
-    """Log probabilities against classes."""
+    """Log probabilities against classes.
+
+    >>> round(float(ag.nn.NLLLoss()(ag.log_softmax(ag.zeros(1, 4)), [2])), 4)
+    1.3863
+    """
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Compare log probabilities (batch, classes, …) with classes."""
@@ -73,7 +89,11 @@ class NLLLoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Logits against probabilities between 0 and 1."""
+    """Logits against probabilities between 0 and 1.
+
+    >>> round(float(ag.nn.BCEWithLogitsLoss()(ag.zeros(1), ag.ones(1))), 4)
+    0.6931
+    """
 
     def __init__(self, reduction: str = "mean", pos_weight: Any = None) -> None:
         super().__init__(reduction)

@@ -24,7 +24,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Parameter(Tensor):
-    """A tensor that a Module trains."""
+    """A tensor that a Module trains.
+
+    >>> ag.nn.Parameter([1.0]).requires_grad
+    True
+    """
 
     __slots__ = ()
 
@@ -58,7 +62,21 @@ class LoadedKeys(NamedTuple):
 
 
 class Module:
-    """Base of all models: assign Parameters and Modules as attributes, and write `forward`."""
+    """Base of all models: assign Parameters and Modules as attributes, and write `forward`.
+
+    >>> class Model(ag.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.inner = ag.nn.Linear(3, 4)
+    ...         self.scale = ag.nn.Parameter(1.0)
+    ...     def forward(self, x):
+    ...         return self.inner(x) * self.scale
+    >>> model = Model()
+    >>> model(ag.ones(2, 3)).shape
+    (2, 4)
+    >>> [name for name, _ in model.named_parameters()]
+    ['scale', 'inner.weight', 'inner.bias']
+    """
 
     training: bool = True
     # Defaults of the class, replaced by a dict of the instance at the first registration: a

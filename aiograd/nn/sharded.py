@@ -28,6 +28,10 @@ class ShardedEmbeddingBag:
     An `EmbeddingBag` whose rows are spread over the workers named. Ids and sums travel, rows never,
     and gradients are those of the rows that were used. It can be sent to other workers, which then
     use the same table.
+
+        >>> bag = await ag.nn.ShardedEmbeddingBag(["worker0", "worker1"], 100, 8)
+        >>> (await bag(np.array([[1, 2, 99], [0, 0, 5]]))).shape
+        (2, 8)
     """
 
     def __init__(

@@ -22,6 +22,12 @@ def clip_grad_norm(
     """Scale all gradients together so that their norm is at most `max_norm`; return the old norm.
 
     They are those in `grads` where it is given (as from `ctx.gradients`), else `.grad`.
+
+        >>> w = ag.nn.Parameter([3.0, 4.0])
+        >>> (w * w / 2).sum().backward()
+        >>> norm = ag.optim.clip_grad_norm([w], 1.0)
+        >>> round(float(norm), 3), w.grad.numpy().round(3).tolist()
+        (5.0, [0.6, 0.8])
     """
     found = _gradients(params, grads)
     total = gradient_norm(found, norm_type)
@@ -39,7 +45,14 @@ def clip_grad_value(
     *,
     grads: Mapping[Tensor, Tensor] | None = None,
 ) -> None:
-    """Cut every entry of the gradients to at most `clip_value` in size."""
+    """Cut every entry of the gradients to at most `clip_value` in size.
+
+    >>> w = ag.nn.Parameter([3.0, -4.0])
+    >>> (w * w / 2).sum().backward()
+    >>> ag.optim.clip_grad_value([w], 1.0)
+    >>> w.grad.tolist()
+    [1.0, -1.0]
+    """
     for grad in _gradients(params, grads):
         _replace(grad, np.clip(_entries(grad), -clip_value, clip_value))
 

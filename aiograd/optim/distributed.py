@@ -39,6 +39,17 @@ class DistributedOptimizer:
     waits for more than the steps of others. Give the bound to every optimiser of shared parameters:
     steps of one without it count as well, but such a step may run between the check and the step of
     another.
+
+        >>> m = ag.nn.RemoteModule("worker1", ag.nn.Linear, args=(4, 1))
+        >>> rrefs = await m.remote_parameters()
+        >>> opt = await ag.optim.DistributedOptimizer(ag.optim.SGD, rrefs, lr=0.1)
+        >>> before = (await rrefs[1]).tolist()
+        >>> async with ag.context() as ctx:
+        ...     loss = (await m(ag.ones(8, 4))).mean()
+        ...     await ctx.backward(loss)
+        ...     await opt.step(ctx)
+        >>> round(before[0] - (await rrefs[1]).tolist()[0], 6)  # the bias has a gradient of 1
+        0.1
     """
 
     def __init__(

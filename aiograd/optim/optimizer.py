@@ -28,6 +28,12 @@ class Optimizer:
 
     A sparse gradient becomes a dense one unless the rule knows better: SGD without momentum and
     weight decay and Adagrad without weight decay only touch the rows that have a gradient.
+
+        >>> base, head = ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)
+        >>> groups = [{"params": base.parameters(), "lr": 0.01}, {"params": head.parameters()}]
+        >>> opt = ag.optim.SGD(groups, lr=0.1)
+        >>> [group["lr"] for group in opt.param_groups]
+        [0.01, 0.1]
     """
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:

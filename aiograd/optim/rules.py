@@ -73,7 +73,15 @@ def _checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SGD(Optimizer):
-    """Step against the gradient; `momentum` keeps a velocity, `nesterov` looks one step ahead."""
+    """Step against the gradient; `momentum` keeps a velocity, `nesterov` looks one step ahead.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.SGD([w], lr=0.1, momentum=0.9)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -119,7 +127,15 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; with `amsgrad` the second average never shrinks."""
+    """Adam; with `amsgrad` the second average never shrinks.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.Adam([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -166,7 +182,15 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with weight decay that acts on the parameter itself, not through the averages."""
+    """Adam with weight decay that acts on the parameter itself, not through the averages.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.AdamW([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -190,7 +214,15 @@ class AdamW(Adam):
 
 
 class Adamax(Optimizer):
-    """Adam with the largest gradient seen, slowly forgotten, in place of the average square."""
+    """Adam with the largest gradient seen, slowly forgotten, in place of the average square.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.Adamax([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -222,7 +254,15 @@ class Adamax(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Divide by the root of the sum of all squared gradients so far."""
+    """Divide by the root of the sum of all squared gradients so far.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.Adagrad([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -270,7 +310,15 @@ class Adagrad(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """Divide by the root of a running average of squared gradients."""
+    """Divide by the root of a running average of squared gradients.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.RMSprop([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -312,7 +360,15 @@ class RMSprop(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Scale steps so that they have the size of earlier steps; needs no learning rate."""
+    """Scale steps so that they have the size of earlier steps; needs no learning rate.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.Adadelta([w])
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,
@@ -342,7 +398,15 @@ class Adadelta(Optimizer):
 
 
 class Rprop(Optimizer):
-    """Use only the sign of the gradient; steps grow while it stays and shrink when it turns."""
+    """Use only the sign of the gradient; steps grow while it stays and shrink when it turns.
+
+    >>> w = ag.nn.Parameter([1.0, 2.0])
+    >>> opt = ag.optim.Rprop([w], lr=0.01)
+    >>> (w * w).sum().backward()
+    >>> opt.step()
+    >>> bool((w.numpy() < [1.0, 2.0]).all())
+    True
+    """
 
     def __init__(
         self,

@@ -24,7 +24,17 @@ class Optimizer(Protocol):
 
 
 class Scheduler:
-    """Sets `lr` of every group to `rate(initial, epoch)`; call `step()` once per epoch."""
+    """Sets `lr` of every group to `rate(initial, epoch)`; call `step()` once per epoch.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> class Halve(ag.optim.Scheduler):
+    ...     def rate(self, initial, epoch):
+    ...         return initial * 0.5**epoch
+    >>> schedule = Halve(opt)
+    >>> schedule.step()
+    >>> opt.param_groups[0]["lr"]
+    0.5
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -74,7 +84,18 @@ class Scheduler:
 
 
 class StepLR(Scheduler):
-    """Multiply by `gamma` every `step_size` epochs."""
+    """Multiply by `gamma` every `step_size` epochs.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.StepLR(opt, step_size=2, gamma=0.1)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 1.0, 0.1, 0.1]
+    """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         # Before the constructor of the base, which sets the first rate.
@@ -87,7 +108,18 @@ class StepLR(Scheduler):
 
 
 class MultiStepLR(Scheduler):
-    """Multiply by `gamma` at each of the milestones."""
+    """Multiply by `gamma` at each of the milestones.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.MultiStepLR(opt, milestones=[1, 3], gamma=0.1)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 0.1, 0.1, 0.01]
+    """
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
         # Sorted for the bisection; users may give them in any order.
@@ -100,7 +132,18 @@ class MultiStepLR(Scheduler):
 
 
 class ExponentialLR(Scheduler):
-    """Multiply by `gamma` every epoch."""
+    """Multiply by `gamma` every epoch.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.ExponentialLR(opt, gamma=0.5)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 0.5, 0.25, 0.125]
+    """
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
         self.gamma = gamma
@@ -112,7 +155,18 @@ class ExponentialLR(Scheduler):
 
 
 class CosineAnnealingLR(Scheduler):
-    """Follow half a cosine from the initial rate down to `eta_min` in `T_max` epochs."""
+    """Follow half a cosine from the initial rate down to `eta_min` in `T_max` epochs.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.CosineAnnealingLR(opt, T_max=2)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 0.5, 0.0, ...]
+    """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
         self.t_max, self.eta_min = T_max, eta_min
@@ -125,7 +179,18 @@ class CosineAnnealingLR(Scheduler):
 
 
 class LinearLR(Scheduler):
-    """Go in a straight line from one factor of the initial rate to another."""
+    """Go in a straight line from one factor of the initial rate to another.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.LinearLR(opt, start_factor=0.5, total_iters=2)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [0.5, 0.75, 1.0, 1.0]
+    """
 
     def __init__(
         self,
@@ -146,7 +211,18 @@ class LinearLR(Scheduler):
 
 
 class LambdaLR(Scheduler):
-    """Multiply the initial rate by a function of the epoch (one for all groups, or one each)."""
+    """Multiply the initial rate by a function of the epoch (one for all groups, or one each).
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.LambdaLR(opt, lambda epoch: 1 / (1 + epoch))
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step()
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 0.5, 0.333, 0.25]
+    """
 
     def __init__(
         self,
@@ -168,7 +244,18 @@ class LambdaLR(Scheduler):
 
 # No Scheduler: it depends on measurements, not on the epoch.
 class ReduceLROnPlateau:
-    """Lower the rate when a measured value has not improved for `patience` epochs."""
+    """Lower the rate when a measured value has not improved for `patience` epochs.
+
+    >>> opt = ag.optim.SGD([ag.nn.Parameter(1.0)], lr=1.0)
+    >>> schedule = ag.optim.ReduceLROnPlateau(opt, patience=0, factor=0.5)
+    >>> rates = []
+    >>> for epoch in range(4):
+    ...     rates.append(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     schedule.step(1.0)
+    >>> [round(rate, 3) for rate in rates]
+    [1.0, 1.0, 0.5, 0.25]
+    """
 
     def __init__(
         self,

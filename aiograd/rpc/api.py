@@ -121,9 +121,42 @@ def rpc_async(
 ) -> Future[Any]:
     """Call `func(*args, **kwargs)` on worker `to`; await the result.
 
-    Starts at once. Unknown workers and arguments that cannot travel are raised here, everything
-    else by `await`. `timeout=None` is what is left of the surrounding call's time, else
-    `Options.timeout`; `math.inf` is none.
+    The call starts at once, whether or not it is awaited; the Future may be awaited any number of
+    times, and works in `asyncio.gather`, `wait` and `timeout`.
+
+    - `to` is a name, a rank, a `WorkerInfo` or `cluster["worker0"]`. Calling oneself is allowed,
+      and takes the same path: arguments and result are copies.
+    - `func` is any function. An importable one is sent by reference, so the worker must be able to
+      import its module; one of a script, notebook or another function by value, with what it uses.
+    - An `async def` runs on the worker's loop, a plain `def` in a thread there: neither stops the
+      worker from answering. An operation (`ag.add`) or an `@ag.inline` function runs on the loop.
+    - Arguments are copied as they are now; arrays of 64 KiB and more are *borrowed* until the call
+      is done: do not write to them meanwhile. Tensors and RRefs are found at any depth; locks, open
+      files and generators cannot travel (`SerializationError` names the path to them).
+    - Inside `async with ag.context()` gradients flow through the call; outside, tensors arrive as
+      leaves of their own.
+    - `timeout=None` is what is left of the surrounding call's time, else `Options.timeout` (60 s);
+      `math.inf` is none. At the deadline `DeadlineExceeded` is raised, and the callee is cancelled.
+    - Cancelling the future cancels the coroutine over there, with all that it waits for. A thread
+      cannot be stopped: its result is dropped.
+    - Unknown workers and arguments that cannot travel are raised here, all else by `await`: what
+      the function raised, as its own type with the remote traceback as a note; `WorkerLost`, which
+      says by `executed` whether the call may have run. It runs at most once and is never retried,
+      unless the function is marked `@ag.idempotent`.
+
+        >>> def scale(x, by=2):
+        ...     return x * by
+        >>> await ag.rpc_async("worker1", scale, args=(21,))
+        42
+        >>> await ag.rpc_async("worker1", scale, (21,), {"by": 3}, timeout=5.0)
+        63
+        >>> calls = [ag.rpc_async(rank, scale, args=(rank,)) for rank in (0, 1)]
+        >>> await asyncio.gather(*calls)
+        [0, 2]
+        >>> await ag.rpc_async("worker1", int, args=("one",))
+        Traceback (most recent call last):
+            ...
+        ValueError: invalid literal for int() with base 10: 'one'
     """
     # The caller's frame, to name its line if the call fails and is never awaited. Passed by hand:
     # a search for the first frame outside the library would be paid by every call.
@@ -190,6 +223,11 @@ def rpc_sync(
 
     The blocking form of `rpc_async`, for plain functions that a worker runs and for other threads;
     WrongThread on the thread of an event loop.
+
+        >>> def total(values):  # a plain function: worker0 runs it in a thread
+        ...     return sum(ag.rpc_sync("worker1", abs, args=(v,)) for v in values)
+        >>> await ag.rpc_async("worker0", total, args=([-1, 2],))
+        3
     """
     agent = _agent_off_loop("await ag.rpc_async(...)")
     future: Future[Any] = Future(loop=agent.loop)
@@ -242,6 +280,12 @@ def rpc_stream(
 
     A slow reader slows the generator down; leaving the loop closes it. `timeout` (or the inherited
     budget) is for the whole stream; without one each item may take `Options.timeout`.
+
+        >>> async def count(n):
+        ...     for i in range(n):
+        ...         yield i
+        >>> [i async for i in ag.rpc_stream("worker1", count, args=(3,))]
+        [0, 1, 2]
     """
     agent = current_agent()
     # A thread could not iterate asynchronously, and credits are given back on the loop.
@@ -255,6 +299,12 @@ def run_sync(awaitable: Awaitable[T]) -> T:
     """Wait in a thread for an awaitable, which runs on the worker's loop in this context.
 
     WrongThread on the thread of an event loop. An interrupt (Ctrl-C) cancels the awaitable.
+
+        >>> def work():  # in a thread of worker0
+        ...     rref = ag.remote("worker1", pow, args=(2, 5))
+        ...     return ag.run_sync(rref.to_here())
+        >>> await ag.rpc_async("worker0", work)
+        32
     """
     try:
         agent = _agent_off_loop("await it")
@@ -288,7 +338,14 @@ def run_sync(awaitable: Awaitable[T]) -> T:
 
 
 def inline(func: F) -> F:
-    """Mark a plain function as short and non-blocking: it runs on the callee's loop."""
+    """Mark a plain function as short and non-blocking: it runs on the callee's loop.
+
+    >>> @ag.inline
+    ... def add(a, b):
+    ...     return a + b
+    >>> await ag.rpc_async("worker1", add, args=(1, 2))
+    3
+    """
     return _mark(func, "__aiograd_inline__")
 
 
@@ -296,6 +353,12 @@ def expose(func: F) -> F:
     """Let `registered` and `restricted` peers call this function, by its module and name.
 
     On a class: let them instantiate it. On a method: let them call it through a reference.
+
+        >>> @ag.expose
+        ... def average(numbers):
+        ...     return sum(numbers) / len(numbers)
+        >>> await ag.rpc_async("worker1", average, args=([1, 3],))
+        2.0
     """
     return _mark(func, MARK)
 
@@ -307,6 +370,12 @@ def idempotent(func: F) -> F:
     says (up to four times by default), also at a restarted worker of that name, and never past its
     deadline. Arrays and objects among the arguments must stay as they are until the call has ended.
     `remote` and `rpc_stream` are not retried: what they made would be gone.
+
+        >>> @ag.idempotent
+        ... def look_up(key):
+        ...     return {"a": 1}[key]
+        >>> await ag.rpc_async("worker1", look_up, args=("a",))
+        1
     """
     return _mark(func, "__aiograd_idempotent__")
 
@@ -323,13 +392,16 @@ def _mark(func: F, mark: str) -> F:
 
 
 class Group(Generic[E_co]):
-    """Several workers at once.
-
-        await Group(["worker0", "worker1"]).call(load, "data")        # one result per worker
-        await Group(cluster.workers).map(score, range(1000))          # one result per item
+    """Several workers at once: `call` gives one result per worker, `map` one per item.
 
     The first failure cancels the rest and is raised; `group.within(return_exceptions=True)` gives
     exceptions as results instead, `group.within(3)` limits every call to three seconds.
+
+        >>> group = ag.Group(["worker0", "worker1"])
+        >>> await group.call(pow, 2, 3)
+        [8, 8]
+        >>> await group.within(3).map(str.upper, ["a", "b", "c"])
+        ['A', 'B', 'C']
     """
 
     # What each result may be besides that of the function: never anything, or an exception.

@@ -33,6 +33,12 @@ class WorkerInfo:
 
     `suspect`: in `ag.workers()`, whether it is silent, its connection being made again, or lost:
     then the next call to it begins a new session, if it can be reached.
+
+        >>> info = ag.get_worker_info("worker1")
+        >>> info == ag.WorkerInfo("worker1", 1)
+        True
+        >>> await ag.rpc_async(info, abs, args=(-3,))
+        3
     """
 
     name: str

@@ -117,6 +117,12 @@ class Future(asyncio.Future[T]):
 
     Await it any number of times. A failure that nobody looks at is logged with the line that made
     the call.
+
+        >>> future = ag.rpc_async("worker1", asyncio.sleep, args=(0, "done"))
+        >>> await future
+        'done'
+        >>> future.done(), future.result()
+        (True, 'done')
     """
 
     # Set by the code that makes it: an `__init__` of our own would cost as much as the future.

@@ -6,8 +6,13 @@ worker process that uses it. Numbers that no user needs to change are constants 
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
+import itertools
 import math
 import os
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -38,6 +43,35 @@ def _memory_share() -> int:
     except (ValueError, OSError, AttributeError):
         return 2 << 30
     return min(2 << 30, total // 4)
+
+
+class FieldDocs:
+    """The docstring of a dataclass with those of its fields, for `help()`.
+
+    Python does not keep the strings below fields; they are read from the source when somebody asks.
+    """
+
+    def __init__(self, cls: type, example: str) -> None:
+        self._own, self._example = inspect.cleandoc(cls.__doc__ or ""), example
+
+    def __get__(self, instance: object, cls: type) -> str:
+        parts = [self._own, self._example]
+        with contextlib.suppress(OSError, SyntaxError):  # no source, as in a frozen program
+            (tree,) = ast.parse(inspect.getsource(cls)).body
+            assert isinstance(tree, ast.ClassDef)
+            for line, text in itertools.pairwise(tree.body):
+                match line, text:
+                    case ast.AnnAssign(), ast.Expr(ast.Constant(str(words))):
+                        words = textwrap.indent(inspect.cleandoc(words), "    ")
+                        parts.append(f"{_shown(line)}\n{words}")
+        return "\n\n".join(parts)
+
+
+def _shown(line: ast.AnnAssign) -> str:
+    """Return a field as `timeout = 60.0`; a default that is computed is left to its text."""
+    simple = line.value is not None and not isinstance(line.value, ast.Call)
+    name = ast.unparse(line.target)
+    return f"{name} = {ast.unparse(line.value)}" if simple and line.value else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +229,16 @@ class Options:
         # the secret through a pipe of its own, or from a secret file.
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "secret"}
         return _rebuild, (values,)
+
+
+Options.__doc__ = FieldDocs(  # type: ignore[assignment]  # read as a string
+    Options,
+    """\
+    >>> options = ag.Options(timeout=10.0, threads=8)
+    >>> async with ag.LocalCluster(1, options=options, processes=False) as cluster:
+    ...     print(ag.current_worker().options.timeout)
+    10.0""",
+)
 
 
 def _rebuild(values: dict[str, Any]) -> Options:

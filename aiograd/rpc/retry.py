@@ -46,7 +46,9 @@ class RetryPolicy:
     that clients which failed together do not come back together. The defaults are those of calls
     to `@idempotent` functions:
 
-        ag.Options(retry=ag.RetryPolicy(attempts=10, first_pause=0.5))
+        >>> policy = ag.RetryPolicy(attempts=10, first_pause=0.5)
+        >>> ag.Options(retry=policy).retry.attempts
+        10
     """
 
     attempts: float = 5

@@ -58,6 +58,14 @@ class RRef(Generic[T_co]):
     `RRef(value)` makes this worker the owner; `ag.remote(to, f)` another one. References travel as
     arguments and results; the owner keeps the value until the last of them is dropped. `await rref`
     fetches a copy.
+
+        >>> rref = ag.RRef({"a": 1})
+        >>> rref.owner_name(), rref.local_value()
+        ('driver', {'a': 1})
+        >>> def read(rref, key):
+        ...     return rref.rpc_sync().get(key)
+        >>> await ag.rpc_async("worker1", read, args=(rref, "a"))
+        1
     """
 
     # Of these, `record`, `released` and `type_future` are for the library: see `futures.Reference`.
@@ -453,6 +461,18 @@ def remote(
 
     Returns at once. Unknown workers and arguments that cannot travel are raised here; the error of
     the function appears wherever the reference is used. `timeout` limits the creation.
+
+        >>> class Counter:
+        ...     def __init__(self):
+        ...         self.n = 0
+        ...     def add(self, by):
+        ...         self.n += by
+        ...         return self.n
+        >>> counter = ag.remote("worker1", Counter)
+        >>> await counter.rpc_async().add(2)
+        2
+        >>> (await counter).n  # a copy
+        2
     """
     # A caller inside the library, such as `LocalCluster`, is not where user code made it.
     frame = sys._getframe(1)

@@ -27,6 +27,11 @@ class Proxy:
     """Listens at one address, and forwards to another.
 
     `async with` starts it; `address` is then the one that it really listens at.
+
+        >>> async with ag.testing.Proxy("tcp:127.0.0.1:0", target="tcp:127.0.0.1:9") as proxy:
+        ...     proxy.budget = lambda: 1000  # bytes until a connection is cut
+        ...     print(proxy.cuts)
+        0
     """
 
     def __init__(self, address: str, target: str) -> None:

@@ -33,10 +33,26 @@ Counts = Mapping[str, float] | Iterable[str]
 
 @dataclass
 class Faults:
-    """Which messages go wrong, and how.
+    """Which messages that a worker sends go wrong, and how. Set it on the sender: `worker.faults`.
 
-    `fail`, `drop` and `duplicate` say how many of the first messages of a kind are hit; a plain
-    list of kinds means every one. `delay` gives seconds, for every message of the kind.
+    `worker` is `ag.current_worker()`, what `init_rpc` returned, or inside a called function the
+    callee. Keys are kinds of messages: "call", "op", "remote", "reply", or a service of the library
+    such as "rref.release" or "context.release". `fail`, `drop` and `duplicate` say how many of the
+    first messages of a kind are hit, per recipient; a plain list of kinds means every one. `delay`
+    gives seconds, for every message of the kind. Without arguments the library's own idempotent
+    messages (`CONTROL`) fail three times each: it must survive that, and so must your program.
+
+        >>> worker = ag.current_worker()
+        >>> worker.faults = ag.testing.Faults(fail={"call": 1})
+        >>> await ag.rpc_async("worker1", abs, args=(-1,))
+        Traceback (most recent call last):
+            ...
+        aiograd.errors.WorkerLost: ...
+        >>> await ag.rpc_async("worker1", abs, args=(-1,))  # only the first one failed
+        1
+        >>> worker.faults.hit
+        Counter({('fail', 'call'): 1})
+        >>> worker.faults = None
     """
 
     fail: Counts = field(default_factory=lambda: dict.fromkeys(CONTROL, FAILURES))

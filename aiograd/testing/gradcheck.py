@@ -68,6 +68,14 @@ def gradcheck(
     (return False with `raise_exception=False`). If `func` is awaitable, so is the result; its calls
     are made in the context that is open, else in one of their own.
     `derivative` replaces `ag.autograd.grad`, or `ag.grad` if `func` is awaitable.
+
+        >>> x = ag.randn(3, requires_grad=True)
+        >>> ag.testing.gradcheck(lambda x: ag.tanh(x) * x, [x])
+        True
+        >>> async def remote(x):
+        ...     return await ag.rpc_async("worker1", ag.tanh, args=(x,))
+        >>> await ag.testing.gradcheck(remote, [x])
+        True
     """
     given = _inputs(inputs)
     steps = _check(_evaluate, given, _Limits(eps, atol, rtol))
@@ -88,6 +96,10 @@ def gradgradcheck(
     """Check the gradient of the gradient of `func`, by its inputs and by the incoming gradient.
 
     `grad_outputs` are the incoming gradients, random ones by default. All else is as `gradcheck`.
+
+        >>> x = ag.randn(3, requires_grad=True)
+        >>> ag.testing.gradgradcheck(lambda x: (ag.tanh(x) * x).sum(), [x])
+        True
     """
     given = _inputs(inputs)
     steps = _check_second(given, grad_outputs, _Limits(eps, atol, rtol))

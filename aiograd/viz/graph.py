@@ -31,7 +31,12 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One box. `kind` is "op", "leaf", "root", "send", "recv" or "more"."""
+    """One box. `kind` is "op", "leaf", "root", "send", "recv" or "more".
+
+    >>> x = ag.ones(2, requires_grad=True)
+    >>> {node.kind for node in ag.viz.graph((x * 2).sum()).nodes}
+    {...}
+    """
 
     id: str
     label: str
@@ -42,7 +47,12 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class GraphEdge:
-    """One arrow, from where data comes from to where it is used."""
+    """One arrow, from where data comes from to where it is used.
+
+    >>> x = ag.ones(2, requires_grad=True)
+    >>> len(ag.viz.graph(x * 2).edges) > 0
+    True
+    """
 
     source: str
     target: str
@@ -52,7 +62,12 @@ class GraphEdge:
 
 @dataclass(frozen=True)
 class Graph:
-    """A picture of nodes and edges; a notebook shows it by itself."""
+    """A picture of nodes and edges; a notebook shows it by itself.
+
+    >>> x = ag.ones(2, requires_grad=True)
+    >>> ag.viz.graph(x * 2).dot.startswith("digraph")
+    True
+    """
 
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
@@ -176,6 +191,10 @@ def graph(
 
     `names` gives leaves their names, e.g. `dict(model.named_parameters())`. Beyond `max_nodes` the
     rest of the tape is left out and marked with "…".
+
+        >>> x = ag.ones(2, requires_grad=True)
+        >>> ag.viz.graph((x * 2).sum(), names={"x": x}).svg[:4]
+        '<svg'
     """
     # By identity, as `==` of tensors is elementwise.
     called = {id(leaf): name for name, leaf in (names or {}).items()}

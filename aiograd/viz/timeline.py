@@ -13,7 +13,11 @@ BAR, SPACE, LABEL, WIDTH = 18.0, 6.0, 110.0, 720.0
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took from `start` to `end`, in seconds of one common clock."""
+    """Something that took from `start` to `end`, in seconds of one common clock.
+
+    >>> ag.viz.timeline([ag.viz.Span("worker0", "load", 0.0, 1.5)]).svg[:4]
+    '<svg'
+    """
 
     worker: str
     name: str
@@ -22,7 +26,13 @@ class Span:
 
 
 class Timeline:
-    """A picture of spans; those of one worker that overlap stand below each other."""
+    """A picture of spans; those of one worker that overlap stand below each other.
+
+    >>> with ag.profile() as prof:
+    ...     result = await ag.rpc_async("worker1", abs, args=(-1,))
+    >>> ag.viz.timeline(prof.events).svg[:4]
+    '<svg'
+    """
 
     def __init__(self, spans: Iterable[Span]) -> None:
         # By their start, on which `rows` relies.
@@ -77,7 +87,13 @@ class Timeline:
 
 
 def timeline(spans: Iterable[Span]) -> Timeline:
-    """Draw what each worker did when."""
+    """Draw what each worker did when.
+
+    >>> with ag.profile() as prof:
+    ...     result = await ag.rpc_async("worker1", abs, args=(-1,))
+    >>> ag.viz.timeline(prof.events).svg[:4]
+    '<svg'
+    """
     return Timeline(spans)
 
 

@@ -144,7 +144,11 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Slide kernels over images."""
+    """Slide kernels over images.
+
+    >>> ag.conv2d(ag.ones(1, 1, 4, 4), ag.ones(2, 1, 3, 3)).shape
+    (1, 2, 2, 2)
+    """
     a, w = as_tensor(input), as_tensor(weight)
     # One image without a batch, as in torch.
     if a.ndim == 3:
@@ -169,7 +173,11 @@ def conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Slide kernels over sequences: (batch, channels, length), or one without a batch."""
+    """Slide kernels over sequences: (batch, channels, length), or one without a batch.
+
+    >>> ag.conv1d(ag.ones(1, 1, 4), ag.ones(1, 1, 2)).tolist()
+    [[[2.0, 2.0, 2.0]]]
+    """
     a, w = as_tensor(input), as_tensor(weight)
     if a.ndim not in (2, 3) or w.ndim != 3:
         raise ValueError(f"kernels {w.shape} do not fit sequences {a.shape}")
@@ -289,7 +297,11 @@ _spread_out: Op = op(
 
 @composite()
 def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
-    """Keep the largest element of every window; at a tie the first one gets the gradient."""
+    """Keep the largest element of every window; at a tie the first one gets the gradient.
+
+    >>> ag.max_pool2d(ag.arange(4.0).reshape(1, 1, 2, 2), 2).tolist()
+    [[[[3.0]]]]
+    """
     if np.ndim(input) == 3:
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
     # A border that never wins.
@@ -311,7 +323,11 @@ def avg_pool2d(
     padding: Any = 0,
     count_include_pad: bool = True,
 ) -> Any:
-    """Average every window."""
+    """Average every window.
+
+    >>> ag.avg_pool2d(ag.arange(4.0).reshape(1, 1, 2, 2), 2).tolist()
+    [[[[1.5]]]]
+    """
     if np.ndim(input) == 3:
         lone = as_tensor(input)[None]
         return avg_pool2d(lone, kernel_size, stride, padding, count_include_pad)[0]

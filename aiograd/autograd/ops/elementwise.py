@@ -22,6 +22,7 @@ from aiograd.autograd.ops.table import (
     as_tensor,
     composite,
     conj,
+    describe,
     new_op,
     numpy_op,
     zeros_for,
@@ -338,3 +339,18 @@ erf = new_op("erf", erf_array, lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi*
 for _name, _op in {"mul": multiply, "sub": subtract, "div": divide, "neg": negative}.items():
     alias(_name, _op)
 alias("clone", copy)
+
+describe(
+    {
+        "erf": """Give the error function of the normal distribution.
+
+        >>> float(ag.erf(ag.tensor(0.0)))
+        0.0
+    """,
+        "astype": """Convert to another dtype; the gradient comes back in the old one.
+
+        >>> ag.astype(ag.ones(2), ag.float32).dtype
+        dtype('float32')
+    """,
+    }
+)

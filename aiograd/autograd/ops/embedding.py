@@ -84,7 +84,11 @@ _embedding_op = op(
 
 @composite()
 def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: bool = False) -> Any:
-    """Pick rows of `weight` by number; the row `padding_idx` gets no gradient."""
+    """Pick rows of `weight` by number; the row `padding_idx` gets no gradient.
+
+    >>> ag.embedding([1, 0], ag.eye(2)).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
     weight = as_tensor(weight)
     rows = _row_numbers(input, weight.shape[0])
     # Row numbers are never negative, so it could not be found among them.
@@ -135,6 +139,9 @@ def embedding_bag(
     """Sum, average or maximise the rows of each bag.
 
     A matrix holds one bag per row; a vector is cut into bags that start at `offsets`.
+
+        >>> ag.embedding_bag([[0, 1]], ag.eye(2), mode="sum").tolist()
+        [[1.0, 1.0]]
     """
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")

@@ -56,6 +56,11 @@ def _kept(index: Any) -> Any:
 
 
 def _pick(a: Any, index: Any) -> Any:
+    """Pick elements, as `a[index]` does.
+
+    >>> ag.getitem(ag.arange(5), slice(1, 3)).tolist()
+    [1, 2]
+    """
     # A single element comes as a numpy scalar, which has no memory to be recorded.
     return np.asarray(a[index])
 

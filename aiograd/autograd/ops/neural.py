@@ -13,7 +13,7 @@ import numpy as np
 
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.elementwise import erf, erf_array
-from aiograd.autograd.ops.table import as_tensor, composite, conj, new_op
+from aiograd.autograd.ops.table import as_tensor, composite, conj, describe, new_op
 from aiograd.autograd.random import generator_or_default
 from aiograd.autograd.tensor import Tensor
 
@@ -133,11 +133,66 @@ softmax = new_op("softmax", _softmax_forward, _softmax)
 log_softmax = new_op("log_softmax", _log_softmax_forward, _log_softmax)
 
 
+describe(
+    {
+        "relu": """Keep what is positive; zero below zero.
+
+        >>> ag.relu(ag.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """,
+        "sigmoid": """Squash to between 0 and 1.
+
+        >>> ag.sigmoid(ag.tensor([0.0]))
+        tensor([0.5])
+    """,
+        "silu": """Multiply by the own sigmoid.
+
+        >>> ag.silu(ag.tensor([0.0]))
+        tensor([0.])
+    """,
+        "gelu": """Weight by the normal distribution; `approximate="tanh"` is the fast formula.
+
+        >>> ag.gelu(ag.tensor([0.0]))
+        tensor([0.])
+    """,
+        "softplus": """Compute `log(1 + exp(a))`, a smooth ReLU.
+
+        >>> round(float(ag.softplus(ag.tensor(0.0))), 4)
+        0.6931
+    """,
+        "leaky_relu": """Keep what is positive; a small slope below zero.
+
+        >>> ag.leaky_relu(ag.tensor([-1.0, 2.0]), negative_slope=0.5)
+        tensor([-0.5,  2. ])
+    """,
+        "elu": """Keep what is positive; approach `-alpha` below zero.
+
+        >>> ag.elu(ag.tensor([0.0, 2.0]))
+        tensor([0., 2.])
+    """,
+        "softmax": """Make numbers along an axis positive, with a sum of 1.
+
+        >>> ag.softmax(ag.zeros(1, 2), axis=-1)
+        tensor([[0.5, 0.5]])
+    """,
+        "log_softmax": """Give the logarithm of the softmax, without overflow.
+
+        >>> round(float(ag.log_softmax(ag.zeros(2))[0]), 4)
+        -0.6931
+    """,
+    }
+)
+
+
 @composite()
 def dropout(
     a: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None
 ) -> Any:
-    """Set a share `p` of the elements to zero and scale the others up."""
+    """Set a share `p` of the elements to zero and scale the others up.
+
+    >>> ag.dropout(ag.ones(4), p=0.5, training=False)
+    tensor([1., 1., 1., 1.])
+    """
     if not 0 <= p <= 1:
         raise ValueError(f"p must lie between 0 and 1, not {p}")
     a = as_tensor(a)
@@ -178,7 +233,11 @@ standardize = op("standardize", _standardize_forward, _standardize)
 def layer_norm(
     a: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift."""
+    """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift.
+
+    >>> ag.layer_norm(ag.tensor([1.0, 3.0]), (2,)).numpy().round(3).tolist()
+    [-1.0, 1.0]
+    """
     a = as_tensor(a)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     # `standardize` would take any axes.
@@ -203,6 +262,9 @@ def batch_norm(
     """Bring every channel (axis 1) to mean 0 and variance 1, then scale and shift.
 
     In training by the batch itself, noting its mean and variance in the running ones, in place.
+
+        >>> ag.batch_norm(ag.tensor([[1.0], [3.0]]), training=True).numpy().round(3).tolist()
+        [[-1.0], [1.0]]
     """
     a = as_tensor(a)
     axis = tuple(i for i in range(a.ndim) if i != 1)
@@ -251,14 +313,22 @@ def _shared(loss: Any, weights: Any) -> Any:
 
 @composite()
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
-    """Give the squared difference."""
+    """Give the squared difference.
+
+    >>> float(ag.mse_loss(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
+    2.0
+    """
     difference = as_tensor(input) - target
     return _reduced(difference * difference, reduction)
 
 
 @composite()
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
-    """Give the absolute difference."""
+    """Give the absolute difference.
+
+    >>> float(ag.l1_loss(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
+    1.0
+    """
     return _reduced(np.absolute(as_tensor(input) - target), reduction)
 
 
@@ -270,7 +340,12 @@ def nll_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Any:
-    """Give minus the log probability of the right class; classes lie along axis 1 (or 0)."""
+    """Give minus the log probability of the right class; classes lie along axis 1 (or 0).
+
+    >>> scores = ag.log_softmax(ag.zeros(1, 4))
+    >>> round(float(ag.nll_loss(scores, [2])), 4)
+    1.3863
+    """
     input = as_tensor(input)
     classes = np.asarray(target.data if isinstance(target, Tensor) else target)
     if classes.dtype.kind not in "iu":
@@ -331,7 +406,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Compare logits with classes (integers) or with probabilities of classes (floats)."""
+    """Compare logits with classes (integers) or with probabilities of classes (floats).
+
+    >>> round(float(ag.cross_entropy(ag.zeros(1, 4), [2])), 4)
+    1.3863
+    """
     input, given = as_tensor(input), as_tensor(target)
     if weight is None and not label_smoothing and _are_classes(given.data, input, ignore_index):
         return _reduced(_class_loss(input, classes=given.data), reduction)
@@ -392,7 +471,11 @@ _bce = op(
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
 ) -> Any:
-    """Compare logits with probabilities between 0 and 1, safely for large logits."""
+    """Compare logits with probabilities between 0 and 1, safely for large logits.
+
+    >>> float(ag.binary_cross_entropy_with_logits(ag.tensor([0.0]), ag.tensor([1.0]))).hex()[:6]
+    '0x1.62'
+    """
     input, target = as_tensor(input), as_tensor(target)
     # Broadcasting would quietly compare each with each.
     if input.shape != target.shape:

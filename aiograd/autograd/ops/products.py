@@ -52,7 +52,11 @@ matmul = numpy_op(np.matmul, _matmul_left, _matmul_right)
 
 
 def _bmm(a: Any, b: Any) -> Any:
-    """As matmul, for two stacks of matrices only, as torch has it."""
+    """As matmul, for two stacks of matrices only, as torch has it.
+
+    >>> ag.bmm(ag.ones(2, 3, 4), ag.ones(2, 4, 5)).shape
+    (2, 3, 5)
+    """
     if np.ndim(a) != 3 or np.ndim(b) != 3:
         raise ValueError(f"bmm() takes two stacks of matrices, not {np.shape(a)} and {np.shape(b)}")
     return np.matmul(a, b)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.ops.table import composite, conj, new_op, numpy_op, spread
+from aiograd.autograd.ops.table import composite, conj, describe, new_op, numpy_op, spread
 
 # `np.sum` and `np.max` end here, after some Python. Arguments by position (array, axis, dtype, out,
 # keepdims) are read faster than by name.
@@ -206,3 +206,13 @@ def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False
 
 
 logsumexp = new_op("logsumexp", _logsumexp_forward, _logsumexp)
+
+describe(
+    {
+        "logsumexp": """Give the logarithm of the sum of exponentials along axes, without overflow.
+
+        >>> round(float(ag.logsumexp(ag.zeros(4))), 4)
+        1.3863
+    """,
+    }
+)

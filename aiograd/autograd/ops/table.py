@@ -12,7 +12,7 @@ gives `ag.tanh`, `np.tanh(t)`, `OPS["tanh"]` for other workers, and the gradient
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -96,6 +96,12 @@ def composite(function: Any = None) -> Callable[[F], F]:
         return made
 
     return register
+
+
+def describe(texts: Mapping[str, str]) -> None:
+    """Give operations that numpy does not have the text that `help` shows."""
+    for name, text in texts.items():
+        OPS[name].__doc__ = text
 
 
 def alias(name: str, made: Any) -> None:

@@ -29,6 +29,14 @@ class Stream(AsyncIterator[T]):
     """The caller's end: `async for item in stream`.
 
     Leaving the loop closes the generator, and so does cancelling a task that waits for an item.
+
+        >>> stream = ag.rpc_stream("worker1", range, args=(1000,))
+        >>> async with stream:
+        ...     async for number in stream:
+        ...         if number == 2:
+        ...             break
+        >>> number
+        2
     """
 
     def __init__(self, future: Future[Any], channel: Channel, patience: float | None) -> None:

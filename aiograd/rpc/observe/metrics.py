@@ -133,6 +133,10 @@ def measure_lag(on: bool = True) -> None:
     """Begin to measure the lag of the current worker's event loop anew, or end it.
 
     May be called in any thread.
+
+        >>> await ag.rpc_async("worker1", ag.measure_lag)
+        >>> sorted(await ag.rpc_async("worker1", ag.metrics))
+        ['loop_lag_max', 'loop_lag_mean', 'loop_lag_samples']
     """
     agent = current()
     if threading.get_ident() == agent.thread:
@@ -151,7 +155,15 @@ def _switch(worker: MeasuredWorker, on: bool) -> None:
 
 
 def metrics() -> dict[str, float]:
-    """Return what is measured on the current worker beyond `debug_info`; nothing by default."""
+    """Return what is measured on the current worker beyond `debug_info`; nothing by default.
+
+    >>> ag.metrics()
+    {}
+    >>> ag.measure_lag()
+    >>> ag.metrics()["loop_lag_samples"]
+    0
+    >>> ag.measure_lag(False)
+    """
     lag: LoopLag | None = current().parts.get(LoopLag)
     return {} if lag is None else lag.metrics()
 

@@ -71,6 +71,13 @@ class Profile:
 
     `details` asks callees for the shapes of arrays they were given, and the bytes of their results.
     What is recorded `within` another recording appears in both.
+
+        >>> with ag.profile() as prof:
+        ...     with ag.span("load"):
+        ...         pass
+        >>> prof
+        <Profile of 1 spans>
+        >>> prof.to_chrome("trace.json")
     """
 
     def __init__(
@@ -163,6 +170,14 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
     """Record the calls made in this block, and by the tasks it starts, when they end.
 
     May be nested; may stand inside an autograd context or around one. See `Profile` for `details`.
+
+        >>> with ag.profile() as prof:
+        ...     await ag.rpc_async("worker1", abs, args=(-1,))
+        1
+        >>> [span.name for span in prof]
+        ['rpc_call#abs(driver -> worker1)', 'abs']
+        >>> print(prof.table())
+        key...worker...total ms...
     """
     outer = SCOPE.get().recording
     # Nested in the outer one, so that its spans appear there as well, below the same parent.
@@ -173,7 +188,16 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Record how long this block takes, if a recording is on."""
+    """Record how long this block takes, if a recording is on.
+
+    >>> def work():
+    ...     with ag.span("first part"):
+    ...         return 1
+    >>> with ag.profile() as prof:
+    ...     result = await ag.rpc_async("worker1", work)
+    >>> "first part" in [each.name for each in prof]
+    True
+    """
     scope = SCOPE.get().recording
     if scope is None:
         yield
@@ -215,6 +239,12 @@ def start_profile(*, details: bool = False) -> None:
     """Begin to record what is called on the current worker, by any caller.
 
     Call it there: `await rpc_async("worker1", start_profile)`. A second one nests in the first.
+
+        >>> await ag.rpc_async("worker1", ag.start_profile)
+        >>> await ag.rpc_async("worker1", abs, args=(-1,))
+        1
+        >>> len(await ag.rpc_async("worker1", ag.stop_profile))
+        1
     """
     agent = current()
     # None without recordings: every call being served asks only whether there is one.
@@ -224,7 +254,12 @@ def start_profile(*, details: bool = False) -> None:
 
 @_quiet
 def stop_profile() -> Profile:
-    """End the recording on the current worker that was started last, and return it."""
+    """End the recording on the current worker that was started last, and return it.
+
+    >>> ag.start_profile()
+    >>> len(ag.stop_profile())
+    0
+    """
     agent = current()
     if not agent.profiles:
         raise RpcError(f"no profile was started on {agent.name}")

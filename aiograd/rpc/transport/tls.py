@@ -41,6 +41,10 @@ class TLS:
 
     `Options(tls=TLS("worker0.pem", "worker0.key", "ca.pem"))`: the certificate names the worker
     ("worker0") among its DNS names. Without `mutual` only the worker that listens shows one.
+
+        >>> tls = ag.TLS("worker0.pem", "worker0.key", "ca.pem")
+        >>> ag.Options(tls=tls).tls.mutual
+        True
     """
 
     cert: str | os.PathLike[str]

@@ -55,6 +55,19 @@ def simulate(
     faults are drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
     "everything"), or a list of `Fault`s. The same seed gives the same run.
 
+        >>> def run():
+        ...     async def program(world):
+        ...         rref = ag.remote("worker1", list, args=("ab",))
+        ...         await rref
+        ...         world.crash("worker1")
+        ...         try:
+        ...             await rref
+        ...         except ag.errors.OwnerLost:
+        ...             return "noticed"
+        ...     return ag.testing.simulate(program, seed=7)
+        >>> await asyncio.to_thread(run)  # it runs a loop of its own
+        'noticed'
+
     Errors of the program are raised with the seed and the last events as notes. Raise
     `SimulationError` if the program has not ended after `limit` simulated seconds, and
     `SimulationFailed` if it leaves an error behind that no code retrieved.

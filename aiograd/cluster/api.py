@@ -53,8 +53,10 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
     >>> worker = await ag.init_rpc("solo", rank=0, world_size=1)
     >>> await ag.shutdown()
-    >>> worker.agent.closed
-    True
+    >>> ag.current_worker()
+    Traceback (most recent call last):
+        ...
+    aiograd.errors.WorkerClosed: ...
     """
     await current_worker().close(graceful, timeout)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from nbclient import NotebookClient  # noqa: E402
 
@@ -29,7 +29,7 @@ html_static_path = ["_static"]
 html_css_files = ["aiograd.css"]
 html_copy_source = False
 html_show_sphinx = False
-exclude_patterns = ["_build", "conf.py", "pictures/*.py"]
+exclude_patterns = ["_build", "conf.py", "operations.py", "pictures/*.py"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -61,24 +61,10 @@ def take_notebooks(app: Any, config: Any) -> None:
 
 def list_operations(app: Any, config: Any) -> None:
     """A page of every operation, from the tables themselves."""
-    from aiograd.autograd import MAKERS, NAMES
+    from operations import page as write
 
-    names = sorted(NAMES)
-    lines = [
-        "# Operations\n",
-        "Every name below is `aiograd.<name>`, takes what numpy's function of that name takes, and",
-        "is a method of `Tensor` where `ndarray` has one. numpy's own functions (`np.sin(t)`,",
-        "`np.concatenate([...])`) work on tensors too, and are recorded.\n",
-        f"## Makers\n\n{', '.join(f'`{name}`' for name in MAKERS)}\n",
-        f"## Functions\n\n{', '.join(f'`{name}`' for name in names)}\n",
-    ]
-    for module in ("linalg", "fft", "sparse"):
-        names = [n for n in dir(getattr(aiograd, module)) if n[0].islower()]
-        public = getattr(getattr(aiograd, module), "__all__", names)
-        shown = ", ".join(f"`{name}`" for name in public)
-        lines.append(f"## `aiograd.{module}`\n\n{shown}\n")
     page = HERE / "reference" / "operations.md"
-    text = "\n".join(lines)
+    text = write()
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
 
@@ -92,7 +78,8 @@ def as_restructured_text(
     for line in lines:
         indented = line.startswith("    ")
         if indented and not inside and (not result or not result[-1].strip()):
-            result += [".. code-block:: python", ""]
+            language = "pycon" if line.lstrip().startswith(">>>") else "python"
+            result += [f".. code-block:: {language}", ""]
             inside = True
         elif line.strip() and not indented:
             inside = False

@@ -178,3 +178,19 @@ def test_actions_of_the_workflows_are_pinned_to_a_commit() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"version: {aiograd.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f'version = "{aiograd.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_tests_on_the_page_about_pytest_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_page.py").write_text("\n\n".join(blocks(ROOT / "docs" / "pytest.md")))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_the_programs_on_the_page_about_reproducibility_run() -> None:
+    code = "\n".join(blocks(ROOT / "docs" / "reproducibility.md"))
+    lines = "".join(f"    {line}\n" for line in code.replace("(4)", "(1)").splitlines())
+    program = f"import asyncio\nasync def main():\n{lines}asyncio.run(main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()

@@ -53,7 +53,7 @@ def simulate(
     `program` may take one argument: the world, with `crash(name)`, `restart(name)`,
     `pause(name, seconds)` and `slow(name, cost, seconds)`. `faults` is the name of a profile, whose
     faults are drawn from the seed ("lazy", "wire", "cuts", "deaths", "timely", "swizzle", "mail",
-    "everything"), or a list of `Fault`s. The same seed gives the same run.
+    "everything"), or a list of `Fault` objects. The same seed gives the same run.
 
         >>> def run():
         ...     async def program(world):

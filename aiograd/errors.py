@@ -75,6 +75,15 @@ class GraphCutWarning(UserWarning):
     """A local backward pass ended in a result that a call had brought without its graph.
 
     What the other worker computed it from gets no gradient. The message names the line of the call.
+
+        >>> import warnings
+        >>> w = ag.ones(2, requires_grad=True)
+        >>> y = await ag.rpc_async("worker1", ag.exp, args=(w,))  # in no context: y is a new leaf
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     y.sum().backward()
+        >>> caught[0].category.__name__, w.grad
+        ('GraphCutWarning', None)
     """
 
 

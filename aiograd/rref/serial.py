@@ -33,14 +33,17 @@ def serial(cls: C) -> C:
     `async def` methods take turns at every `await`. Subclasses are serial, too. Functions that get
     the object by `rref.local_value()` are not held back.
 
-        @ag.serial
-        class Counter:
-            def __init__(self):
-                self.value = 0
-
-            def add(self, amount):
-                self.value += amount      # never at the same time as another call
-                return self.value
+        >>> @ag.serial
+        ... class Counter:
+        ...     def __init__(self):
+        ...         self.value = 0
+        ...     def add(self, amount):
+        ...         self.value += amount  # never at the same time as another call
+        ...         return self.value
+        >>> counter = ag.remote("worker1", Counter)
+        >>> added = await asyncio.gather(*[counter.rpc_async().add(1) for _ in range(100)])
+        >>> added == list(range(1, 101))
+        True
     """
     if not isinstance(cls, type):
         raise TypeError(f"@ag.serial marks a class, not {cls!r:.80}")

@@ -12,15 +12,21 @@ __all__ = [
     "BackwardFailed",
     "ContextError",
     "DeadlineExceeded",
+    "DuplicateName",
+    "ForkedProcessError",
     "GradError",
     "GraphCutWarning",
     "InsecureTransport",
+    "MalformedName",
+    "MissingGradient",
     "NestedContext",
     "NoContext",
     "NotAllowed",
     "NotOwner",
     "Overloaded",
     "OwnerLost",
+    "PassRefused",
+    "PassTimedOut",
     "PassUndecided",
     "ProtocolError",
     "RRefError",
@@ -31,11 +37,14 @@ __all__ = [
     "RpcError",
     "SecurityError",
     "SerializationError",
+    "StaleGradients",
     "UnknownContext",
     "UnknownWorker",
     "WorkerClosed",
     "WorkerLost",
     "WorkerUnresponsive",
+    "WrongLoopError",
+    "WrongThread",
 ]
 
 
@@ -50,6 +59,7 @@ class GradError(AiogradError, RuntimeError):
 
     - roots and inputs: "no_roots", "not_tensor", "no_requires_grad", "not_scalar", "no_grad_fn",
       "unused", "shape", "dtype", "not_leaf"
+    - `ctx.gradients`: "missing"
     - the graph: "freed", "modified", "inplace", "once", "count"
     - other workers: "received", "context", "stale"
     """
@@ -69,6 +79,14 @@ class GraphCutWarning(UserWarning):
 
     What the other worker computed it from gets no gradient. The message names the line of the call.
     """
+
+
+# A KeyError too, as it is raised by looking a tensor up in `ctx.gradients`.
+class MissingGradient(GradError, KeyError):
+    """A tensor has no gradient in this context; the message says why."""
+
+    def __init__(self, message: str, reason: str = "missing") -> None:
+        super().__init__(message, reason)
 
 
 class StaleGradients(GradError):
@@ -194,6 +212,12 @@ class UnknownWorker(RpcError, LookupError):
 # A lookup that cannot succeed, and a bad argument: both are caught.
 class MalformedName(UnknownWorker, ValueError):
     """No worker can have this name."""
+
+
+# The membership refuses a join with an RpcError; as an argument it is a ValueError, as every other
+# name that cannot be.
+class DuplicateName(RpcError, ValueError):
+    """Two workers of one cluster would have the same name, or names that look alike."""
 
 
 class WorkerClosed(RpcError):

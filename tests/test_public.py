@@ -33,6 +33,8 @@ ERRORS = """
     UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
     NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
     ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided GraphCutWarning
+    DuplicateName ForkedProcessError MalformedName MissingGradient PassRefused PassTimedOut
+    StaleGradients WrongLoopError WrongThread
 """.split()
 
 
@@ -45,6 +47,8 @@ def test_the_public_names_are_those_of_the_contract():
 
 def test_the_errors_are_those_of_the_contract():
     assert set(ag.errors.__all__) == set(ERRORS)
+    classes = {name for name, each in vars(ag.errors).items() if isinstance(each, type)}
+    assert {name for name in classes if not name.startswith("_")} == set(ERRORS)
     assert issubclass(ag.errors.DeadlineExceeded, TimeoutError)
     assert issubclass(ag.errors.WorkerLost, ConnectionError)
     assert issubclass(ag.errors.OwnerLost, ag.errors.WorkerLost)
@@ -60,6 +64,11 @@ def test_the_errors_are_those_of_the_contract():
 def test_everything_public_has_a_docstring(name):
     thing = getattr(ag, name)
     assert inspect.getdoc(thing), f"{name} says nothing"
+
+
+@pytest.mark.parametrize("module", [ag.nn, ag.optim, ag.testing], ids=lambda m: m.__name__)
+def test_names_that_are_imported_later_are_listed_before_their_first_use(module):
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_importing_aiograd_does_not_import_what_is_asked_for_later():

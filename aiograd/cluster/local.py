@@ -49,6 +49,7 @@ from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.network import Network
 from aiograd.rref import RRef, remote
+from aiograd.wire.names import RANKS
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Handle", "LocalCluster", "StartedWorker"]
@@ -163,13 +164,17 @@ class LocalCluster:
     @property
     def driver(self) -> Worker:
         """This process as a worker of the cluster; WorkerClosed if the cluster does not run."""
-        if self._driver is None or not self._driver.running:
+        if self._driver is None:
+            raise self._not_started()
+        if not self._driver.running:
             raise WorkerClosed("this cluster is not running", DRIVER)
         return self._driver
 
     @property
     def workers(self) -> list[Handle]:
         """Handles of the workers, without the driver, in order of rank."""
+        if self._driver is None:  # not an empty list: a loop over it would do nothing
+            raise self._not_started()
         plans = sorted((start.plan for start in self._started.values()), key=_rank)
         return [Handle(self, plan.name, _rank(plan)) for plan in plans]
 
@@ -188,6 +193,13 @@ class LocalCluster:
     def __contains__(self, name: object) -> bool:
         # Handles and WorkerInfos are accepted wherever names are.
         return getattr(name, "name", name) in self._started
+
+    def _not_started(self) -> WorkerClosed:
+        return WorkerClosed(
+            "this cluster was not started: write `cluster = await ag.LocalCluster(...)` or "
+            "`async with ag.LocalCluster(...) as cluster:`",
+            DRIVER,
+        )
 
     def logs(self, name: str) -> str:
         """Give the last lines that a worker has written, to both outputs."""
@@ -369,6 +381,11 @@ class LocalCluster:
             self.driver  # noqa: B018 - raises when the cluster is closed
             new = []
             for _ in range(n - len(self)):
+                if self._next_rank >= RANKS:
+                    raise RpcError(
+                        f"no rank is left: ranks are never reused, and {RANKS - 1} was given out; "
+                        "start another cluster"
+                    )
                 new.append((self._fresh_name(), self._next_rank))
                 self._next_rank += 1
             if new:

@@ -114,3 +114,8 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(f"aiograd.nn.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# So that completion in a shell finds what is imported later.
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

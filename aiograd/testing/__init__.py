@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
 
         return simulate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# So that completion in a shell finds what is imported later.
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -71,6 +71,34 @@ def test_names_that_are_imported_later_are_listed_before_their_first_use(module)
     assert set(module.__all__) <= set(dir(module))
 
 
+# What Windows does not have, of what a module could use on import.
+WITHOUT_POSIX = """
+import os, signal, socket, sys
+import asyncio, cloudpickle, multiprocessing, numpy, ssl, subprocess, tempfile
+for module, names in (
+    (signal, "SIGKILL SIGHUP SIGCHLD SIGUSR1 SIGSTOP SIGPIPE pidfd_send_signal pause"),
+    (os, "getuid geteuid fork register_at_fork pidfd_open sysconf sched_getaffinity SCHED_BATCH"),
+    (os, "sched_getscheduler setsid memfd_create uname statvfs O_NOFOLLOW O_CLOEXEC fchmod"),
+    (socket, "AF_UNIX SO_PEERCRED SOCK_SEQPACKET SCM_RIGHTS send_fds recv_fds TCP_USER_TIMEOUT"),
+):
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+for name in "fcntl resource pwd grp termios uvloop".split():
+    sys.modules[name] = None
+import aiograd, aiograd.__main__
+for name in aiograd.__all__:
+    getattr(aiograd, name)
+print(aiograd.LocalCluster(2))
+"""
+
+
+def test_the_library_can_be_imported_where_posix_names_are_missing():
+    command = [sys.executable, "-c", WITHOUT_POSIX]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "<LocalCluster of 2" in done.stdout, done.stderr
+
+
 def test_importing_aiograd_does_not_import_what_is_asked_for_later():
     code = "import aiograd, sys; print([m for m in ('pytest', 'hypothesis') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

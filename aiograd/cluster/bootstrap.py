@@ -242,6 +242,8 @@ class Bootstrap:
             return [rendezvous.address if plan.leads else own]
         # A Unix socket beside the TCP port: it is faster for peers on the same host.
         transport = plan.options.transport
+        if transport == "auto" and not hasattr(socket, "AF_UNIX"):
+            transport = "tcp"  # Windows
         addresses = []
         if transport in ("auto", "unix") and not (plan.leads and rendezvous.kind == "unix"):
             if self._folder is None:

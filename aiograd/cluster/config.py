@@ -90,6 +90,10 @@ def plan_worker(
         raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
     options = options or Options()
     launch = read_launch(environment)
+    if rendezvous is not None and rank is not None and rank != launch.rank:
+        # Another place than the launcher has for this process, as for one that joins late from
+        # inside a job of Slurm: the size of the launcher's world is not that of this cluster.
+        launch = replace(launch, world_size=None)
     rank = _count("rank", launch.rank if rank is None else rank)
     world_size = _count("world_size", launch.world_size if world_size is None else world_size)
     rendezvous = launch.rendezvous if rendezvous is None else rendezvous

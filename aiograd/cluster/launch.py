@@ -8,6 +8,7 @@ until the cluster it joined is closed. `__main__.py` parses the command line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -119,7 +120,8 @@ def _catch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
             signalled.set_result(number)
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, caught, number)
+        with contextlib.suppress(NotImplementedError):  # Windows; Ctrl-C still interrupts
+            loop.add_signal_handler(number, caught, number)
     return signalled
 
 
@@ -178,7 +180,7 @@ async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
         await asyncio.wait([child.exited for child in running], timeout=EXIT_GRACE)
     # All of them, without effect on those that have exited.
     for child in running:
-        child.signal(signal.SIGKILL)
+        child.kill()
         await child.wait()
 
 

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import shutil
+import socket
 import sys
 from collections.abc import (
     AsyncIterator,
@@ -294,7 +295,7 @@ class LocalCluster:
     def _address(self, rank: int) -> str:
         if not self._processes:
             return f"memory:{rank}"
-        if self._options.transport == "tcp":
+        if self._options.transport == "tcp" or not hasattr(socket, "AF_UNIX"):
             return "tcp:127.0.0.1:0"
         if self._folder is None:
             self._folder = private_folder()

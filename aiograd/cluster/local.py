@@ -18,7 +18,6 @@ import itertools
 import logging
 import math
 import os
-import shutil
 import socket
 import sys
 from collections.abc import (
@@ -36,8 +35,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
-from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
+from aiograd.cluster.folders import PrivateFolder
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker, describe_exit
 from aiograd.cluster.worker import Worker, run_to_completion
@@ -147,7 +146,7 @@ class LocalCluster:
             self._options.check_proof_of_names(None)
         self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
-        self._folder: str | None = None
+        self._folder: PrivateFolder | None = None  # of Unix sockets
         self._sockets = itertools.count()  # numbers of Unix sockets
         # The latest start of every worker, by name: one that died stays, until it is restarted.
         self._started: dict[str, StartedWorker] = {}
@@ -298,10 +297,10 @@ class LocalCluster:
         if self._options.transport == "tcp" or not hasattr(socket, "AF_UNIX"):
             return "tcp:127.0.0.1:0"
         if self._folder is None:
-            self._folder = private_folder()
+            self._folder = PrivateFolder()
         # Another one for each start: a peer that redials must not reach the restarted worker and
         # take it for the one before.
-        return f"unix:{self._folder}/{next(self._sockets)}"
+        return f"unix:{self._folder.path}/{next(self._sockets)}"
 
     async def _start_workers(self, workers: Sequence[tuple[str, int]]) -> None:
         """Start workers, all at once, and wait until they can be called."""
@@ -487,7 +486,7 @@ class LocalCluster:
         if self._forkserver is not None:
             await self._forkserver.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     async def _abort_start(self) -> None:
         """Leave nothing behind of a start that failed or was cancelled."""

@@ -12,11 +12,13 @@ __all__ = [
     "BackwardFailed",
     "ContextError",
     "DeadlineExceeded",
+    "DuplicateName",
     "ForkedProcessError",
     "GradError",
     "GraphCutWarning",
     "InsecureTransport",
     "MalformedName",
+    "MissingGradient",
     "NestedContext",
     "NoContext",
     "NotAllowed",
@@ -57,6 +59,7 @@ class GradError(AiogradError, RuntimeError):
 
     - roots and inputs: "no_roots", "not_tensor", "no_requires_grad", "not_scalar", "no_grad_fn",
       "unused", "shape", "dtype", "not_leaf"
+    - `ctx.gradients`: "missing"
     - the graph: "freed", "modified", "inplace", "once", "count"
     - other workers: "received", "context", "stale"
     """
@@ -85,6 +88,14 @@ class GraphCutWarning(UserWarning):
         >>> caught[0].category.__name__, w.grad
         ('GraphCutWarning', None)
     """
+
+
+# A KeyError too, as it is raised by looking a tensor up in `ctx.gradients`.
+class MissingGradient(GradError, KeyError):
+    """A tensor has no gradient in this context; the message says why."""
+
+    def __init__(self, message: str, reason: str = "missing") -> None:
+        super().__init__(message, reason)
 
 
 class StaleGradients(GradError):
@@ -210,6 +221,12 @@ class UnknownWorker(RpcError, LookupError):
 # A lookup that cannot succeed, and a bad argument: both are caught.
 class MalformedName(UnknownWorker, ValueError):
     """No worker can have this name."""
+
+
+# The membership refuses a join with an RpcError; as an argument it is a ValueError, as every other
+# name that cannot be.
+class DuplicateName(RpcError, ValueError):
+    """Two workers of one cluster would have the same name, or names that look alike."""
 
 
 class WorkerClosed(RpcError):

@@ -35,8 +35,8 @@ ERRORS = """
     UnknownWorker WorkerClosed Overloaded RemoteError SerializationError SecurityError AuthError
     NotAllowed InsecureTransport ProtocolError RRefError NotOwner RRefExpired RRefReleased RRefLeak
     ContextError UnknownContext NestedContext NoContext BackwardFailed PassUndecided GraphCutWarning
-    StaleGradients WrongThread WrongLoopError ForkedProcessError MalformedName PassTimedOut
-    PassRefused
+    DuplicateName ForkedProcessError MalformedName MissingGradient PassRefused PassTimedOut
+    StaleGradients WrongLoopError WrongThread
 """.split()
 
 
@@ -49,6 +49,8 @@ def test_the_public_names_are_those_of_the_contract():
 
 def test_the_errors_are_those_of_the_contract():
     assert set(ag.errors.__all__) == set(ERRORS)
+    classes = {name for name, each in vars(ag.errors).items() if isinstance(each, type)}
+    assert {name for name in classes if not name.startswith("_")} == set(ERRORS)
     assert issubclass(ag.errors.DeadlineExceeded, TimeoutError)
     assert issubclass(ag.errors.WorkerLost, ConnectionError)
     assert issubclass(ag.errors.OwnerLost, ag.errors.WorkerLost)
@@ -70,6 +72,34 @@ def test_everything_public_has_a_docstring(name):
 def test_completion_shows_the_public_names_and_no_others(module):
     shown = {name for name in dir(module) if not name.startswith("__")}
     assert shown == set(module.__all__)
+
+
+# What Windows does not have, of what a module could use on import.
+WITHOUT_POSIX = """
+import os, signal, socket, sys
+import asyncio, cloudpickle, multiprocessing, numpy, ssl, subprocess, tempfile
+for module, names in (
+    (signal, "SIGKILL SIGHUP SIGCHLD SIGUSR1 SIGSTOP SIGPIPE pidfd_send_signal pause"),
+    (os, "getuid geteuid fork register_at_fork pidfd_open sysconf sched_getaffinity SCHED_BATCH"),
+    (os, "sched_getscheduler setsid memfd_create uname statvfs O_NOFOLLOW O_CLOEXEC fchmod"),
+    (socket, "AF_UNIX SO_PEERCRED SOCK_SEQPACKET SCM_RIGHTS send_fds recv_fds TCP_USER_TIMEOUT"),
+):
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+for name in "fcntl resource pwd grp termios uvloop".split():
+    sys.modules[name] = None
+import aiograd, aiograd.__main__
+for name in aiograd.__all__:
+    getattr(aiograd, name)
+print(aiograd.LocalCluster(2))
+"""
+
+
+def test_the_library_can_be_imported_where_posix_names_are_missing():
+    command = [sys.executable, "-c", WITHOUT_POSIX]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "<LocalCluster of 2" in done.stdout, done.stderr
 
 
 def test_importing_aiograd_does_not_import_what_is_asked_for_later():

@@ -6,6 +6,7 @@
     launch        the commands `aiograd run` and `aiograd worker`
     config        arguments and the launcher's environment become a `WorkerPlan`
     rendezvous    rendezvous addresses, the rendezvous file, secret files
+    folders       private folders for Unix sockets; removes those of killed processes
     bootstrap     sockets, dialling rank 0, finding the secret
     membership    who is a member: decisions and copies, without I/O
     member        every worker's end of the membership services

@@ -15,14 +15,13 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.folders import PrivateFolder, is_listening
 from aiograd.cluster.processes.malloc import free_one_large_array
 from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
 from aiograd.errors import ProtocolError, RpcError, SecurityError, WorkerLost
@@ -33,12 +32,10 @@ from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split_tcp
 from aiograd.wire.secrets import Secret
 
-__all__ = ["Bootstrap", "is_listening", "private_folder"]
+__all__ = ["Bootstrap"]
 
 _log = logging.getLogger("aiograd.cluster")
 
-# The path of a Unix socket has 107 bytes at most (sun_path); this leaves room for the file name.
-MAX_FOLDER_PATH = 80
 # Seconds that a new rank 0 has to replace the refusal that an earlier start left in the file.
 REPLACE_GRACE = 0.5
 # Between attempts to find rank 0: short pauses at first, because the ranks of one job usually start
@@ -56,7 +53,7 @@ class Bootstrap:
         # Random numbers, clocks and sockets come from here, so that a simulator can replace them.
         self._runtime = Runtime(plan.network, spin=plan.spin, crowded=plan.crowded)
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
-        self._folder: str | None = None  # of our Unix sockets
+        self._folder: PrivateFolder | None = None  # of our Unix sockets
         self._written: str | None = None  # path of the rendezvous file, if this rank 0 wrote it
         self._began = 0.0  # wall time
         # The refusal that was in the file, and the loop time from which on it counts for us.
@@ -137,7 +134,7 @@ class Bootstrap:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._written)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
         self._written = self._folder = None
 
     async def _check_only_rank_0(self, secret: bytes | Mapping[str, bytes]) -> None:
@@ -242,11 +239,13 @@ class Bootstrap:
             return [rendezvous.address if plan.leads else own]
         # A Unix socket beside the TCP port: it is faster for peers on the same host.
         transport = plan.options.transport
+        if transport == "auto" and not hasattr(socket, "AF_UNIX"):
+            transport = "tcp"  # Windows
         addresses = []
         if transport in ("auto", "unix") and not (plan.leads and rendezvous.kind == "unix"):
             if self._folder is None:
-                self._folder = private_folder()
-            addresses.append(f"unix:{self._folder}/w")
+                self._folder = PrivateFolder()
+            addresses.append(f"unix:{self._folder.path}/w")
         one_host = rendezvous.local or rendezvous.kind == "file"
         if plan.leads and rendezvous.kind != "file":
             addresses.append(rendezvous.address)
@@ -318,26 +317,7 @@ class Bootstrap:
                 )
 
 
-# ── folders and sockets ─────────────────────────────────────────────────────────────────────────
-
-
-def private_folder() -> str:
-    """Make a folder for Unix sockets that only this user can enter, with a short path."""
-    folder = tempfile.mkdtemp(prefix="aiograd-")  # mode 0700
-    if len(folder) > MAX_FOLDER_PATH:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="aiograd-", dir="/tmp")
-    return folder
-
-
-def is_listening(path: str) -> bool:
-    """Tell whether a process accepts connections at a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
+# ── sockets ─────────────────────────────────────────────────────────────────────────
 
 
 def _remove_stale_socket(path: str) -> None:

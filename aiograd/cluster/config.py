@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiograd.cluster.rendezvous import Rendezvous, parse_rendezvous
-from aiograd.errors import RpcError
+from aiograd.errors import DuplicateName
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
-from aiograd.wire.names import appearance, check_name
+from aiograd.wire.names import appearance, check_name, check_rank
 
 __all__ = [
     "DRIVER",
@@ -90,6 +90,10 @@ def plan_worker(
         raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
     options = options or Options()
     launch = read_launch(environment)
+    if rendezvous is not None and rank is not None and rank != launch.rank:
+        # Another place than the launcher has for this process, as for one that joins late from
+        # inside a job of Slurm: the size of the launcher's world is not that of this cluster.
+        launch = replace(launch, world_size=None)
     rank = _count("rank", launch.rank if rank is None else rank)
     world_size = _count("world_size", launch.world_size if world_size is None else world_size)
     rendezvous = launch.rendezvous if rendezvous is None else rendezvous
@@ -135,11 +139,12 @@ def _count(what: str, value: Any) -> int | None:
         raise TypeError(f"{what} should be an int, not {type(value).__name__}")
     if value < (least := 1 if what == "world_size" else 0):
         raise ValueError(f"{what} should be {least} or more, not {value}")
+    check_rank(value - least)  # the highest rank of a world is one less than its size
     return value
 
 
 def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
-    """Name the workers of a local cluster: as given, or by number; RpcError if names clash."""
+    """Name the workers of a local cluster: as given, or by number; DuplicateName if they clash."""
     check_count(n_workers)
     if names is None:
         return [f"worker{n}" for n in range(n_workers)]
@@ -150,7 +155,7 @@ def worker_names(n_workers: int, names: Sequence[str] | None) -> list[str]:
     # Modes and secrets are looked up by exact name; names that look alike invite mistakes.
     forms = [appearance(name) for name in (*names, DRIVER)]
     if any(len(set(form)) <= n_workers for form in zip(*forms, strict=True)):
-        raise RpcError(
+        raise DuplicateName(
             f"worker names must differ in more than case and characters that look alike, and "
             f'"{DRIVER}" is taken: {list(names)}'
         )

@@ -8,10 +8,10 @@ until the cluster it joined is closed. `__main__.py` parses the command line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.folders import SECRET, PrivateFolder
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.processes.spawn import (
     Child,
@@ -61,17 +61,17 @@ def run_ranks(count: int, program: Sequence[str]) -> int:
 
     Installs handlers of SIGINT and SIGTERM, so it must run in the main thread.
     """
-    folder = private_folder()
+    folder = PrivateFolder()
     try:
-        environments = rank_environments(count, folder, os.environ)
-        secret = Path(folder, "secret")
+        environments = rank_environments(count, folder.path, os.environ)
+        secret = Path(folder.path, SECRET)
         # The mode before the content: at no time can others read it.
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
         with asyncio.Runner() as runner:
             return runner.run(_run(environments, python_command(*program)))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.close()
 
 
 def rank_environments(
@@ -85,7 +85,7 @@ def rank_environments(
             "AIOGRAD_WORLD_SIZE": str(count),
             "AIOGRAD_NAME": f"worker{rank}",
             "AIOGRAD_RENDEZVOUS": f"unix:{folder}/meet",
-            "AIOGRAD_SECRET_FILE": f"{folder}/secret",
+            "AIOGRAD_SECRET_FILE": f"{folder}/{SECRET}",
             "PYTHONUNBUFFERED": "1",  # show lines as they are written
         }
         for rank in range(count)
@@ -119,7 +119,8 @@ def _catch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
             signalled.set_result(number)
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, caught, number)
+        with contextlib.suppress(NotImplementedError):  # Windows; Ctrl-C still interrupts
+            loop.add_signal_handler(number, caught, number)
     return signalled
 
 
@@ -178,7 +179,7 @@ async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
         await asyncio.wait([child.exited for child in running], timeout=EXIT_GRACE)
     # All of them, without effect on those that have exited.
     for child in running:
-        child.signal(signal.SIGKILL)
+        child.kill()
         await child.wait()
 
 

@@ -18,7 +18,7 @@ import itertools
 import logging
 import math
 import os
-import shutil
+import socket
 import sys
 from collections.abc import (
     AsyncIterator,
@@ -35,8 +35,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
-from aiograd.cluster.bootstrap import private_folder
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
+from aiograd.cluster.folders import PrivateFolder
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker, describe_exit
 from aiograd.cluster.worker import Worker, run_to_completion
@@ -49,6 +49,7 @@ from aiograd.rpc.future import Future
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.network import Network
 from aiograd.rref import RRef, remote
+from aiograd.wire.names import RANKS
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Handle", "LocalCluster", "StartedWorker"]
@@ -155,7 +156,7 @@ class LocalCluster:
             self._options.check_proof_of_names(None)
         self._secret = self._options.secret or Secret(os.urandom(32))
         self._network: Network | None = None if processes else Network()
-        self._folder: str | None = None
+        self._folder: PrivateFolder | None = None  # of Unix sockets
         self._sockets = itertools.count()  # numbers of Unix sockets
         # The latest start of every worker, by name: one that died stays, until it is restarted.
         self._started: dict[str, StartedWorker] = {}
@@ -173,13 +174,17 @@ class LocalCluster:
     @property
     def driver(self) -> Worker:
         """This process as a worker of the cluster; WorkerClosed if the cluster does not run."""
-        if self._driver is None or not self._driver.running:
+        if self._driver is None:
+            raise self._not_started()
+        if not self._driver.running:
             raise WorkerClosed("this cluster is not running", DRIVER)
         return self._driver
 
     @property
     def workers(self) -> list[Handle]:
         """Handles of the workers, without the driver, in order of rank."""
+        if self._driver is None:  # not an empty list: a loop over it would do nothing
+            raise self._not_started()
         plans = sorted((start.plan for start in self._started.values()), key=_rank)
         return [Handle(self, plan.name, _rank(plan)) for plan in plans]
 
@@ -198,6 +203,13 @@ class LocalCluster:
     def __contains__(self, name: object) -> bool:
         # Handles and WorkerInfos are accepted wherever names are.
         return getattr(name, "name", name) in self._started
+
+    def _not_started(self) -> WorkerClosed:
+        return WorkerClosed(
+            "this cluster was not started: write `cluster = await ag.LocalCluster(...)` or "
+            "`async with ag.LocalCluster(...) as cluster:`",
+            DRIVER,
+        )
 
     def logs(self, name: str) -> str:
         """Give the last lines that a worker has written, to both outputs."""
@@ -292,13 +304,13 @@ class LocalCluster:
     def _address(self, rank: int) -> str:
         if not self._processes:
             return f"memory:{rank}"
-        if self._options.transport == "tcp":
+        if self._options.transport == "tcp" or not hasattr(socket, "AF_UNIX"):
             return "tcp:127.0.0.1:0"
         if self._folder is None:
-            self._folder = private_folder()
+            self._folder = PrivateFolder()
         # Another one for each start: a peer that redials must not reach the restarted worker and
         # take it for the one before.
-        return f"unix:{self._folder}/{next(self._sockets)}"
+        return f"unix:{self._folder.path}/{next(self._sockets)}"
 
     async def _start_workers(self, workers: Sequence[tuple[str, int]]) -> None:
         """Start workers, all at once, and wait until they can be called."""
@@ -379,6 +391,11 @@ class LocalCluster:
             self.driver  # noqa: B018 - raises when the cluster is closed
             new = []
             for _ in range(n - len(self)):
+                if self._next_rank >= RANKS:
+                    raise RpcError(
+                        f"no rank is left: ranks are never reused, and {RANKS - 1} was given out; "
+                        "start another cluster"
+                    )
                 new.append((self._fresh_name(), self._next_rank))
                 self._next_rank += 1
             if new:
@@ -479,7 +496,7 @@ class LocalCluster:
         if self._forkserver is not None:
             await self._forkserver.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     async def _abort_start(self) -> None:
         """Leave nothing behind of a start that failed or was cancelled."""

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
-from aiograd.wire.names import look_alike
+from aiograd.wire.names import RANKS, look_alike
 
 __all__ = ["RANKS", "Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
-
-RANKS: Final = 1 << 16  # a rank has 16 bits, in the ids of contexts
 
 
 class Peer(Protocol):

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from aiograd._html import ORANGE, card, code, quiet, table
 from aiograd.autograd.graph import HookHandle, Node
@@ -24,7 +24,7 @@ from aiograd.dist.channel import Channel
 from aiograd.dist.foreign import Library, library_of
 from aiograd.dist.lost_peers import LostPeers
 from aiograd.dist.nodes import RecvNode, SendNode
-from aiograd.errors import BackwardFailed, NestedContext, PassUndecided, UnknownContext
+from aiograd.errors import BackwardFailed, MissingGradient, NestedContext, PassUndecided, UnknownContext
 from aiograd.rpc.directory import PeerInfo
 
 if TYPE_CHECKING:
@@ -91,6 +91,35 @@ class Home(Protocol):
 
     def release(self, context_id: int) -> None:
         """Forget a context here and on every worker it was sent to."""
+
+
+class Gradients(dict[Tensor, Tensor]):
+    """Gradients by leaf; looking up a tensor that has none says why (`MissingGradient`)."""
+
+    def __missing__(self, leaf: object) -> NoReturn:
+        raise MissingGradient(self._why(leaf))
+
+    def _why(self, leaf: object) -> str:
+        # By its shape, not its numbers: a tensor may have a million of them.
+        if not isinstance(leaf, Tensor):
+            return f"gradients are looked up by Tensor, not by {type(leaf).__name__}"
+        what = f"this tensor of shape {leaf.shape} has no gradient in this context"
+        if not leaf.requires_grad:
+            return f"{what}: it does not require grad (requires_grad=True)"
+        if leaf.grad_fn is not None:
+            name = leaf.grad_fn.name
+            return f"{what}: it is no leaf, but a result of {name}; use ag.grad for its derivative"
+        if not self:
+            return f"{what}: no backward pass has ended here; `await ctx.backward(loss)` first"
+        return (
+            f"{what}: no root of a backward pass depends on it (one that was sent to another "
+            "worker is another tensor there)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Elsewhere tensors are others, and this class would have nothing to say.
+        return dict, (dict(self),)
+
 
 
 class Context:
@@ -216,7 +245,7 @@ class Context:
         )
 
     @property
-    def gradients(self) -> dict[Tensor, Tensor]:
+    def gradients(self) -> Gradients:
         """The gradients of this worker's leaves, by leaf; summed over the passes so far.
 
         Raises `BackwardFailed` after a pass that failed, and `PassUndecided` while this worker has
@@ -232,7 +261,7 @@ class Context:
                 raise PassUndecided(self.id, play.originator.name, why)
         if self.failure is not None:
             raise self.failure
-        return dict(self.totals)
+        return Gradients(self.totals)
 
     def ended_well(self, originator: bytes, number: int) -> None:
         """Add the gradients of a pass that is known to have ended well to the totals."""

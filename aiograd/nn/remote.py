@@ -49,6 +49,14 @@ _LOCAL_ONLY = (
 ).split()
 
 
+_INSTEAD = {
+    "parameters": "use `await m.remote_parameters()`",
+    "state_dict": "use `await m.module_rref.rpc_async().state_dict()`, or let the owner write it "
+    "to a file: `await m.save(path)`",
+    "load_state_dict": "use `await m.module_rref.rpc_async().load_state_dict(state)`, or let the "
+    "owner read it from a file: `await m.load(path)`",
+}
+
 M = TypeVar("M", bound=HasForward[..., Any])
 M_co = TypeVar("M_co", bound=HasForward[..., Any], covariant=True)
 P = ParamSpec("P")
@@ -98,6 +106,12 @@ class RemoteModule(Generic[M_co]):
         args: tuple[Any, ...] = (),
         kwargs: Kwargs = None,
     ) -> None:
+        if isinstance(cls, Module):
+            name = type(cls).__name__
+            raise TypeError(
+                f"a RemoteModule is made of a class and its arguments, not of an instance: "
+                f"RemoteModule(to, {name}, args=(...)); the module is made over there"
+            )
         self.module_rref: RRef[M_co] = remote(to, create_module, args=(cls, args, kwargs or {}))
         # The name and not `to`, which may be a rank or a handle that does not travel.
         self.on = self.module_rref.owner_name()
@@ -151,10 +165,11 @@ class RemoteModule(Generic[M_co]):
         arguments = (self.module_rref, args, kwargs)
         return rpc_async(self.on, run_forward, args=arguments, timeout=self.timeout)
 
-    async def remote_parameters(self, recurse: bool = True) -> list[RRef[Parameter]]:
-        """Return an RRef to every parameter of the module, for a DistributedOptimizer."""
+    def remote_parameters(self, recurse: bool = True) -> Future[list[RRef[Parameter]]]:
+        """Give an RRef to every parameter, for an optimiser: `await m.remote_parameters()`."""
+        # A Future and no coroutine: one that is not awaited says so where it is used.
         arguments = (self.module_rref, recurse)
-        return await rpc_async(self.on, list_parameters, args=arguments, timeout=self.timeout)
+        return rpc_async(self.on, list_parameters, args=arguments, timeout=self.timeout)
 
     def get_module_rref(self) -> RRef[M_co]:
         """Return the reference to the module itself; torch's name for `module_rref`."""
@@ -192,8 +207,9 @@ class RemoteModule(Generic[M_co]):
     # Only called for what is missing: the error says which methods exist on the owner alone.
     def __getattr__(self, name: str) -> NoReturn:
         if name in _LOCAL_ONLY:
-            hint = "; use `await m.remote_parameters()`" if name == "parameters" else ""
-            raise ValueError(f"{name}() is not supported on a RemoteModule{hint}")
+            hint = _INSTEAD.get(name, "call it at the owner: `await m.module_rref.rpc_async().")
+            hint += f"{name}(...)`" if name not in _INSTEAD else ""
+            raise ValueError(f"{name}() is not supported on a RemoteModule; {hint}")
         raise AttributeError(f"a RemoteModule has no attribute {name!r}")
 
 

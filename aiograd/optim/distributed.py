@@ -13,6 +13,7 @@ each step. So schedulers work as on a local optimiser, without messages of their
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Awaitable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -62,6 +63,13 @@ class DistributedOptimizer:
     ) -> None:
         if staleness is not None and not (type(staleness) is int and staleness >= 0):
             raise ValueError(f"staleness is None or a number of steps, not {staleness!r}")
+        if inspect.isawaitable(param_rrefs):
+            if inspect.iscoroutine(param_rrefs):
+                param_rrefs.close()  # else Python also warns that it was never awaited
+            raise TypeError(
+                "a DistributedOptimizer takes RRefs of parameters, not something that would give "
+                "them; did you forget `await`, as in `await m.remote_parameters()`?"
+            )
         owners: dict[str, list[RRef[Tensor]]] = {}
         for param in param_rrefs:
             if not isinstance(param, RRef):

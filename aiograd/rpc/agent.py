@@ -63,7 +63,7 @@ from aiograd.wire.fastcodec import encode_plain
 from aiograd.wire.framing import SMALL
 from aiograd.wire.handshake import Identity, make_incarnation
 from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
-from aiograd.wire.names import check_name
+from aiograd.wire.names import check_name, check_rank
 from aiograd.wire.safecodec import DataCodec
 
 _log = logging.getLogger("aiograd")
@@ -84,7 +84,7 @@ class Agent:
         cluster: bytes = bytes(16),
         ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        self.name, self.rank = check_name(name), rank
+        self.name, self.rank = check_name(name), check_rank(rank)
         self.options = options if options is not None else Options()
         self.runtime = runtime if runtime is not None else Runtime()
         self.loop = asyncio.get_running_loop()

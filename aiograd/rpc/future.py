@@ -155,6 +155,28 @@ class Future(asyncio.Future[T]):
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot travel: await it and send its result")
 
+    # A forgotten `await` is the commonest slip; its result has what is looked for here. Hidden from
+    # type checkers, for which every name would be an attribute then.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # `info` is missing in a future that user code made; nobody else asks for it.
+            hint = "" if name == "info" or name.startswith("_") else f": {self._describe()}"
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}",
+                name=name,
+                obj=self,
+            )
+
+        def __iter__(self) -> Any:
+            # asyncio's would give the future itself as the first item.
+            raise TypeError(f"a Future cannot be iterated over: {self._describe()}")
+
+    def _describe(self) -> str:
+        info = getattr(self, "info", None)
+        what = f"the answer of {info.name}()" if info is not None and info.name else "an answer"
+        return f"it stands for {what}, which `await` gives; did you forget it?"
+
     def set_exception(self, exception: Any) -> None:
         """Fail the call; an exception that nobody retrieves is logged."""
         super().set_exception(exception)

@@ -186,6 +186,21 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
     return error
 
 
+def explain_import(error: BaseException, what: str, worker: str) -> None:
+    """Add a note to the error of an import that a message needed: what to do on which worker."""
+    # The words of pickle, for a module that is there and does not contain the name.
+    incomplete = isinstance(error, AttributeError) and str(error).startswith("Can't get attribute")
+    if not (incomplete or isinstance(error, ImportError)):
+        return
+    module = getattr(error, "name", None) if isinstance(error, ImportError) else None
+    missing = f" (there is no {module})" if isinstance(error, ModuleNotFoundError) else ""
+    error.add_note(
+        f"{what} could not be found on {worker}: it travels by reference, so its module must be "
+        f"importable there and contain it{missing}; to send it by value, call "
+        "cloudpickle.register_pickle_by_value(module) before its first use"
+    )
+
+
 def _remove_notes(shown: traceback.TracebackException) -> None:
     """Leave notes out of a traceback: they travel by themselves.
 

@@ -1,4 +1,4 @@
-"""The one rule for names of workers, in arguments as in handshakes.
+"""The one rule for names and ranks of workers, in arguments as in handshakes.
 
 Names go into logs, paths, addresses and certificates, and select modes and secrets. So they are
 short, plain ASCII, and compared byte by byte. Two names of one cluster also have to look different:
@@ -15,6 +15,17 @@ from typing import Any, Final
 _NAME: Final = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 # Characters that common fonts draw alike. Beyond ASCII there would be thousands of them.
 _ALIKE: Final = str.maketrans("IO1o_", "l0l0-")
+
+
+# Ids of contexts and edges are 64-bit numbers with the rank of their maker in the top 16 bits.
+RANKS: Final = 1 << 16
+
+
+def check_rank(rank: int) -> int:
+    """Return the rank; ValueError if it does not fit into the ids that are made of it."""
+    if rank >= RANKS:
+        raise ValueError(f"rank {rank} is too large: ranks are 0 to {RANKS - 1}")
+    return rank
 
 
 def is_name(text: str) -> bool:

@@ -42,6 +42,14 @@ def test_a_rank_can_be_a_name():
     assert plan(name=None, env={"AIOGRAD_RANK": "0", "AIOGRAD_NAME": "boss"}).name == "boss"
 
 
+def test_a_late_joiner_inside_a_job_is_no_rank_of_that_job():
+    environment = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NODELIST": "n1"}
+    found = plan("late", rank=5, rendezvous="h:5", env=environment)
+    assert (found.rank, found.world_size, found.name) == (5, None, "late")
+    # The same place as the launcher's is the launcher's.
+    assert plan("first", rank=0, rendezvous="h:5", env=environment).world_size == 1
+
+
 def test_the_secret_file_of_the_environment_yields_to_the_options():
     environment = {"AIOGRAD_SECRET_FILE": "/a"}
     assert plan(env=environment).options.secret_file == "/a"

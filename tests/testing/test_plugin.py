@@ -36,7 +36,7 @@ async def test_settings_are_passed_on(cluster):
 def test_a_run_without_clusters_does_not_load_the_library(tmp_path):
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test():\n    assert 'aiograd_pytest' in sys.modules\n"
-        "    assert not {'aiograd', 'numpy', 'asyncio.events'} & sys.modules.keys()\n"
+        "    assert not {'aiograd', 'numpy'} & sys.modules.keys()\n"
     )
     command = "-m pytest -q -p aiograd_pytest -p no:cacheprovider"
     done = subprocess.run(
@@ -53,3 +53,14 @@ def test_a_run_without_clusters_does_not_load_the_library(tmp_path):
 def test_the_package_names_the_plugin():
     names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert names["pytest11"] == {"aiograd": "aiograd_pytest"}
+
+
+def test_the_plugin_imports_nothing_that_pytest_has_not():
+    code = (
+        "import sys, pytest; before = set(sys.modules); import aiograd_pytest; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "['aiograd_pytest']", done.stderr

@@ -157,7 +157,7 @@ class ForkServer:
         """
         left = [worker for worker in self._workers.values() if not worker.ended.done()]
         if all(worker.killed for worker in left) and any(worker.pid is None for worker in left):
-            self._child.signal()
+            self._child.kill()
 
     async def close(self) -> None:
         """Wait until it has exited, which it does after its workers; kill it after a second."""
@@ -165,7 +165,7 @@ class ForkServer:
         if not self._child.exited.done():
             # The closed socket is the request to exit.
             await asyncio.wait([self._child.exited], timeout=EXIT_GRACE)
-            self._child.signal()
+            self._child.kill()
             await self._child.wait()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────

@@ -239,10 +239,14 @@ class Child:
         pipes = (process.stdin, process.stdout, process.stderr)
         return [self._pidfd, *(each.fileno() for each in pipes if each and not each.closed)]
 
-    def signal(self, number: int = signal.SIGKILL) -> None:
+    def signal(self, number: int) -> None:
         """Send a signal; without effect if the process has ended and its pid may be reused."""
         # Popen sends nothing once it has reaped the process.
         self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process at once; `exited` follows."""
+        self._process.kill()  # not by number: Windows has no SIGKILL
 
     def release(self) -> None:
         """Close the lifeline: the child reads the end of its standard input, and should exit."""
@@ -320,7 +324,7 @@ class SpawnedWorker:
 
     def kill(self) -> None:
         """Send SIGKILL; `ended` tells when the process is gone."""
-        self._child.signal()
+        self._child.kill()
 
 
 def describe_exit(code: int, expected: bool = False) -> str:

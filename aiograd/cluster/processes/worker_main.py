@@ -22,8 +22,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiograd.cluster.bootstrap import is_listening
 from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.folders import is_listening
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.worker import Worker
 

@@ -22,6 +22,7 @@ from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import Head, open_head, take_label, unpack_call
 from aiograd.rpc.extension import Arrival, loaded
+from aiograd.rpc.remote_exceptions import explain_import
 from aiograd.rpc.scope import SCOPE, CallScope
 from aiograd.wire.codec import Promise
 from aiograd.wire.fastcodec import (
@@ -137,6 +138,8 @@ class Callee:
                     args = entry if entry.__class__ is tuple else decode_call_entry(entry, boxes)
                 except Exception as error:
                     error = host.budget.undecodable(host.name, "its arguments", error)
+                    what = f"something in the arguments of {target.name}()"
+                    explain_import(error, what, host.name)
                     self._fail(frame, id, target, token, error)
                     continue
                 if not here:
@@ -247,6 +250,7 @@ class Callee:
         except Exception as error:
             name = self._host.name
             error = self._host.budget.undecodable(name, "its arguments", error)
+            explain_import(error, f"something in the arguments of {invocation.target.name}()", name)
             return self.responses.refuse(invocation, error)
         if invocation.target.error is not None:
             return self.responses.refuse(invocation, invocation.target.error)

@@ -36,6 +36,7 @@ from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import exposed_name, find_exposed, is_exposed
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Departure
+from aiograd.rpc.remote_exceptions import explain_import
 from aiograd.wire.codec import BY_SCRIPT, YES, encode_named
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 TABLE: Final = 4096
 _NAME: Final = 1024  # bytes of a function's name; a peer can make us keep `TABLE` of them
 _MISSING: Final = object()
+# What the pickle of a mere reference has, besides the two texts.
+_REFERENCE: Final = ("PROTO", "FRAME", "MEMOIZE", "STACK_GLOBAL", "STOP")
 # Values that cannot change while they stay the same object; a module counts by its name.
 _STABLE: Final = (int, float, str, bytes, bool, type(None), complex, types.ModuleType)
 
@@ -421,12 +424,33 @@ def resolve(worker: ResolvingWorker, flags: int, data: bytes, peer: PeerInfo) ->
     try:
         func = worker.codec.decode(data, (), BY_SCRIPT, Arrival(peer, "define", False))
     except Exception as error:
-        error.add_note(
-            f"the function could not be found on {worker.name}: it travels by reference, "
-            "so its module must be importable there and contain it"
-        )
-        return Target.broken("a function", error)
+        reference = referenced(data)
+        if reference is None:
+            name, what = "a function", "something that a function refers to"
+        else:
+            name, what = reference[1], f"the function {'.'.join(reference)}"
+        explain_import(error, what, worker.name)
+        return Target.broken(name, error)
     return Target(func, function_name(func))
+
+
+def referenced(data: bytes) -> tuple[str, str] | None:
+    """Return module and name of the object that a pickle refers to; None if it is more than that.
+
+    For the errors of objects that cannot be found, so it need not be fast.
+    """
+    import pickletools
+
+    found: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if isinstance(argument, str):
+                found.append(argument)
+            elif opcode.name not in _REFERENCE:
+                return None
+    except ValueError:  # no pickle, or one that is cut off
+        return None
+    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def _name(data: bytes, peer: PeerInfo) -> str:

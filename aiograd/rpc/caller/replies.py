@@ -160,6 +160,9 @@ class Replies:
         """Fail a call whose result cannot be decoded here."""
         error = self._host.budget.undecodable(self._host.name, "the result", error)
         name, peer = future.info.name, self._channel.peer.name
+        remote_exceptions.explain_import(
+            error, f"something in the result of {name}()", self._host.name
+        )
         fail(future, remote_exceptions.annotate(error, name, peer, ""))
 
     def item(self, frame: Frame) -> None:

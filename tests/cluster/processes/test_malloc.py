@@ -42,7 +42,10 @@ def _faults(first: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
 @pytest.mark.parametrize("first", ["free_one_large_array()", "keep_freed_memory()"])
 def test_arrays_that_come_and_go_fault_no_pages(first):
-    assert _faults(first) < 200 < 5_000 < _faults("")
+    assert _faults(first) < 200
+    if (without := _faults("")) < 200:
+        pytest.skip("this C library keeps freed memory by itself")
+    assert without > 5_000
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,32 @@ def _resident() -> float:
     return sum(float(line.split()[1]) for line in rollup.splitlines() if "Private_" in line)
 
 
+@curve("all workers call all others at once: pairs lost, ms of CPU per pair", 16, 32, 64, cpu=3.0)
+async def mesh(count: int) -> Figures:
+    """Start processes, and let each call all others at the same time."""
+    async with ag.LocalCluster(count) as cluster:
+        names = [f"worker{i}" for i in range(count)]
+        group = ag.Group(cluster)
+        before = sum(await group.call(time.process_time))
+        began = time.perf_counter()
+        lost = await group.call(_greet, names)
+        seconds = time.perf_counter() - began
+        spent = sum(await group.call(time.process_time)) - before
+        return {
+            "lost": float(sum(lost)),
+            "seconds": seconds,
+            "cpu": spent / (count * (count - 1)) * 1e3,
+        }
+
+
+async def _greet(names: list[str]) -> int:
+    """Call all others at once; return how many could not be called."""
+    me = ag.get_worker_info().name
+    calls = [ag.rpc_async(name, _plus, (1.0, 2.0)) for name in names if name != me]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    return sum(isinstance(each, Exception) for each in found)
+
+
 if __name__ == "__main__":
     name, size = sys.argv[1], int(sys.argv[2])
     collect_less_often()  # as in every worker process; `tape` measures the difference

@@ -34,6 +34,17 @@ class BufferPool:
         self._free: dict[int, list[memoryview]] = {}  # by size
         self._older: dict[int, list[memoryview]] = {}  # not used since the last `trim`
         self.idle = 0  # bytes in both
+        self._shared = bytearray()
+
+    def shared(self, size: int) -> bytearray:
+        """Return the buffer, of at least `size` bytes, into which all connections of a worker read.
+
+        One after the other, and each uses up what it has read before the next one reads. A buffer
+        of its own for each would be a quarter of a megabyte per connection.
+        """
+        if len(self._shared) < size:
+            self._shared = bytearray(size)
+        return self._shared
 
     def take(self, size: int) -> np.ndarray:
         """Return an uninitialised array of `size` bytes. MemoryError if the system has none."""

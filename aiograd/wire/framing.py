@@ -119,7 +119,10 @@ def _illegal(magic: int, kind: int, flags: int) -> ProtocolError:
 class FrameReader:
     """Collects bytes in any pieces and gives back whole frames.
 
-    The body of a small frame is a view that stays valid until the next `get_buffer()`. A large
+    The body of a small frame is a view that stays valid until the next `get_buffer()` of any reader
+    with the same `memory`: they read into one buffer, one after the other, so that a connection at
+    rest holds none. What is there of a frame that is not complete is kept aside until the rest of
+    it comes. A large
     message appears twice: when announced, and again when its last byte is there. One in shared
     memory is complete at once and appears once.
     """
@@ -137,9 +140,9 @@ class FrameReader:
         self._memory = memory if memory is not None else BufferPool()
         self._reserve = reserve  # asked before memory is made for an announced size
         self._unavailable = unavailable  # told of what was reserved and could not be allocated
-        self._buffer = bytearray(_BUFFER)
+        self._buffer = self._memory.shared(_BUFFER)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+        self._rest = b""  # the beginning of a frame that is not complete
         self._transfers: dict[int, tuple[Frame, list[int]]] = {}  # with the bytes still to come
         self._chunk: tuple[Frame, list[int]] | None = None  # being received directly
         self._chunk_number = 0
@@ -149,15 +152,12 @@ class FrameReader:
         """Where the next bytes should be written; never empty."""
         if self._chunk is not None:
             return self._chunk_window(self._chunk)
-        if self._start and _BUFFER - self._start < HEADER_SIZE + SMALL:
-            # A partial frame that might not fit: move it to the front. Not before now, because
-            # frames handed out earlier were still looking at what is there.
-            left = self._end - self._start
-            self._buffer[:left] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, left
+        rest, view = self._rest, self._view
+        if rest:  # every time: another reader may have used the buffer since
+            view[: len(rest)] = rest
         if self._transfers:  # take little more than the next header, the rest goes to its place
-            return self._view[self._end : self._end + _GLANCE]
-        return self._view[self._end :] if self._end else self._view
+            return view[len(rest) : len(rest) + _GLANCE]
+        return view[len(rest) :] if rest else view
 
     def advance(self, count: int) -> list[Frame]:
         """`count` bytes were written to the buffer last given; the frames that are complete now."""
@@ -165,7 +165,7 @@ class FrameReader:
         if self._chunk is not None:
             self._fill(self._chunk, count, frames)
             return frames
-        at, end = self._start, self._end + count
+        at, end = 0, len(self._rest) + count
         view, buffer, unpack = self._view, self._buffer, HEADER.unpack_from
         while end - at >= HEADER_SIZE:
             magic, kind, flags, length, id, budget, target = unpack(buffer, at)
@@ -197,7 +197,7 @@ class FrameReader:
                 frame = make_frame(Frame, (kind, flags, id, budget, target, view[body:after]))
                 frames.append(frame)
             at = after
-        self._start, self._end = (0, 0) if at == end else (at, end)
+        self._rest = b"" if at == end else bytes(view[at:end])
         return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
@@ -215,17 +215,14 @@ class FrameReader:
         return frames
 
     def abandon(self, release: Callable[[int], None]) -> None:
-        """Nothing more will come: give back the buffer, and what was reserved for messages."""
+        """Nothing more will come: give back what was reserved for messages."""
         for frame, _ in self._transfers.values():
             transfer = frame.body
             if isinstance(transfer, Transfer) and not transfer.refused:
                 release(transfer.size)
         self._transfers.clear()
         self._chunk = None
-        # The object may outlive the connection: a lost peer must not hold a quarter of a megabyte.
-        self._buffer = bytearray()
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+        self._rest = b""
 
     # ── large messages ──────────────────────────────────────────────────────────────────────────
 

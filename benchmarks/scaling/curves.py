@@ -10,11 +10,15 @@ a curve is about processes, so that both ends of every message are counted.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ import numpy as np
 import aiograd as ag
 from aiograd.cluster.processes.malloc import collect_less_often
 from aiograd.errors import UnknownContext
+from aiograd.rpc.agent import Agent
 
 Figures = dict[str, float]
 
@@ -138,6 +143,70 @@ async def inflight(count: int) -> Figures:
 
 async def _plus(a: float, b: float) -> float:
     return a + b
+
+
+@curve("memory of link ends at rest: KB each", 8, 16, 32, per_end=2.0)
+async def links(count: int) -> Figures:
+    """Connect workers of one process all to all, over Unix sockets."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        agents = await _mesh(stack, [f"unix:{folder}/{i}" for i in range(count)])
+        gc.collect()
+        before = _resident()
+        for agent in agents:
+            await asyncio.gather(*[_call(agent, each.name) for each in agents if each is not agent])
+        gc.collect()
+        return {"per_end": (_resident() - before) / (count * (count - 1))}
+
+
+async def _mesh(stack: AsyncExitStack, addresses: list[str]) -> list[Agent]:
+    """Start workers in this process that know each other, and have no connections so far."""
+    agents = []
+    for rank, address in enumerate(addresses):
+        agent = Agent(f"worker{rank}", rank, secret=bytes(range(32)))
+        stack.push_async_callback(agent.close)
+        await agent.start(address)
+        agents.append(agent)
+    for agent in agents:
+        for other in agents:
+            agent.directory.add(other.info)
+    return agents
+
+
+async def _call(agent: Agent, name: str) -> None:
+    await agent.call(name, _plus, (1.0, 2.0))
+
+
+def _resident() -> float:
+    """Return the kilobytes of memory that this process alone uses."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return sum(float(line.split()[1]) for line in rollup.splitlines() if "Private_" in line)
+
+
+@curve("all workers call all others at once: pairs lost, ms of CPU per pair", 16, 32, 64, cpu=3.0)
+async def mesh(count: int) -> Figures:
+    """Start processes, and let each call all others at the same time."""
+    async with ag.LocalCluster(count) as cluster:
+        names = [f"worker{i}" for i in range(count)]
+        group = ag.Group(cluster)
+        before = sum(await group.call(time.process_time))
+        began = time.perf_counter()
+        lost = await group.call(_greet, names)
+        seconds = time.perf_counter() - began
+        spent = sum(await group.call(time.process_time)) - before
+        return {
+            "lost": float(sum(lost)),
+            "seconds": seconds,
+            "cpu": spent / (count * (count - 1)) * 1e3,
+        }
+
+
+async def _greet(names: list[str]) -> int:
+    """Call all others at once; return how many could not be called."""
+    me = ag.get_worker_info().name
+    calls = [ag.rpc_async(name, _plus, (1.0, 2.0)) for name in names if name != me]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    return sum(isinstance(each, Exception) for each in found)
 
 
 if __name__ == "__main__":

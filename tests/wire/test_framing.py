@@ -156,6 +156,30 @@ def test_what_cannot_be_allocated_is_refused_and_skipped_and_the_rest_goes_on(pi
     assert given_back == []
 
 
+@pytest.mark.parametrize("piece", [1, 7, 1000, 70_000])
+def test_readers_that_share_a_buffer_do_not_disturb_each_other(piece):
+    """Each has the beginning of a frame when the other one reads."""
+    memory = BufferPool()
+    bodies = [bytes([i]) * (i * 997) for i in range(1, 60)]
+    head, chunks = large(1, [b"l" * (CHUNK_SIZE + 11)])
+    readers = [FrameReader(memory=memory) for _ in range(3)]
+    streams = [
+        b"".join(frame(CALL, body) for body in bodies),
+        b"".join(frame(REPLY, body) for body in reversed(bodies)),
+        frame(PING) + head + b"".join(chunks) + frame(CALL, b"last"),
+    ]
+    found = [[], [], []]
+    for at in range(0, max(map(len, streams)), piece):
+        for reader, stream, frames in zip(readers, streams, found, strict=True):
+            reader.get_buffer()  # nothing came: asked again in vain
+            frames += reader.feed(stream[at : at + piece])
+    assert [bytes(each.body) for each in found[0]] == bodies
+    assert [bytes(each.body) for each in found[1]] == bodies[::-1]
+    assert [each.kind for each in found[2]] == [PING, CALL, CALL, CALL]
+    assert bytes(found[2][2].body.segments[0]) == b"l" * (CHUNK_SIZE + 11)
+    assert len({id(reader._buffer) for reader in readers}) == 1
+
+
 def test_what_was_reserved_is_given_back_when_the_connection_ends():
     given_back = []
     reader = FrameReader()
@@ -163,7 +187,6 @@ def test_what_was_reserved_is_given_back_when_the_connection_ends():
     reader.feed(head + chunks[0][:50])
     reader.abandon(given_back.append)
     assert given_back == [100_000]
-    assert len(reader._buffer) == 0
 
 
 OPEN = frame(CALL, announce(1, 0, [5]), LARGE)  # an announcement whose bytes are still to come

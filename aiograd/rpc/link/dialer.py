@@ -20,15 +20,24 @@ Where in its streams a session goes on is decided by `wire.session`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import math
+import resource
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
-from aiograd.errors import AuthError, ProtocolError, SecurityError, WorkerClosed, WorkerLost
+from aiograd.errors import (
+    AuthError,
+    Overloaded,
+    ProtocolError,
+    SecurityError,
+    WorkerClosed,
+    WorkerLost,
+)
 from aiograd.rpc.affinity import descriptor
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.link.handshaking import (
@@ -43,6 +52,7 @@ from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.inproc import InprocTransport
 from aiograd.rpc.transport.network import is_loopback, split, split_tcp
+from aiograd.rpc.transport.tls import BACKLOG
 from aiograd.wire.handshake import Identity
 from aiograd.wire.session import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, RESUME, Offer, Session
 
@@ -51,7 +61,10 @@ _security = logging.getLogger("aiograd.security")
 # A listener with too many unauthenticated connections closes a new one without a word, and a
 # network may cut one: both look like a refusal. So a connection that is closed is tried again.
 _HANDSHAKE: Final = RetryPolicy(attempts=math.inf, first_pause=0.02, longest_pause=0.3)
-_REFUSALS: Final = 5  # connections in a row that are closed: then it is a refusal
+_REFUSALS: Final = 5  # connections in a row that are closed after an answer: then it is a refusal
+# A peer that answers, and says that it is connecting, is waited for this many times
+# `Options.handshake_timeout`.
+_PATIENCE: Final = 4
 _RECONNECT: Final = RetryPolicy(attempts=math.inf, first_pause=0.03, longest_pause=0.3)
 # Seconds to connect to a peer that was lost, doubled each time: the network may return meanwhile,
 # and a fresh SYN gets through sooner than a repeated one, which the kernel sends after 1, 3, 7 s.
@@ -178,12 +191,13 @@ class Dialer:
                 return
             error = trouble
         if link.is_dialing:
-            link.lose(_as_loss(link, error))
+            link.lose(_as_loss(self.name, link, error))
 
     async def _dial_address(self, link: DialedLink, address: str, limit: float) -> Exception | None:
         """Connect a link at one address; None if it needs no other one, or why it does."""
         peer = link.peer
         timeout = _CONNECT_TIMEOUT if link.follows_loss else math.inf
+        last = limit + (_PATIENCE - 1) * self.options.handshake_timeout
         while True:
             try:
                 connection = await self._authenticate(
@@ -208,7 +222,9 @@ class Dialer:
                 connection.transport.abort()
                 if await self._peer_connects(link):
                     return None
-                # The peer said that it connects, and did not: dial again to see if it is there.
+                # The peer said that it connects, and did not: dial again to see if it is there. It
+                # was just now; on a busy machine its own dial may take its time.
+                limit = min(self._loop.time() + self.options.handshake_timeout, last)
                 error = WorkerLost(peer.name, "no", "it never finished connecting")
             elif self.adopt(link, connection, address):
                 return None
@@ -316,6 +332,12 @@ class Dialer:
         while True:
             try:
                 connection = await self.connect_once(address, offer, expected, timeout)
+            except BlockingIOError:
+                # The backlog is full: many connect at once, and the listener has to accept them.
+                backoff.deadline = limit
+                if not await backoff.pause():
+                    raise
+                continue
             except TimeoutError:
                 if timeout == math.inf or self._loop.time() + timeout > limit:
                     raise
@@ -327,11 +349,15 @@ class Dialer:
             # A connection that is cut looks like one that is refused: only another attempt can
             # tell. A version, or another worker at the address, stays what it is.
             certain = isinstance(error, ProtocolError | WorkerLost)
-            # A reset is nobody's refusal: only time ends the attempts. A peer that closes the
-            # connection again and again does refuse it.
-            reset = isinstance(error, ConnectionResetError)
-            refused = backoff.attempts >= _REFUSALS and not reset
-            backoff.deadline = limit if reset or timeout != math.inf else math.inf
+            # A reset is nobody's refusal, nor is a connection that is closed before a byte comes
+            # back: a listener with too many unauthenticated connections does that. Only time ends
+            # the attempts then. A peer that answers, and closes the connection again and again,
+            # does refuse it. One that says nothing is tried as often: where hundreds of workers
+            # connect at once, a handshake may have to wait for a core.
+            closed = not connection.answered and not connection.late
+            cut = closed or isinstance(error, ConnectionResetError)
+            refused = backoff.attempts >= _REFUSALS and not cut
+            backoff.deadline = limit if cut or timeout != math.inf else math.inf
             if certain or refused or not await backoff.pause():
                 raise error
             name = expected.name if expected is not None else "a worker"
@@ -492,12 +518,20 @@ def _never(peer: PeerInfo) -> bool:
     return False
 
 
-def _as_loss(link: DialedLink, error: Exception) -> Exception:
+def _as_loss(here: str, link: DialedLink, error: Exception) -> Exception:
     """Say what the error of the last address means for a link that could not be connected."""
     name = link.peer.name
     if link.had_session and isinstance(error, AuthError):
         # It knew the secret before: a handshake that was not finished was cut.
         error = WorkerLost(name, "no", f"cannot connect: {error}")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        why = f"no file descriptor is left to connect to {name} (RLIMIT_NOFILE is {most})"
+        return Overloaded(here, why)
+    if isinstance(error, BlockingIOError):
+        return Overloaded(
+            name, f"its listener is full: {BACKLOG} connections wait for it (backlog)"
+        )
     if isinstance(error, OSError) and not isinstance(error, WorkerLost | SecurityError):
         return WorkerLost(name, "no", f"cannot connect: {error}")
     if isinstance(error, ProtocolError | SecurityError) and not error.worker:

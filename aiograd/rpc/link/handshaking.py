@@ -84,6 +84,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self.remote = ""  # address of the other side, as far as the transport knows it
         self.error: Exception | None = None
         self.answered = False  # any bytes at all came back
+        self.late = False  # there was no proof in time
         self.gone = False  # the connection ended before a link took it over
         self.expected: PeerInfo | None = None  # the worker that should answer; None: any
 
@@ -229,6 +230,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._end()
 
     def _late(self) -> None:
+        self.late = True
         self.fail(self._handshake.refusal(f"no proof within {self._timeout:g} s"))
 
     def fail(self, error: Exception) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiograd.errors import WorkerClosed, WorkerLost
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.link.dialer import Dialer
-from aiograd.rpc.link.link import Link
+from aiograd.rpc.link.link import Link, LinkState
 from aiograd.rpc.retry import RetryPolicy
 from aiograd.wire.messages import CALL
 from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("aiograd.link")
 # Seconds in which something of what waits in a socket is read, if anything does; and how often.
 _READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
+# First dials of a worker at once. Where many workers meet all others, the handshakes of all dials
+# would begin at once and each take as long as all together: longer than `Options.handshake_timeout`
+# from about 100 workers on two cores.
+DIALS: Final = 8
+_TURN: Final = 1.0  # seconds after which a dial does not keep others waiting any more
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
 # Dials of a lost peer: 0.1 to 0.2 s after the first one that failed, at last 1 to 2 s. Calls shall
 # work again within 10 s of the network's return: the longest pause and a handshake fit into that.
@@ -69,6 +74,8 @@ class Links:
         self.routes: dict[str, Link] = {}  # by name, until the directory changes
         agent.directory.changed = self.routes.clear
         self.dials = 0  # so far; the number of the latest
+        self._turns: dict[Link, None] = {}  # new links that wait for their turn to be dialled
+        self._dialling = 0  # first dials that have a turn
         self._heart: asyncio.TimerHandle | None = None
 
     # ── finding ─────────────────────────────────────────────────────────────────────────────────
@@ -217,8 +224,32 @@ class Links:
         if link.peer.incarnation == self._agent.incarnation:
             self._dialer.dial_self(link)
             return
+        if self._dialling < DIALS:
+            self._dial_now(link)
+        else:
+            # It stays NEW until its turn: a dial of the peer that comes meanwhile is taken at once.
+            self._turns[link] = None
+
+    def _dial_now(self, link: Link) -> None:
         link.dial()
-        self._agent.spawn(self._dialer.dial(link))
+        self._dialling += 1
+        turn = self._agent.loop.call_later(_TURN, self._next_turn)
+        task = self._agent.spawn(self._dialer.dial(link))
+        task.add_done_callback(lambda _: self._turn_over(turn))
+
+    def _turn_over(self, turn: asyncio.TimerHandle) -> None:
+        """A dial has ended: the next one may begin, unless it has already."""
+        if not turn.cancelled() and turn.when() > self._agent.loop.time():
+            turn.cancel()
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        self._dialling -= 1
+        while self._turns and self._dialling < DIALS and not self._agent.closed:
+            link = next(iter(self._turns))
+            del self._turns[link]
+            if link.state is LinkState.NEW:  # neither lost nor connected by the peer meanwhile
+                self._dial_now(link)
 
     def next_dial(self) -> int:
         """The number of the next connection that is dialled."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.transport.inproc import Factory, InprocNetwork
-from aiograd.rpc.transport.tls import Credentials, TLSListener, connect_tls
+from aiograd.rpc.transport.tls import BACKLOG, Credentials, TLSListener, connect_tls
 
 # Bytes. With the kernel's default (200 KiB) a large array moves in many small steps, and each of
 # them wakes up both sides.
@@ -86,7 +86,7 @@ class Network:
         if scheme == "memory":
             return self.memory.listen(address, factory)
         if scheme == "unix":
-            server: Any = await loop.create_unix_server(factory, rest)
+            server: Any = await loop.create_unix_server(factory, rest, backlog=BACKLOG)
             return _ServerListener(server, address, rest)
         host, port = split_tcp(address)
         # Before anything is bound: not even for a moment may a plain listener be reachable.
@@ -97,7 +97,7 @@ class Network:
             )
         if tls is not None:
             return await TLSListener.open(host, port, factory, tls)
-        server = await loop.create_server(factory, host, port)
+        server = await loop.create_server(factory, host, port, backlog=BACKLOG)
         real = server.sockets[0].getsockname()[1]
         return _ServerListener(server, f"tcp:{host}:{real}", None)
 
@@ -106,14 +106,16 @@ class Network:
     ) -> asyncio.BufferedProtocol:
         """Connect; `connection_made` of the returned protocol has been called.
 
-        With `tls` a TCP connection speaks TLS; AuthError if the other side cannot.
+        With `tls` a TCP connection speaks TLS; AuthError if the other side cannot. BlockingIOError
+        if too many connections wait to be accepted at a Unix socket.
         """
         scheme, rest = split(address)
         loop = asyncio.get_running_loop()
         if scheme == "memory":
             return self.memory.connect(address, factory)
         if scheme == "unix":
-            _, protocol = await loop.create_unix_connection(factory, rest)
+            sock = _connect_unix(rest)
+            _, protocol = await loop.create_unix_connection(factory, sock=sock)
         else:
             host, port = split_tcp(address)
             try:
@@ -125,6 +127,20 @@ class Network:
                 raise AuthError(f"no TLS with {address}: {error}") from error
             _, protocol = await loop.create_connection(factory, host, port)
         return protocol
+
+
+def _connect_unix(path: str) -> socket.socket:
+    """Return a connected socket; it is connected at once or never."""
+    # By ourselves: EAGAIN says here that the backlog of the listener is full. asyncio takes it for
+    # a connection under way, and goes on with a socket that is not connected.
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def split(address: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiograd.errors import AuthError, SecurityError
 from aiograd.rpc.transport.tls_stream import TLSStream
@@ -136,6 +136,11 @@ class PendingConnection(Protocol):
         """End the connection: the TLS handshake failed or took too long."""
 
 
+# Connections that the kernel keeps until a listener accepts them. When hundreds of workers start or
+# meet, all of them dial at once. Linux limits this number to net.core.somaxconn, 4096 by default.
+BACKLOG: Final = 4096
+
+
 class TLSListener:
     """Accepts TCP connections that speak TLS, until closed."""
 
@@ -163,7 +168,7 @@ class TLSListener:
             # connections linger in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(where)
-            bound.listen(100)
+            bound.listen(BACKLOG)
             bound.setblocking(False)
         except BaseException:
             bound.close()

@@ -16,11 +16,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from typing import Any, Final
 
 _PIECE: Final = 128 * 1024  # encrypted at a time: larger ones drop out of the cache between steps
 _HANDSHAKE_BUFFER: Final = 16 * 1024  # read at a time until the handshake hands over to a link
 _BUFFER: Final = 256 * 1024  # read at a time afterwards
+_local = threading.local()
+
+
+def _shared_buffer() -> memoryview:
+    """Return the buffer into which all authenticated connections of this thread's loop read.
+
+    One after the other: what was read is given to OpenSSL before the loop reads anything else.
+    """
+    buffer: memoryview | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = memoryview(bytearray(_BUFFER))
+    return buffer
 
 
 class TLSStream(asyncio.BufferedProtocol):
@@ -164,7 +177,7 @@ class TLSStream(asyncio.BufferedProtocol):
     def set_protocol(self, protocol: Any) -> None:
         """Hand over to the protocol of whole messages, with a buffer of full size."""
         self._protocol = protocol
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._buffer = _shared_buffer()
 
     def get_protocol(self) -> Any:
         """Return the protocol above."""

@@ -10,10 +10,10 @@
 Fixed layouts, no pickle, no JSON: no byte of an unauthenticated peer reaches a deserializer. Both
 nonces stop replay, the role labels stop reflection, and the proofs cover both hellos (version,
 names, limits) and what comes with them, so that nobody can change it on the way. The terms are
-whether this side speaks plain data only with the other one, whose name it knows by then; `session`
-says what an offer is, and where a session goes on. Where each name has a secret of its own, the
-proofs are made with that of the name in the hello. A refusal is a closed connection and nothing
-else.
+whether this side speaks plain data only with the other one, whose name it knows by then, and
+whether it wants a MAC on what follows (`session_keys`); `session` says what an offer is, and where
+a session goes on. Where each name has a secret of its own, the proofs are made with that of the
+name in the hello. A refusal is a closed connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets: `rpc.link.handshaking`.
 """
@@ -34,7 +34,7 @@ from aiograd.wire.session import Offer
 
 # Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
 # versions refuse each other, so no message needs a version of its own.
-VERSION: Final = 7
+VERSION: Final = 8
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.
@@ -42,8 +42,9 @@ _CLAIM: Final = struct.Struct("<BIQI")
 _PROOF: Final = struct.Struct(f"<{_CLAIM.size}s32s")
 HELLO_SIZE: Final = _HELLO.size
 PROOF_SIZE: Final = _PROOF.size
-# The terms: a bit of the claim's first byte, so that the proof covers them without a field more.
+# The terms: bits of the claim's first byte, so that the proof covers them without a field more.
 _RESTRICTED: Final = 0x80
+_SEALED: Final = 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ class Handshake:
         self._secret_for = secret if callable(secret) else lambda name: secret
         self._key = Secret()
         self._client = client
+        self._claims: dict[bytes, bytes] = {}  # what both sides proved, by role
+        self.sealed = False  # one side wants a MAC on what follows; known at the end
         self._binding = b""  # what ties the proof to the channel below: the TLS certificates
         self._ours = us.hello(nonce)
         self._theirs = b""
@@ -160,6 +163,23 @@ class Handshake:
     def bind(self, binding: bytes) -> None:
         """Tie the proofs to the channel below. Call it before the first message."""
         self._binding = binding
+
+    def seal(self) -> None:
+        """Want a MAC on everything that follows. Call it before the first message."""
+        self.sealed = True
+
+    def session_keys(self) -> tuple[bytes, bytes]:
+        """Return the keys of this connection for what we send, and for what the other side sends.
+
+        They follow from the secret and everything that both sides have said, nonces included: no
+        other connection has them, and nobody who only passed these messages on.
+        """
+        assert self.proven
+        claims = self._claims[b"client"] + self._claims[b"server"]
+        ours, theirs = (
+            Secret(self._mac(b"frames of the " + role, claims)) for role in (b"client", b"server")
+        )
+        return (ours, theirs) if self._client else (theirs, ours)
 
     def start(self) -> bytes:
         """Return what to send before anything was received."""
@@ -224,7 +244,10 @@ class Handshake:
         word, number, self.received, session = _CLAIM.unpack(claim)
         assert self.peer is not None
         self.peer = replace(self.peer, restricted=bool(word & _RESTRICTED))
-        word &= ~_RESTRICTED
+        self._claims[label] = claim
+        # Either side may want it: only the one that listens knows its folder for certain.
+        self.sealed = self.sealed or bool(word & _SEALED)
+        word &= ~(_RESTRICTED | _SEALED)
         # One layout for both directions: a server's answer has its latest dial where a client's
         # offer has its number.
         if self._client:
@@ -237,7 +260,9 @@ class Handshake:
         assert self.peer is not None
         if self._restricts(self.peer.name):
             word |= _RESTRICTED
-        claim = _CLAIM.pack(word, number, received, session)
+        if self.sealed:
+            word |= _SEALED
+        claim = self._claims[label] = _CLAIM.pack(word, number, received, session)
         return _PROOF.pack(claim, self._mac(label, claim))
 
     def _mac(self, label: bytes, claim: bytes) -> bytes:

@@ -20,6 +20,7 @@ from aiograd.errors import AuthError, ProtocolError, WorkerLost
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import tune
+from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
 from aiograd.rpc.transport.tls import Credentials
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity, is_incarnation_of
 from aiograd.wire.secrets import Keyring
@@ -118,6 +119,12 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         """The number of the server's latest dial."""
         return self._handshake.latest
 
+    def secured(self) -> Any:
+        """Return the transport for a link: with a MAC on every record, if one side wants that."""
+        if not self._handshake.sealed:
+            return self.transport
+        return SealedStream(self.transport, *self._handshake.session_keys())
+
     # ── asyncio's side ──────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,6 +140,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         if self._credentials is not None:
             client = self._admit is None
             self._handshake.bind(self._credentials.binding(self.transport, client=client))
+        elif needs_seal(transport):
+            self._handshake.seal()
         if first := self._handshake.start():
             self.transport.write(first)
 
@@ -332,7 +341,7 @@ class Authenticator:
 
 def hand_over(link: LinkEnd, connection: HandshakeProtocol) -> None:
     """Let a link go on over a connection that is proven and accepted."""
-    transport, peer = connection.transport, connection.peer
+    transport, peer = connection.secured(), connection.peer
     tune(transport)
     name: Any = transport.get_extra_info("peername")
     link.host = name[0] if isinstance(name, tuple) else ""

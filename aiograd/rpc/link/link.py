@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from aiograd.errors import WorkerClosed, WorkerLost
+from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
 from aiograd.rpc.affinity import descriptor
 from aiograd.rpc.callee.dispatch import Callee, CalleeHost
 from aiograd.rpc.callee.functions import TABLE, Shipment, Target, resolve
@@ -320,6 +320,8 @@ class Link:
         """Make the connection again that has ended, if the peer may still be there."""
         if connection is not self.connection or not self.is_open:
             return
+        if isinstance(error, ProtocolError):  # somebody wrote to it who is not the peer
+            return self.broken(error)
         goodbye = self.receiver.goodbye
         why = "it was shut down" if goodbye else str(error or "connection closed")
         # A kernel that acknowledged nothing for seconds was given its time already.

@@ -122,9 +122,9 @@ def _dense(tensor: torch.Tensor, plain: bool) -> Data:
 
 
 def _normal(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return strides in which an axis of one element has the stride 1: torch allows any there."""
+    """Return strides in which 0 says that an axis is expanded: an axis of one element is not."""
     pairs = zip(shape, strides, strict=True)
-    return tuple([stride if size != 1 else 1 for size, stride in pairs])
+    return tuple([stride or 1 if size == 1 else stride for size, stride in pairs])
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int | None:

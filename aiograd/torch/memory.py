@@ -221,16 +221,17 @@ def _make_dense(
     flat = torch.frombuffer(memory, dtype=dtype)
     if flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()  # torch's kernels rely on aligned elements
+    # In place, never as a view: torch refuses to change some views in place, and a tensor that
+    # arrived must be as good as any other.
     if strides is None:
-        return flat.view(shape)
+        return flat.resize_(shape)
     once = tuple([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
     extent = span(once, strides)
-    if extent == flat.numel():
-        base = flat.as_strided(once, strides)
-    else:
-        base = torch.empty_strided(once, strides, dtype=dtype)
-        base.copy_(flat.view(once))
-    return base if once == tuple(shape) else base.expand(shape)
+    if extent != flat.numel():
+        contiguous = flat.view(once)
+        flat = torch.empty_strided(once, strides, dtype=dtype)
+        flat.copy_(contiguous)
+    return flat.as_strided_(shape, strides)
 
 
 def _dtype(name: Any) -> torch.dtype:

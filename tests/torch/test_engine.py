@@ -1,4 +1,4 @@
-"""The order of torch's engine that bordered runs rely on; fails loudly if a new torch changes it."""
+"""The order of torch's engine that bordered runs rely on; fails if a new torch changes it."""
 
 from __future__ import annotations
 

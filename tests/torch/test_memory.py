@@ -92,6 +92,8 @@ def test_memory_is_borrowed_and_what_arrives_is_writable():
     found = there_and_back(tensor)
     found += 1
     assert found[0] == 2.0
+    for each in (found, there_and_back(X.permute(2, 0, 1)), there_and_back(X[:, ::2])):
+        assert not each._is_view()
 
 
 def test_conjugates_and_negatives_are_resolved():

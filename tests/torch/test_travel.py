@@ -1,4 +1,4 @@
-"""Torch tensors as arguments and results: in one process, between processes, from restricted peers."""
+"""Torch tensors as arguments and results: in one process, between processes, without a context."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import aiograd as ag
 from aiograd.dist import boundary
 from aiograd.errors import BackwardFailed, GradError
-from aiograd.rpc.extension import FaultAction
 from aiograd.rpc.agent import current_agent
+from aiograd.rpc.extension import FaultAction
 from tests.torch import functions as there
 from tests.torch.functions import DTYPE, LEAVES, leaf
 

@@ -32,6 +32,9 @@ from aiograd.autograd.sweep import Sweep
 from aiograd.autograd.tensor import Tensor
 from aiograd.errors import GradError
 
+# Classes of tensors that other libraries record, and how each library recomputes a function.
+FOREIGN: list[tuple[type, Callable[[Callable[[], Any]], Any]]] = []
+
 
 class Checkpointed:
     """A function that keeps its arguments, and not its graph, for the backward pass."""
@@ -45,6 +48,9 @@ class Checkpointed:
             # Nothing would be saved anyway.
             return self.function(*args, **kwargs)
         call = functools.partial(self.function, *args, **kwargs)
+        for tensor_class, recompute in FOREIGN:
+            if _holds((args, kwargs), tensor_class):
+                return recompute(call)
         draws = Replayable()
         result, outputs, leaves, others = _first_run(call, draws)
         # The function's own nodes died with its graph. What is still alive is held from outside: a
@@ -274,6 +280,15 @@ def _cut(entries: Sequence[Node], met: Mapping[Node, _Border]) -> None:
             if parent is not None and parent not in reached:
                 reached.add(parent)
                 stack.append(parent)
+
+
+def _holds(value: Any, kind: type) -> bool:
+    """Tell whether an instance of a class is in a tree of tuples, lists and dicts."""
+    if isinstance(value, tuple | list):
+        return any(_holds(item, kind) for item in value)
+    if isinstance(value, dict):
+        return any(_holds(item, kind) for item in value.values())
+    return isinstance(value, kind)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.autograd.backward import entries as own_entries
 from aiograd.autograd.backward import input_node as own_input_node
+from aiograd.autograd.checkpoint import FOREIGN as CHECKPOINTED
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.backward.plan import Condensed
@@ -48,10 +49,10 @@ class Library(Protocol):
     def condense(
         self,
         roots: Sequence[Node],
-        sends: Iterable[Sequence[Node | None]],
+        sends: Mapping[int, SendNode],
         captures: Sequence[Node],
     ) -> Condensed:
-        """Make nodes of ours of the graph behind all ports among these nodes."""
+        """Make nodes of ours of the graph behind all ports among roots and parents of sends."""
 
     def add(self, old: Any, new: Any) -> Any:
         """Return the sum of two gradients, in memory of its own."""
@@ -96,6 +97,7 @@ _workers: Final[weakref.WeakSet[Travellers]] = weakref.WeakSet()  # of this proc
 def register(library: Library) -> None:
     """Let every worker of this process send and differentiate the tensors of a library."""
     _loaded.append(library)
+    CHECKPOINTED.append((library.tensor_class, library.checkpoint))
     for travellers in list(_workers):
         travellers.add(library.tensor_class, library.traveller)
 
@@ -169,21 +171,3 @@ def input_node(tensor: Any) -> Node:
     """Return the node behind a tensor that derivatives are asked for."""
     library = library_of(tensor)
     return own_input_node(tensor) if library is None else library.input_node(tensor)
-
-
-# ── a pass ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def without_ports(
-    sends: Mapping[int, SendNode], stands: Mapping[Node, Node]
-) -> dict[int, SendNode]:
-    """Return the sending ends for one pass, with what stands for their ports.
-
-    Copies: the next pass may be condensed otherwise.
-    """
-    found = dict(sends)
-    for edge, send in sends.items():
-        parents = [parent if parent is None else stands.get(parent, parent) for parent in send.parents]
-        if any(new is not old for new, old in zip(parents, send.parents, strict=True)):
-            found[edge] = SendNode(edge, send.peer, send.incarnation, tuple(parents), send.loops)
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from aiograd.autograd.graph import Node
+from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import plus
 from aiograd.torch.memory import DTYPES
@@ -72,7 +73,7 @@ class Torch:
     def condense(
         self,
         roots: Sequence[Node],
-        sends: Iterable[Sequence[Node | None]],
+        sends: Mapping[int, SendNode],
         captures: Sequence[Node],
     ) -> Condensed:
         """Make stages of the graph behind all ports among these nodes."""

@@ -122,9 +122,9 @@ def _dense(tensor: torch.Tensor, plain: bool) -> Data:
 
 
 def _normal(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return strides in which an axis of one element has the stride 1: torch allows any there."""
+    """Return strides in which 0 says that an axis is expanded: an axis of one element is not."""
     pairs = zip(shape, strides, strict=True)
-    return tuple([stride if size != 1 else 1 for size, stride in pairs])
+    return tuple([stride or 1 if size == 1 else stride for size, stride in pairs])
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int | None:
@@ -221,16 +221,17 @@ def _make_dense(
     flat = torch.frombuffer(memory, dtype=dtype)
     if flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()  # torch's kernels rely on aligned elements
+    # In place, never as a view: torch refuses to change some views in place, and a tensor that
+    # arrived must be as good as any other.
     if strides is None:
-        return flat.view(shape)
+        return flat.resize_(shape)
     once = tuple([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
     extent = span(once, strides)
-    if extent == flat.numel():
-        base = flat.as_strided(once, strides)
-    else:
-        base = torch.empty_strided(once, strides, dtype=dtype)
-        base.copy_(flat.view(once))
-    return base if once == tuple(shape) else base.expand(shape)
+    if extent != flat.numel():
+        contiguous = flat.view(once)
+        flat = torch.empty_strided(once, strides, dtype=dtype)
+        flat.copy_(contiguous)
+    return flat.as_strided_(shape, strides)
 
 
 def _dtype(name: Any) -> torch.dtype:

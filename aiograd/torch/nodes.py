@@ -10,6 +10,7 @@ A pass replaces ports by stages (`stages.py`); nothing here computes.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Final
 
 import torch
@@ -34,6 +35,8 @@ class Received(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, anchor: torch.Tensor, message: tuple[Any, ...]) -> tuple[Any, ...]:
         """Take the tensors, which are hidden in a tuple: the anchor alone makes them need grad."""
         ctx.end, ctx.places, tensors = message
+        ctx.hooked = False  # whether one of them has had a hook
+        ctx.tensors = [weakref.ref(tensor) for tensor in tensors]
         ctx.set_materialize_grads(False)
         return tuple(tensors)
 
@@ -61,6 +64,16 @@ with torch.enable_grad():
     _sample = Received.apply(ANCHOR, (None, (0,), [torch.zeros(1)]))
 RECEIVED: Final = type(_sample[0].grad_fn)
 del _sample
+_register_hooks: Final = RECEIVED._register_hook_dict
+
+
+def _note_hooks(node: Any, tensor: torch.Tensor) -> None:
+    """Note that a received tensor gets a hook, which may outlive the tensor; torch calls this."""
+    node.hooked = True
+    _register_hooks(node, tensor)
+
+
+RECEIVED._register_hook_dict = _note_hooks
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
@@ -157,6 +170,27 @@ class Port(Part):
     def parents(self) -> tuple[Node | None, ...]:  # type: ignore[override]
         """What lies behind it."""
         return (self.joint,)
+
+    def closes_loop(self, context_id: int, incarnation: bytes) -> bool:
+        """Tell whether a tensor came from that very incarnation in this context; see `loops`."""
+        node: Any = self.edge.node
+        if node.__class__ is not RECEIVED:
+            return False
+        end = node.end
+        return bool(
+            end.incarnation == incarnation
+            and end.context_id == context_id
+            and not end.loops >> self.index & 1
+        )
+
+    @property
+    def observed(self) -> bool:
+        """Whether a hook or `retain_grad` wants to see the gradient of a received tensor."""
+        node: Any = self.edge.node
+        if node.hooked:
+            return True
+        tensor = node.tensors[self.edge.output_nr]()
+        return tensor is not None and tensor.retains_grad
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -28,6 +28,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from aiograd.autograd.graph import Joint, Node, Part
+from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import ALONE, Place, holders, plus, run_bordered, run_hooks, run_plain
 from aiograd.torch.memory import span
@@ -200,6 +201,9 @@ class Condensed:
         self.stands: dict[Node, Node] = {}  # entries: roots, and parents of SendNodes
         self.wanted: dict[Node, Node] = {}  # what derivatives are asked for by
         self.leaves: dict[Any, Leaf] = {}  # by torch's node
+        # Received tensors that went back as they were, which nothing here observes: by edge and
+        # place. Their gradients need not enter the graph, see `dist.backward.loops`.
+        self.looping: dict[tuple[int, int], Port] = {}
 
     def leaf(self, node: Any) -> Leaf:
         """Return the sink of a leaf."""
@@ -208,19 +212,44 @@ class Condensed:
             leaf = self.leaves[node] = Leaf(node.variable)
         return leaf
 
+    def send(self, send: SendNode) -> SendNode:
+        """Return a sending end without ports."""
+        parents, loops = list(send.parents), send.loops
+        for place, port in enumerate(parents):
+            if isinstance(port, Port):
+                if (send.edge, place) in self.looping:
+                    parents[place] = Part(port.joint, port.index, (), None)
+                else:
+                    parents[place] = self.stands[port]
+                    loops &= ~(1 << place)  # the gradient has to come round, for its observers
+        return SendNode(send.edge, send.peer, send.incarnation, tuple(parents), loops)
+
     def fits(self) -> bool:
-        """Tell whether no leaf has got its first hook, or lost its last one, since."""
+        """Tell whether nothing has got its first hook, or lost its last one, since."""
         leaves: Iterable[Any] = self.leaves.values()
+        if any(port.observed for port in self.looping.values()):
+            return False
         return all(bool(leaf.variable._backward_hooks) == leaf.hooked for leaf in leaves)
 
 
 def condense(
-    roots: Sequence[Node], sends: Iterable[Sequence[Node | None]], captures: Sequence[Node]
+    roots: Sequence[Node], sends: Mapping[int, SendNode], captures: Sequence[Node]
 ) -> Condensed:
     """Make stages of everything that ports among roots and parents of SendNodes reach."""
     made = Condensed(roots)
     # All roots are fed at once, so they are one entry.
-    entries = [ports for group in (roots, *sends) if (ports := _ports(group))]
+    entries = [ports for ports in [_ports(roots)] if ports]
+    for edge, send in sends.items():
+        ports = _ports(send.parents)
+        if send.loops and ports:
+            for place, port in enumerate(send.parents):
+                if not (send.loops >> place & 1 and isinstance(port, Port)):
+                    continue
+                if not port.observed and port not in captures:
+                    made.looping[edge, place] = port
+                    ports.remove(port)
+        if ports:
+            entries.append(ports)
     if entries:
         graph = _Graph(made, entries)
         graph.make_stages(_ports(captures))

@@ -14,7 +14,7 @@ import torch
 
 from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.nodes import RecvNode
-from aiograd.dist.travellers import EDGE, LEAF, NO_GRAD, ON_EDGE, join_edge
+from aiograd.dist.travellers import EDGE, LEAF, LOOPS, NO_GRAD, ON_EDGE, join_edge
 from aiograd.errors import ProtocolError, SerializationError
 from aiograd.rpc.extension import FINISH, Arrival, Departure
 from aiograd.torch.memory import DTYPES, NAMES, put_together, take_apart
@@ -46,7 +46,12 @@ class TensorTraveller:
             note = LEAF
             carried = None if departure is None else departure.carried
             if carried is not None:
-                note = join_edge(Port(tensor), departure)
+                port = Port(tensor)
+                note = join_edge(port, departure)
+                if port.closes_loop(carried.id, departure.to.incarnation):
+                    scratch = departure.scratch
+                    scratch[LOOPS] = scratch.get(LOOPS, 0) | 1 << (note - ON_EDGE >> 1)
+                    note += 1
                 carried.foreign = self._library
                 if carried.hooks:
                     crossing = Crossing(carried.id, departure.to.name, "forward")
@@ -75,7 +80,7 @@ class TensorTraveller:
                 raise ProtocolError(
                     f"tensor {place} of an edge with {end.outputs}", arrival.sender.name
                 )
-            _behind(arrival, end, place, tensor)
+            _behind(arrival, end, place, tensor, bool(note & 1))
         elif is_parameter:
             tensor = _Parameter(tensor, requires_grad=note != NO_GRAD)
         elif note != NO_GRAD:
@@ -85,8 +90,13 @@ class TensorTraveller:
         return tensor
 
 
-def _behind(arrival: Arrival, end: RecvNode, place: int, tensor: torch.Tensor) -> None:
+def _behind(
+    arrival: Arrival, end: RecvNode, place: int, tensor: torch.Tensor, closes_loop: bool
+) -> None:
     """Let a tensor get its node with all others of its message, when all of them are decoded."""
+    # Both ends must agree which tensors close loops: the receiver learns it here.
+    if closes_loop:
+        end.loops |= 1 << place
     pending = arrival.scratch.get(_PENDING)
     if pending is None:
         places: list[int] = []

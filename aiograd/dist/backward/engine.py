@@ -40,7 +40,7 @@ from aiograd.dist.boundary import crossed_all
 from aiograd.dist.channel import Channel
 from aiograd.dist.context import Context
 from aiograd.dist.foreign import entries as roots_of
-from aiograd.dist.foreign import library_of, without_ports
+from aiograd.dist.foreign import library_of
 from aiograd.dist.inspect import explain
 from aiograd.dist.lost_peers import LostPeers
 from aiograd.errors import DeadlineExceeded, GradError, PassTimedOut, UnknownContext, WorkerLost
@@ -223,9 +223,8 @@ class Engine:
         condensed = None
         if context.foreign is not None:
             sends = dict(sends)  # a copy: threads may add to it
-            parents = [send.parents for send in sends.values()]
-            condensed = context.foreign.condense(roots, parents, capture)
-            sends = without_ports(sends, condensed.stands)
+            condensed = context.foreign.condense(roots, sends, capture)
+            sends = {edge: condensed.send(send) for edge, send in sends.items()}
             roots = [condensed.stands.get(node, node) for node in roots]
             capture = [condensed.wanted.get(node, node) for node in capture]
         # Boundary hooks must see every gradient that leaves, so none may be left to a loop.

@@ -35,6 +35,9 @@ class Condensed(Protocol):
     def stands(self) -> Mapping[Node, Node]:
         """For each port that gradients enter by, the node to feed."""
 
+    def send(self, send: SendNode) -> SendNode:
+        """Return a sending end without ports; a copy, since the next pass may be another one."""
+
     @property
     def wanted(self) -> Mapping[Node, Node]:
         """For each port that derivatives are asked for by, the node to capture."""

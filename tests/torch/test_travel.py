@@ -1,0 +1,141 @@
+"""Torch tensors as arguments and results: in one process, between processes, without a context."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import aiograd as ag
+from aiograd.dist import foreign
+from aiograd.errors import SerializationError
+from aiograd.wire.codec import Travellers
+from tests.torch import without_torch
+from tests.torch.without_torch import is_loaded, seen, watch
+
+PACKAGE_LOADED = "import sys; print('torch' in sys.modules, 'aiograd.torch' in sys.modules)"
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def facts(value: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        type(value).__name__,
+        value.requires_grad,
+        value.is_leaf,
+        value.stride(),
+        value.sum().item(),
+    )
+
+
+def test_importing_aiograd_does_not_import_torch():
+    program = "import aiograd; " + PACKAGE_LOADED
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.split() == ["False", "False"]
+
+
+async def test_tensors_arrive_as_independent_leaves_outside_of_a_context():
+    async with ag.LocalCluster(1, processes=False):
+        x = torch.rand(3, 4).t().requires_grad_()
+        assert await ag.rpc_async("worker0", facts, args=(x,)) == (
+            *("Tensor", True, True, (1, 4)),
+            x.sum().item(),
+        )
+        back = await ag.rpc_async("worker0", echo, args=({"a": [x, x], "n": torch.ones(2)},))
+        assert torch.equal(back["a"][0], x)
+        assert back["a"][0] is back["a"][1]
+        assert not back["n"].requires_grad
+        parameter = torch.nn.Parameter(torch.rand(2))
+        assert (await ag.rpc_async("worker0", facts, args=(parameter,)))[:3] == (
+            *("Parameter", True, True),
+        )
+
+
+async def test_modules_and_optimisers_arrive_whole_with_ties_kept():
+    async with ag.LocalCluster(1, processes=False):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
+        model[2].weight = model[0].weight
+        optimiser = torch.optim.Adam(model.parameters())
+        model(torch.ones(3)).sum().backward()
+        optimiser.step()
+        copy, other = await ag.rpc_async("worker0", echo, args=((model, optimiser),))
+        assert copy[2].weight is copy[0].weight
+        assert torch.equal(copy(torch.ones(3)), model(torch.ones(3)))
+        assert other.param_groups[0]["params"][0] is copy[0].weight
+        assert other.state[copy[0].weight]["step"] == 1
+
+
+@pytest.mark.deadline(60)
+async def test_worker_processes_take_large_tensors_by_shared_memory():
+    async with ag.LocalCluster(2, processes=True):
+        x = torch.rand(1024, 1024, dtype=torch.float32)
+        for tensor in (x, x.t(), x.to(torch.bfloat16), x[::2]):
+            found = await ag.rpc_async("worker1", echo, args=(tensor,))
+            assert torch.equal(found, tensor)
+            assert found.stride() == tensor.stride()
+            found.add_(1)  # it is ours
+
+
+@pytest.mark.deadline(60)
+async def test_a_fork_server_of_a_driver_with_torch_loads_it_once():
+    async with ag.LocalCluster(2, processes=True):
+        for name in ("worker0", "worker1"):
+            assert await ag.rpc_async(name, is_loaded)
+
+
+async def ask(function: Any) -> tuple[list[str], str]:
+    async with ag.LocalCluster(1, processes=True):  # one worker: no fork server that has torch
+        assert await ag.rpc_async("worker0", watch)
+        await function()
+        return await ag.rpc_async("worker0", seen)
+
+
+@pytest.mark.deadline(60)
+async def test_a_callee_imports_torch_off_its_loop():
+    async def call() -> None:
+        found = await asyncio.gather(
+            *[ag.rpc_async("worker0", without_torch.echo, args=(torch.ones(3),)) for _ in range(3)]
+        )
+        assert all(torch.equal(each, torch.ones(3)) for each in found)
+
+    threads, loop = await ask(call)
+    assert len(threads) == 1
+    assert loop not in threads
+
+
+@pytest.mark.deadline(60)
+async def test_a_caller_imports_torch_off_its_loop():
+    async def call() -> None:
+        # A reference, because the worker must not load this module, and torch with it.
+        reference = ag.RRef(torch.ones(3))
+        assert await ag.rpc_async("worker0", without_torch.fetch, args=(reference,)) == "Tensor"
+
+    threads, loop = await ask(call)
+    assert len(threads) == 1
+    assert loop not in threads
+
+
+async def test_a_worker_without_torch_says_so():
+    travellers = Travellers()
+    known = foreign.KNOWN[0]._replace(module="aiograd.no_such_module")
+    travellers.promise(known.tag, known.class_name, lambda: foreign._load(known))
+    with pytest.raises(SerializationError, match=r"aiograd\[torch\]"):
+        travellers.tagged(known.tag)
+
+
+async def test_what_has_no_memory_here_is_refused_by_name():
+    async with ag.LocalCluster(1, processes=False):
+        with pytest.raises(SerializationError, match="meta tensor"):
+            await ag.rpc_async("worker0", echo, args=(torch.empty(2, device="meta"),))
+
+        class Mine(torch.Tensor):
+            pass
+
+        with pytest.raises(SerializationError, match="Mine"):
+            await ag.rpc_async("worker0", echo, args=(torch.ones(2).as_subclass(Mine),))

@@ -24,7 +24,6 @@ import errno
 import functools
 import logging
 import math
-import resource
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -525,6 +524,8 @@ def _as_loss(here: str, link: DialedLink, error: Exception) -> Exception:
         # It knew the secret before: a handshake that was not finished was cut.
         error = WorkerLost(name, "no", f"cannot connect: {error}")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        import resource  # not everywhere, but neither is this error
+
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         why = f"no file descriptor is left to connect to {name} (RLIMIT_NOFILE is {most})"
         return Overloaded(here, why)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from cloudpickle import cloudpickle
 
+from aiograd._frames import warn
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import exposed_name, find_exposed, is_exposed
 from aiograd.rpc.directory import PeerInfo
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 # Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
 TABLE: Final = 4096
+HEAVY: Final = 10 * 2**20  # bytes of a function that goes with every call, to be warned of
 _NAME: Final = 1024  # bytes of a function's name; a peer can make us keep `TABLE` of them
 _MISSING: Final = object()
 # What the pickle of a mere reference has, besides the two texts.
@@ -95,6 +97,7 @@ class Shipper:
         # By pickle, least recently used first: equal contents share one shipment, so a function
         # that is defined again unchanged (a notebook cell that is run twice) is not sent again.
         self._contents: OrderedDict[bytes, Shipment] = OrderedDict()
+        self._heavy: set[tuple[types.CodeType, bytes]] = set()  # large functions that peers got
         # By id of the function, for peers that take names only.
         self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}
 
@@ -171,12 +174,27 @@ class Shipper:
         # A DEFINE is one small frame, and is decoded without an arrival: no travellers, no buffers.
         if payload.travelled == YES or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
+            if payload.size() > HEAVY and isinstance(func, types.FunctionType):
+                self._heavy_again(func, name, payload.size(), to)
             return Shipment(name, None, func=func)
         shipment = self._by_value(func, name, payload.data)
         fingerprint = _fingerprint(func)
         if fingerprint is None:  # something in it may change unseen: pickle it at every call
             return shipment
         return self._remember(func, shipment, fingerprint)
+
+    def _heavy_again(self, func: types.FunctionType, name: str, size: int, to: PeerInfo) -> None:
+        """Warn when a function with much data in it goes to a peer for the second time."""
+        key = func.__code__, to.incarnation
+        if key not in self._heavy:
+            self._heavy.add(key)
+            return
+        warn(
+            f"{name}() holds {size / 2**20:.0f} MiB in its closure, defaults or globals, and they "
+            f"are sent with every call: to {to.name} for the second time. Leave them there with "
+            "ag.remote, and pass the RRef as an argument",
+            UserWarning,
+        )
 
     def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
         if is_exposed(func):

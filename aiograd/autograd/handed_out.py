@@ -5,9 +5,9 @@
 
 A graph that saved the memory then refuses to play it back, as after a write through the tensor. The
 bytes are compared by a checksum, taken where memory is handed out and nowhere else. Two limits
-bound its cost. A large tensor that no graph has seen is not watched. Of more than `SAMPLED` bytes only
-pages spread over the array are read: a write to all of it is noticed, one to a few elements may not
-be. Slices keep the array alive that they were made from, so they are watched, too.
+bound its cost. A large tensor that no graph has seen is not watched. Of more than `SAMPLED` bytes
+only pages spread over the array are read: a write to all of it is noticed, one to a few elements
+may not be. Slices keep the array alive that they were made from, so they are watched, too.
 """
 
 from __future__ import annotations

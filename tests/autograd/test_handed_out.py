@@ -83,11 +83,12 @@ def test_a_write_to_a_large_array_is_noticed():
 
 def test_nothing_is_watched_when_nobody_holds_an_array():
     x, _, loss = graph()
+    others = set(WATCHES)
     array = x.numpy()
-    assert len(WATCHES) == 1
+    assert len(set(WATCHES) - others) == 1
     array.sum()
     del array
-    assert not WATCHES
+    assert set(WATCHES) <= others
     loss.backward()
 
 

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import logging
 import sys
 import types
 import weakref
@@ -45,6 +46,7 @@ from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
 
+_log = logging.getLogger("aiograd")
 # Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
 TABLE: Final = 4096
 HEAVY: Final = 10 * 2**20  # bytes of a function that goes with every call, to be warned of
@@ -97,6 +99,8 @@ class Shipper:
         # By pickle, least recently used first: equal contents share one shipment, so a function
         # that is defined again unchanged (a notebook cell that is run twice) is not sent again.
         self._contents: OrderedDict[bytes, Shipment] = OrderedDict()
+        # The code of functions that were sent by reference, by module and name.
+        self._by_name: dict[tuple[str, str], types.CodeType] = {}
         self._heavy: set[tuple[types.CodeType, bytes]] = set()  # large functions that peers got
         # By id of the function, for peers that take names only.
         self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}
@@ -167,7 +171,7 @@ class Shipper:
             if not isinstance(func.__self__, types.ModuleType | None):
                 return Shipment(name, None, func=func)
             return self._remember(func, self._by_reference(func, name, to), None)
-        if _importable(func):
+        if _importable(func) and not self._reloaded(func):
             return self._remember(func, self._by_reference(func, name, to), None)
         departure = Departure(to, "call")
         payload = encode_named(self._codec, func, departure, "func")
@@ -182,6 +186,25 @@ class Shipper:
         if fingerprint is None:  # something in it may change unseen: pickle it at every call
             return shipment
         return self._remember(func, shipment, fingerprint)
+
+    def _reloaded(self, func: Any) -> bool:
+        """Return whether the module of a function was executed again since we sent it by name.
+
+        Workers that have imported the module know the old function under that name. So everything
+        of the module goes by value from now on.
+        """
+        if not isinstance(func, types.FunctionType):
+            return False
+        key = func.__module__, func.__qualname__
+        before = self._by_name.setdefault(key, func.__code__)
+        # The very object: equal code may call a helper of the module that has changed.
+        if before is func.__code__:
+            return False
+        module = sys.modules[func.__module__]
+        _log.info("%s was loaded again: its functions are sent by value now", module.__name__)
+        cloudpickle.register_pickle_by_value(module)
+        self._known.clear()
+        return True
 
     def _heavy_again(self, func: types.FunctionType, name: str, size: int, to: PeerInfo) -> None:
         """Warn when a function with much data in it goes to a peer for the second time."""

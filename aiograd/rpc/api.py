@@ -133,8 +133,8 @@ def rpc_async(
       worker from answering, and plain ones may run at the same time. An operation (`ag.add`) or an
       `@ag.inline` function runs on the loop.
     - Arguments are copied as they are now; arrays of 64 KiB and more are *borrowed* until the call
-      is done: do not write to them meanwhile, or send `a.copy()`. Tensors and RRefs are found at any
-      depth; locks, open files and generators cannot travel (`SerializationError` names the path).
+      is done: do not write to them meanwhile, or send `a.copy()`. Tensors and RRefs are found at
+      any depth; locks, open files and generators cannot travel (`SerializationError` says where).
     - Inside `async with ag.context()` gradients flow through the call; outside, tensors arrive as
       leaves of their own.
     - `timeout=None` is what is left of the surrounding call's time, else `Options.timeout` (60 s);

@@ -10,6 +10,7 @@
     op                Op: a forward function and one gradient rule per argument
     coo               the sparse array
     sparse            ag.sparse: sparse Tensors and their operations
+    handed_out        memory of tensors that users hold as arrays, and write to
     sweep             one reverse pass, as a state machine without I/O
     backward          the local pass; the checker of roots
     ops/              the tables of operations

@@ -25,6 +25,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
+from aiograd.autograd.handed_out import WATCHES, check_all
 from aiograd.autograd.op import OPS
 from aiograd.autograd.sparse import mask
 from aiograd.autograd.tensor import Tensor, wrap
@@ -79,6 +80,8 @@ class Sweep:
         counts: Mapping[Node, int] | None = None,  # of `contributions`, if they are known
         halves: Halves | None = None,  # nodes of which a part is deferred
     ) -> None:
+        if WATCHES:
+            check_all()
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`

@@ -20,6 +20,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
+from aiograd.autograd.handed_out import SMALL, hand_out
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
@@ -200,11 +201,29 @@ class Tensor:
     # ── the value, without recording ────────────────────────────────────────────────────────────
 
     def numpy(self) -> Any:
-        """Return the array itself (shared, not copied); nothing is recorded."""
-        return self.data if not self.is_sparse else self.data.to_dense()
+        """Return the value as an array over the same memory; nothing is recorded.
+
+        A write to it that a graph would have to know of makes that graph's backward pass a
+        GradError; the limits are in `autograd/handed_out.py`.
+        """
+        data = self.data
+        if data.__class__ is not _ndarray:
+            return data.to_dense() if is_sparse_array(data) else data
+        if not data.flags.writeable:
+            return data
+        cell = self._cell
+        if cell is None:
+            if data.nbytes > SMALL and not self.requires_grad:
+                return data
+            cell = self._cell = [0]
+        return hand_out(data, cell)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
+        return np.array(self._dense() if copy else self.numpy(), dtype=dtype, copy=copy)
+
+    def _dense(self) -> Any:
+        """Return the array for reading: nobody else gets to hold it."""
+        return self.data if not self.is_sparse else self.data.to_dense()
 
     def item(self) -> Any:
         """Return the only element as a Python number."""
@@ -212,7 +231,7 @@ class Tensor:
 
     def tolist(self) -> Any:
         """Return the value as nested Python lists."""
-        return self.numpy().tolist()
+        return self._dense().tolist()
 
     def __float__(self) -> float:
         return float(self.data.item())
@@ -237,7 +256,7 @@ class Tensor:
     def __contains__(self, value: Any) -> bool:
         # Python's own `in` would iterate and compare with each row, which is neither true nor
         # false.
-        return (value.numpy() if isinstance(value, Tensor) else value) in self.numpy()
+        return (value._dense() if isinstance(value, Tensor) else value) in self._dense()
 
     def __format__(self, spec: str) -> str:
         # So that f"{loss:.3f}" works.

@@ -20,6 +20,7 @@ import math
 import os
 import socket
 import sys
+import warnings
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -31,8 +32,8 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from types import FrameType, TracebackType
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
@@ -113,6 +114,15 @@ class LoopWorker:
             self.ended.set_result(code)
 
 
+# Clusters that were awaited and assigned to a global name: `cluster = await ag.LocalCluster(2)`.
+_AWAITED: Final[list[LocalCluster]] = []
+
+
+def _names(names: dict[str, Any], cluster: LocalCluster) -> list[str]:
+    """Return the global names of a cluster; those with `_` in front are a notebook's own."""
+    return [name for name, value in names.items() if value is cluster and name[:1] != "_"]
+
+
 class LocalCluster:
     """Workers `worker0 … worker{n-1}` on this machine, and this process as `driver`.
 
@@ -168,6 +178,8 @@ class LocalCluster:
         self._driver: Worker | None = None
         self._changing = asyncio.Lock()  # one `scale` or `restart` at a time
         self._closed: asyncio.Future[None] | None = None  # made when closing begins
+        self._line = ""  # where it was awaited
+        self._names_of: dict[str, Any] | None = None  # the globals in which it has a name
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────
 
@@ -179,6 +191,11 @@ class LocalCluster:
         if not self._driver.running:
             raise WorkerClosed("this cluster is not running", DRIVER)
         return self._driver
+
+    @property
+    def driver_runs(self) -> bool:
+        """Whether the cluster was started and is still open."""
+        return self._driver is not None and self._driver.running
 
     @property
     def workers(self) -> list[Handle]:
@@ -258,7 +275,38 @@ class LocalCluster:
         return await self._open()
 
     def __await__(self) -> Generator[Any, None, LocalCluster]:
-        return self._open().__await__()
+        return self._open_until_closed(sys._getframe(1)).__await__()
+
+    async def _open_until_closed(self, frame: FrameType) -> LocalCluster:
+        """Open the cluster, and close one that the name it is assigned to had before.
+
+        A notebook cell that is run again would else leave a cluster behind each time.
+        """
+        self._line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        names = frame.f_globals
+        await self._open()
+        # The assignment follows at once: this coroutine returns without going back to the loop.
+        self.driver.agent.loop.call_soon(self._assigned, names)
+        return self
+
+    def _assigned(self, names: dict[str, Any]) -> None:
+        for other in list(_AWAITED):
+            if other._closed is not None or not other.driver_runs:
+                _AWAITED.remove(other)
+            elif other._names_of is names and not _names(names, other):
+                _AWAITED.remove(other)
+                text = (
+                    f"the cluster started at {other._line} is closed: the one started at "
+                    f"{self._line} has taken its name. Use `async with`, or `await cluster.close()`"
+                )
+                agent = other.driver.agent
+                if agent.loop is self.driver.agent.loop:  # else its loop has ended, and it with it
+                    agent.spawn(other.close())
+                    _log.warning(text)
+                    warnings.warn(text, ResourceWarning, stacklevel=2, source=other)
+        if _names(names, self):
+            self._names_of = names
+            _AWAITED.append(self)
 
     async def _open(self) -> LocalCluster:
         if self._driver is not None:
@@ -480,6 +528,21 @@ class LocalCluster:
                 await run_to_completion(self._reap())
         finally:
             closed.set_result(None)
+            self._name_successor()
+
+    def _name_successor(self) -> None:
+        """Warn that calls by name now go to an older cluster that was left open."""
+        if self not in _AWAITED:
+            return  # `async with` nests, and what is around it is meant
+        _AWAITED.remove(self)
+        older = [each for each in _AWAITED if each._closed is None]
+        if older:
+            text = (
+                f"the cluster started at {self._line} is closed; calls by name now go to the one "
+                f"started at {older[-1]._line}, which still runs: `await cluster.close()` it, too"
+            )
+            _log.warning(text)
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     async def _reap(self) -> None:
         """Wait until all workers have ended, and kill those that do not."""

@@ -128,11 +128,13 @@ def rpc_async(
       and takes the same path: arguments and result are copies.
     - `func` is any function. An importable one is sent by reference, so the worker must be able to
       import its module; one of a script, notebook or another function by value, with what it uses.
+      Functions of one script share their globals on a worker: what one sets, the others see there.
     - An `async def` runs on the worker's loop, a plain `def` in a thread there: neither stops the
-      worker from answering. An operation (`ag.add`) or an `@ag.inline` function runs on the loop.
+      worker from answering, and plain ones may run at the same time. An operation (`ag.add`) or an
+      `@ag.inline` function runs on the loop.
     - Arguments are copied as they are now; arrays of 64 KiB and more are *borrowed* until the call
-      is done: do not write to them meanwhile. Tensors and RRefs are found at any depth; locks, open
-      files and generators cannot travel (`SerializationError` names the path to them).
+      is done: do not write to them meanwhile, or send `a.copy()`. Tensors and RRefs are found at
+      any depth; locks, open files and generators cannot travel (`SerializationError` says where).
     - Inside `async with ag.context()` gradients flow through the call; outside, tensors arrive as
       leaves of their own.
     - `timeout=None` is what is left of the surrounding call's time, else `Options.timeout` (60 s);

@@ -130,6 +130,16 @@ class Future(asyncio.Future[T]):
     __slots__ = ("info",)
     info: CallInfo
 
+    def __repr__(self) -> str:
+        # What asyncio and anyio print when they want a coroutine and get a call: so it says more.
+        info = getattr(self, "info", None)
+        if info is None or self.done():
+            return super().__repr__()
+        return (
+            f"<Future pending: the call of {info.name} {info.call_site} has begun. Await it; a "
+            "task group wants an async function that does: `async def call(): return await ...`>"
+        )
+
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop waiting, and cancel the coroutine over there, with everything it waits for."""
         loop = self.get_loop()

@@ -48,6 +48,16 @@ def test_the_program_in_the_readme_and_index_runs(name: str, tmp_path: Path) -> 
     assert not done.stderr
 
 
+def test_the_program_on_the_page_about_concurrency_runs(tmp_path: Path) -> None:
+    script = tmp_path / "counter.py"
+    (program,) = [b for b in blocks(ROOT / "docs" / "concurrency.md") if "asyncio.run(" in b]
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1000\n", done.stderr
+
+
 def test_the_pieces_of_the_tour_run_when_pasted_in_order(tmp_path: Path) -> None:
     pieces = "\n".join(blocks(ROOT / "docs" / "tour.md"))
     done = subprocess.run(

@@ -43,3 +43,13 @@ def test_classes_can_be_weighted_and_ignored() -> None:
 def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(ValueError, match="reduction"):
         ag.nn.MSELoss(reduction="median")
+
+
+@pytest.mark.parametrize("loss", [ag.nn.MSELoss(), ag.nn.L1Loss()])
+def test_losses_whose_shapes_broadcast_warn_and_name_both_shapes(loss):
+    prediction, target = ag.ones(4, 1, requires_grad=True), ag.zeros(4)
+    with pytest.warns(UserWarning, match=r"\(4, 1\).*\(4,\).*\(4, 4\)") as caught:
+        loss(prediction, target)
+    assert caught[0].filename == __file__
+    loss(prediction, target.reshape(4, 1))  # a warning would fail the test
+    loss(prediction, 0.5)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd._frames import warn
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, describe, new_op
@@ -319,6 +320,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     2.0
     """
     difference = as_tensor(input) - target
+    _check_broadcast(input, target, difference, "mse_loss")
     return _reduced(difference * difference, reduction)
 
 
@@ -329,7 +331,22 @@ def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     >>> float(ag.l1_loss(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
     1.0
     """
-    return _reduced(np.absolute(as_tensor(input) - target), reduction)
+    difference = as_tensor(input) - target
+    _check_broadcast(input, target, difference, "l1_loss")
+    return _reduced(np.absolute(difference), reduction)
+
+
+def _check_broadcast(input: Any, target: Any, difference: Any, name: str) -> None:
+    """Warn where a loss compares every element with many: (64, 1) and (64,) make (64, 64)."""
+    shapes = np.shape(input), np.shape(target)
+    # A single number is compared with all elements on purpose.
+    if shapes[0] != shapes[1] and () not in shapes:
+        warn(
+            f"{name} compares a tensor of shape {shapes[0]} with a target of shape {shapes[1]}: "
+            f"they broadcast to {difference.shape}, which is rarely what is meant. "
+            "Give both the same shape, say with target.reshape(input.shape)",
+            UserWarning,
+        )
 
 
 @composite()

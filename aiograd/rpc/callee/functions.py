@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import logging
 import sys
 import types
 import weakref
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from cloudpickle import cloudpickle
 
+from aiograd._frames import warn
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import exposed_name, find_exposed, is_exposed
 from aiograd.rpc.directory import PeerInfo
@@ -44,8 +46,10 @@ from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
 
+_log = logging.getLogger("aiograd")
 # Functions per peer that have a number; more are sent anew. It bounds what a peer can make us keep.
 TABLE: Final = 4096
+HEAVY: Final = 10 * 2**20  # bytes of a function that goes with every call, to be warned of
 _NAME: Final = 1024  # bytes of a function's name; a peer can make us keep `TABLE` of them
 _MISSING: Final = object()
 # What the pickle of a mere reference has, besides the two texts.
@@ -95,6 +99,9 @@ class Shipper:
         # By pickle, least recently used first: equal contents share one shipment, so a function
         # that is defined again unchanged (a notebook cell that is run twice) is not sent again.
         self._contents: OrderedDict[bytes, Shipment] = OrderedDict()
+        # The code of functions that were sent by reference, by module and name.
+        self._by_name: dict[tuple[str, str], types.CodeType] = {}
+        self._heavy: set[tuple[types.CodeType, bytes]] = set()  # large functions that peers got
         # By id of the function, for peers that take names only.
         self._named: dict[int, tuple[weakref.ref[Any], Shipment]] = {}
 
@@ -164,19 +171,53 @@ class Shipper:
             if not isinstance(func.__self__, types.ModuleType | None):
                 return Shipment(name, None, func=func)
             return self._remember(func, self._by_reference(func, name, to), None)
-        if _importable(func):
+        if _importable(func) and not self._reloaded(func):
             return self._remember(func, self._by_reference(func, name, to), None)
         departure = Departure(to, "call")
         payload = encode_named(self._codec, func, departure, "func")
         # A DEFINE is one small frame, and is decoded without an arrival: no travellers, no buffers.
         if payload.travelled == YES or payload.buffers or len(payload.data) > SMALL:
             departure.cancel()
+            if payload.size() > HEAVY and isinstance(func, types.FunctionType):
+                self._heavy_again(func, name, payload.size(), to)
             return Shipment(name, None, func=func)
         shipment = self._by_value(func, name, payload.data)
         fingerprint = _fingerprint(func)
         if fingerprint is None:  # something in it may change unseen: pickle it at every call
             return shipment
         return self._remember(func, shipment, fingerprint)
+
+    def _reloaded(self, func: Any) -> bool:
+        """Return whether the module of a function was executed again since we sent it by name.
+
+        Workers that have imported the module know the old function under that name. So everything
+        of the module goes by value from now on.
+        """
+        if not isinstance(func, types.FunctionType):
+            return False
+        key = func.__module__, func.__qualname__
+        before = self._by_name.setdefault(key, func.__code__)
+        # The very object: equal code may call a helper of the module that has changed.
+        if before is func.__code__:
+            return False
+        module = sys.modules[func.__module__]
+        _log.info("%s was loaded again: its functions are sent by value now", module.__name__)
+        cloudpickle.register_pickle_by_value(module)
+        self._known.clear()
+        return True
+
+    def _heavy_again(self, func: types.FunctionType, name: str, size: int, to: PeerInfo) -> None:
+        """Warn when a function with much data in it goes to a peer for the second time."""
+        key = func.__code__, to.incarnation
+        if key not in self._heavy:
+            self._heavy.add(key)
+            return
+        warn(
+            f"{name}() holds {size / 2**20:.0f} MiB in its closure, defaults or globals, and they "
+            f"are sent with every call: to {to.name} for the second time. Leave them there with "
+            "ag.remote, and pass the RRef as an argument",
+            UserWarning,
+        )
 
     def _by_reference(self, func: Any, name: str, to: PeerInfo) -> Shipment:
         if is_exposed(func):

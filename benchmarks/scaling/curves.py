@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -207,6 +208,45 @@ async def _greet(names: list[str]) -> int:
     calls = [ag.rpc_async(name, _plus, (1.0, 2.0)) for name in names if name != me]
     found = await asyncio.gather(*calls, return_exceptions=True)
     return sum(isinstance(each, Exception) for each in found)
+
+
+@curve("a chain of additions: µs each", 1000, 10_000, 100_000, 300_000, forward=1.6, backward=1.6)
+async def tape(count: int) -> Figures:
+    """Record and play back additions; with Python's own thresholds, beside it."""
+    found = {}
+    for name, thresholds in (("", gc.get_threshold()), ("_default", (700, 10, 10))):
+        gc.set_threshold(*thresholds)
+        forward = backward = float("inf")
+        for _ in range(3):
+            x = y = ag.ones(3, requires_grad=True)
+            watch = Stopwatch()
+            for _ in range(count):
+                y = y + x
+            forward, watch = min(forward, watch.per(count)), Stopwatch()
+            y.sum().backward()
+            backward = min(backward, watch.per(count))
+        found |= {f"forward{name}": forward, f"backward{name}": backward}
+    return found
+
+
+@curve("joining: CPU ms of the protocol per worker, in one loop", 16, 32, 64, 128, cpu=2.2)
+async def joins(count: int) -> Figures:
+    """Start workers in one loop, all at once, until the first one can call all."""
+    watch = Stopwatch()
+    async with ag.LocalCluster(count, processes=False) as cluster:
+        await ag.Group(cluster).call(ag.get_worker_info)
+        return {"cpu": watch.per(count) / 1e3}
+
+
+@curve("starting processes: ms per worker until all are called", 32, 64, 128, wall=1.1)
+async def start(count: int) -> Figures:
+    """Start a cluster of processes."""
+    began = time.perf_counter()
+    async with ag.LocalCluster(count) as cluster:
+        await ag.Group(cluster).call(ag.get_worker_info)
+        wall = (time.perf_counter() - began) / count * 1e3
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"wall": wall, "cpu": (spent.ru_utime + spent.ru_stime) / count * 1e3}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ the members. The services are listed in `member.py`. A newcomer is admitted in t
 
     join ─▶ welcome to it, change to the members ─▶ all have confirmed, or 1 s ─▶ reply to join
 
-so that, when `join` returns, it can call every member and every member can call it.
+so that, when `join` returns, it can call every member and every member can call it. Newcomers that
+come in between wait for these confirmations, and are admitted together by one change; in a large
+cluster for a moment longer, so that announcements come at a bounded rate.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiograd.cluster.collectives import mark_retrieved
 from aiograd.cluster.member import CONFIRM_TIMEOUT, Member, check_peer
@@ -27,6 +29,13 @@ __all__ = ["Coordinator"]
 
 _log = logging.getLogger("aiograd.cluster")
 
+# Every admission is announced to every member. Newcomers of a large cluster are admitted at most so
+# often that the coordinator announces 500 times per second, whatever the size: so the cost of a
+# start grows as the time it takes, not as the square of the number of workers.
+_PAUSE_PER_MEMBER: Final = 0.002  # seconds
+_LONGEST_PAUSE: Final = 0.25
+_FEW: Final = 8  # members up to which nobody is held for that
+
 
 class Coordinator:
     """The coordinator's part of one worker, beside its `Member`."""
@@ -38,6 +47,9 @@ class Coordinator:
         # Replies to `join` that are still to be sent, by incarnation. A name would not do: two
         # workers of one name may be waiting, and each of them has to be refused.
         self._joining: dict[bytes, asyncio.Future[Any]] = {}
+        self._admissions = 0  # under way: changes with newcomers that are not confirmed by all
+        self._next_admission = 0.0  # loop time before which newcomers are held
+        self._timer: asyncio.TimerHandle | None = None  # admits those that are held
         self._termination = TerminationDetector()
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
         self._leaving = False  # this worker has begun to leave: no newcomers
@@ -138,7 +150,9 @@ class Coordinator:
         if self._leaving:
             raise RpcError("this cluster is being closed")
         reply = self._reply_to_join(peer.incarnation)
-        self._apply(self._membership.join(peer, world_size))
+        hold = self._admissions > 0 or self._agent.loop.time() < self._next_admission
+        self._apply(self._membership.join(peer, world_size, hold=hold))
+        self._admit_held_later()
         # Shielded: a repeated `join` shares the future, and a cancelled one must not end it.
         return asyncio.shield(reply)
 
@@ -162,6 +176,10 @@ class Coordinator:
                 confirmations += self._announce(action.update, action.to)
         self._refuse([action for action in actions if isinstance(action, Refuse)])
         if admitted:
+            self._admissions += 1
+            others = max(len(self._membership.members) - _FEW, 0)
+            pause = min(others * _PAUSE_PER_MEMBER, _LONGEST_PAUSE)
+            self._next_admission = self._agent.loop.time() + pause
             self._agent.spawn(self._admit(admitted, confirmations))
 
     def _refuse(self, refusals: Sequence[Refuse[PeerInfo]]) -> None:
@@ -217,13 +235,28 @@ class Coordinator:
             self._agent.directory.add(peer)
         if any(peer.incarnation == self._agent.incarnation for peer in admitted):
             self._member.adopt(*self._membership.roster())
-        if confirmations:
-            await asyncio.wait(confirmations)
+        try:
+            if confirmations:
+                await asyncio.wait(confirmations)
+        finally:
+            self._admissions -= 1
         for peer in admitted:
             reply = self._joining.pop(peer.incarnation, None)
             if reply is not None and not reply.done():
                 reply.set_result(None)
         self._member.notify()
+        self._admit_held_later()
+
+    def _admit_held_later(self) -> None:
+        """Admit newcomers that are held, when it is time; after an admission under way."""
+        held = self._membership.held and not self._admissions
+        if held and self._timer is None and not self._agent.closed:
+            self._timer = self._agent.loop.call_at(self._next_admission, self._admit_held)
+
+    def _admit_held(self) -> None:
+        self._timer = None
+        if not self._admissions and not self._agent.closed:
+            self._apply(self._membership.admit_held())
 
     def _on_roster(self, sender: PeerInfo) -> Any:
         return self._membership.roster()
@@ -274,6 +307,8 @@ class Coordinator:
     def close(self) -> None:
         """Fail everything that waits for a decision of this coordinator."""
         error = WorkerClosed(f"{self._agent.name} was shut down", self._agent.name)
+        if self._timer is not None:
+            self._timer.cancel()
         for future in (*self._joining.values(), self._round):
             if not future.done():
                 future.add_done_callback(mark_retrieved)

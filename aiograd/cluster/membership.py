@@ -6,12 +6,16 @@ one; each member has a `Roster`. `coordinator.py` and `member.py` carry both ove
 
     join(b) ─▶ [Announce(update 7: b joined, to a c), Admit(b)]
     join(b) ─▶ [Refuse(b, "there is already a worker named b …")]
-    lost(c) ─▶ [Announce(update 8: c lost, to a b)]
+    join(b, hold=True), join(d, hold=True) ─▶ []
+    admit_held() ─▶ [Announce(update 8: b and d joined, to a c), Admit(b), Admit(d)]
+    lost(c) ─▶ [Announce(update 9: c lost, to a b d)]
 
 A *static* cluster has a fixed size: no worker is admitted before all are there, and a mistake in
 one worker's name, rank or world size ends the start for all, since that world can never be
 complete. The refusal then stands: a worker that joins later is refused for the same reason. An
-*open* cluster admits workers as they come.
+*open* cluster admits workers as they come; those that come while others are being announced are
+held, and announced together. Else n workers that start at once would take n announcements to up to
+n members each.
 """
 
 from __future__ import annotations
@@ -88,7 +92,8 @@ class Membership(Generic[P]):
         self.world_size = world_size  # None: open
         self.version = 0
         self.members: dict[str, P] = {}  # by name
-        self.waiting: dict[str, P] = {}  # static: newcomers, until the world is complete
+        # Newcomers: static, until the world is complete; else those that are held.
+        self.waiting: dict[str, P] = {}
         self._highest_rank = own.rank  # ever seen or given out: new ranks come after it
         self._reserved: dict[str, int] = {}  # ranks given out, by name
         self.refusal: str | None = None  # static: why this start was refused
@@ -128,10 +133,11 @@ class Membership(Generic[P]):
         """Let the coordinator itself join."""
         return self.join(self.own, self.world_size)
 
-    def join(self, peer: P, world_size: int | None) -> list[Action[P]]:
+    def join(self, peer: P, world_size: int | None, *, hold: bool = False) -> list[Action[P]]:
         """Admit a worker, now or when the world is complete, or refuse it.
 
-        Gives no action while a static world is incomplete.
+        Gives no action while a static world is incomplete, nor if the worker could be admitted and
+        is held: then `admit_held` does.
         """
         if self._known(peer):
             # A join that is sent again because its reply was lost changes nothing.
@@ -149,12 +155,25 @@ class Membership(Generic[P]):
         # A running cluster goes on: the mistake is that of the newcomer alone.
         if clash:
             return [Refuse(peer, clash)]
-        if self.world_size is None:
-            return self._admit(peer)
-        if peer.rank >= self.world_size:
+        # In a static world, name and rank are free, so their worker is gone: this is its restart.
+        if self.world_size is not None and peer.rank >= self.world_size:
             return [Refuse(peer, f"rank {peer.rank} is not in a world of {self.world_size}")]
-        # Name and rank are free, so their worker is gone, and this is its restart.
-        return self._admit(peer)
+        self.waiting[peer.name] = peer
+        return [] if hold else self.admit_held()
+
+    @property
+    def held(self) -> bool:
+        """Whether workers wait for `admit_held`, not for a static world that is incomplete."""
+        return bool(self.waiting) and (bool(self.members) or self.world_size is None)
+
+    def admit_held(self) -> list[Action[P]]:
+        """Admit the workers that were held, by one announcement."""
+        if not self.held:
+            return []
+        newcomers, self.waiting = tuple(self.waiting.values()), {}
+        announce = self._announce(joined=newcomers)  # before they are added: to the others only
+        self.members.update({peer.name: peer for peer in newcomers})
+        return [announce, *(Admit(peer) for peer in newcomers)]
 
     def leave(self, incarnation: bytes) -> list[Action[P]]:
         """Remove a worker that has said that it leaves."""
@@ -236,11 +255,6 @@ class Membership(Generic[P]):
         # By incarnation: duplicates share a name or a rank, and each of them counts.
         self.refused.update({peer.incarnation: peer for peer in peers})
         return [Refuse(peer, why) for peer in peers]
-
-    def _admit(self, peer: P) -> list[Action[P]]:
-        announce = self._announce(joined=(peer,))  # before it is added: to the others only
-        self.members[peer.name] = peer
-        return [announce, Admit(peer)]
 
     def _announce(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -39,16 +40,17 @@ class Curve:
     measure: Callable[[int], Awaitable[Figures]]
     sizes: tuple[int, ...]
     goals: dict[str, float]  # figure → how many times its smallest value the largest may be
+    most: dict[str, float]  # figure → its largest value at the largest size
 
 
 CURVES: dict[str, Curve] = {}
 
 
-def curve(title: str, *sizes: int, **goals: float) -> Any:
+def curve(title: str, *sizes: int, most: dict[str, float] | None = None, **goals: float) -> Any:
     """Register a curve under the name of its function."""
 
     def register(measure: Callable[[int], Awaitable[Figures]]) -> Any:
-        CURVES[measure.__name__] = Curve(title, measure, sizes, goals)
+        CURVES[measure.__name__] = Curve(title, measure, sizes, goals, most or {})
         return measure
 
     return register
@@ -145,7 +147,7 @@ async def _plus(a: float, b: float) -> float:
     return a + b
 
 
-@curve("memory of link ends at rest: KB each", 8, 16, 32, per_end=2.0)
+@curve("memory of link ends at rest: KB each", 16, 32, 48, most={"per_end": 25.0})
 async def links(count: int) -> Figures:
     """Connect workers of one process all to all, over Unix sockets."""
     async with AsyncExitStack() as stack:
@@ -183,7 +185,9 @@ def _resident() -> float:
     return sum(float(line.split()[1]) for line in rollup.splitlines() if "Private_" in line)
 
 
-@curve("all workers call all others at once: pairs lost, ms of CPU per pair", 16, 32, 64, cpu=3.0)
+@curve(
+    "all call all at once: pairs lost, CPU ms each", 16, 32, 64, 110, most={"lost": 0.0}, cpu=3.0
+)
 async def mesh(count: int) -> Figures:
     """Start processes, and let each call all others at the same time."""
     async with ag.LocalCluster(count) as cluster:
@@ -207,6 +211,45 @@ async def _greet(names: list[str]) -> int:
     calls = [ag.rpc_async(name, _plus, (1.0, 2.0)) for name in names if name != me]
     found = await asyncio.gather(*calls, return_exceptions=True)
     return sum(isinstance(each, Exception) for each in found)
+
+
+@curve("a chain of additions: µs each", 1000, 10_000, 100_000, 300_000, forward=1.6, backward=1.6)
+async def tape(count: int) -> Figures:
+    """Record and play back additions; with Python's own thresholds, beside it."""
+    found = {}
+    for name, thresholds in (("", gc.get_threshold()), ("_default", (700, 10, 10))):
+        gc.set_threshold(*thresholds)
+        forward = backward = float("inf")
+        for _ in range(3):
+            x = y = ag.ones(3, requires_grad=True)
+            watch = Stopwatch()
+            for _ in range(count):
+                y = y + x
+            forward, watch = min(forward, watch.per(count)), Stopwatch()
+            y.sum().backward()
+            backward = min(backward, watch.per(count))
+        found |= {f"forward{name}": forward, f"backward{name}": backward}
+    return found
+
+
+@curve("joining: CPU ms of the protocol per worker, in one loop", 16, 32, 64, 128, cpu=2.2)
+async def joins(count: int) -> Figures:
+    """Start workers in one loop, all at once, until the first one can call all."""
+    watch = Stopwatch()
+    async with ag.LocalCluster(count, processes=False) as cluster:
+        await ag.Group(cluster).call(ag.get_worker_info)
+        return {"cpu": watch.per(count) / 1e3}
+
+
+@curve("starting processes: ms per worker until all are called", 64, 128, wall=1.1)
+async def start(count: int) -> Figures:
+    """Start a cluster of processes."""
+    began = time.perf_counter()
+    async with ag.LocalCluster(count) as cluster:
+        await ag.Group(cluster).call(ag.get_worker_info)
+        wall = (time.perf_counter() - began) / count * 1e3
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"wall": wall, "cpu": (spent.ru_utime + spent.ru_stime) / count * 1e3}
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ def show(curve: Curve, sizes: tuple[int, ...], points: list[Figures | None], lab
         if goal is not None:
             met = len(known) == len(sizes) and growth <= goal
             good, said = good and met, f"{said}  {'≤' if met else 'MISSED:'} {goal:g}x"
+        most = curve.most.get(figure)
+        if most is not None:
+            met = values[-1] is not None and values[-1] <= most
+            good, said = good and met, f"{said}  {'≤' if met else 'MISSED:'} {most:g}"
         print(f"  {label:7} {figure:14}{cells}{said}", flush=True)
     return good
 

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
+from aiograd.cluster.coordinator import Coordinator
 from aiograd.errors import RpcError, UnknownWorker, WorkerLost
+from tests.support.waiting import until
 
 
 async def test_workers_that_join_at_once_know_each_other(world):
@@ -21,6 +23,35 @@ async def test_workers_that_join_at_once_know_each_other(world):
         return len(await all_gather(current_worker().rank))
 
     assert await world.everyone([first, *others], run) == [12] * 12
+
+
+async def test_workers_that_join_at_once_are_announced_together(world):
+    (first,) = await world.open("w0")
+    updates = []
+    request_each = Coordinator._request_each
+
+    def counted(self, peers, service, *arguments):
+        if service == "cluster.change" and peers:
+            updates.append(arguments[0])
+        return request_each(self, peers, service, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Coordinator, "_request_each", counted)
+        others = [world.worker(f"w{rank}", rank) for rank in range(1, 33)]
+        await asyncio.gather(*(worker.start() for worker in others))
+    assert len(updates) <= 12
+    assert max(len(update.joined) for update in updates) > 2
+    assert len(first.workers()) == 33
+
+
+async def test_a_worker_that_joins_a_large_cluster_at_rest_does_not_wait(world):
+    first, *_ = await world.open(*[f"w{rank}" for rank in range(12)])
+    coordinator = first._coordinator
+    await until(lambda: asyncio.get_running_loop().time() > coordinator._next_admission)
+    late = world.worker("late", 50)
+    await late.start()
+    assert coordinator._timer is None
+    assert len(late.workers()) == 13
 
 
 # ── a process that ended ────────────────────────────────────────────────────────────────────────

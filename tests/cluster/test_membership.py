@@ -46,6 +46,54 @@ def test_an_open_cluster_admits_each_one_at_once_and_tells_the_others():
     assert membership.roster() == (3, (A, B, C))
 
 
+def test_workers_that_are_held_are_admitted_by_one_announcement():
+    membership = opened(A)
+    assert not membership.held
+    assert membership.join(B, None, hold=True) == []
+    assert membership.join(C, None, hold=True) == []
+    assert membership.join(C, None, hold=True) == []  # repeated
+    assert membership.held
+    assert membership.roster() == (1, (A,))
+    assert membership.admit_held() == [
+        Announce(Update(2, joined=(B, C)), to=(A,)),
+        Admit(B),
+        Admit(C),
+    ]
+    assert membership.admit_held() == []
+    assert membership.roster() == (2, (A, B, C))
+
+
+def test_a_worker_that_is_held_keeps_its_name_and_rank():
+    membership = opened(A)
+    membership.join(B, None, hold=True)
+    assert "unique" in refusals(membership.join(peer("b", 5), None))["b"]
+    assert "unique" in refusals(membership.join(peer("d", 1), None))["d"]
+    assert membership.next_rank("e") == 6
+
+
+def test_a_worker_that_is_lost_while_it_is_held_is_announced_to_nobody():
+    membership = opened(A)
+    membership.join(B, None, hold=True)
+    membership.join(C, None, hold=True)
+    assert membership.lost(B.incarnation, "gone") == []
+    assert membership.admit_held() == [Announce(Update(2, joined=(C,)), to=(A,)), Admit(C)]
+
+
+def test_a_join_that_is_not_held_takes_those_along_that_are():
+    membership = opened(A)
+    membership.join(B, None, hold=True)
+    announce, *admitted = membership.join(C, None)
+    assert announce == Announce(Update(2, joined=(B, C)), to=(A,))
+    assert admitted == [Admit(B), Admit(C)]
+
+
+def test_a_static_world_that_is_incomplete_holds_nobody():
+    membership = opened(A, world_size=3)
+    membership.join(B, 3, hold=True)
+    assert not membership.held
+    assert membership.admit_held() == []
+
+
 def test_a_static_world_waits_until_all_are_there_and_then_admits_all():
     membership = opened(A, world_size=3)
     assert membership.join(C, 3) == []

@@ -208,6 +208,10 @@ class Reports:
         found: Reports | None = agent.parts.get(Reports)
         return found
 
+    def counters(self) -> dict[str, int]:
+        """Return how many bars are reported by this worker, or shown at it."""
+        return {"progress_bars": len(self._bars) + sum(map(len, self._shown.values()))}
+
     # ── at the callee ───────────────────────────────────────────────────────────────────────────
 
     def begin(self, bar: Bar[Any], call: Any) -> None:

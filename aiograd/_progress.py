@@ -151,6 +151,15 @@ class Display:
                     self._bars.pop(k, None)
             self._draw()
 
+    def say(self, text: str) -> None:
+        """Print a line that stays; the bars make room for it."""
+        to = sys.stdout if self._to is None else self._to
+        if to is not None:
+            clear = _CLEAR if self._watched(to) and self._bars else ""
+            to.write(f"{clear}{text}\n")
+            to.flush()
+            self._draw()
+
     def line(self) -> str:
         """Return all bars as one line of text."""
         groups: dict[str, list[_Shown]] = {}
@@ -162,11 +171,15 @@ class Display:
     def _draw(self) -> None:
         self._drawn = self._clock()
         to = sys.stdout if self._to is None else self._to  # looked up: notebooks replace it
-        if to is None or not to.isatty() or os.environ.get("TERM") == "dumb":
+        if to is None or not self._watched(to):
             return
         room = shutil.get_terminal_size().columns - 1
         to.write(_CLEAR + self.line()[:room])
         to.flush()
+
+    @staticmethod
+    def _watched(to: TextIO) -> bool:
+        return to.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _group_line(title: str, bars: list[_Shown], now: float) -> str:

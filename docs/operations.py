@@ -105,7 +105,7 @@ def sentence(made: Callable[..., Any]) -> str:
     words = [p for p in paragraphs if not re.match(r"[\w.]+\(", p.strip())]
     first = " ".join(words[0].split()) if words else ""
     found = re.match(r"(.+?[.:])(?: |$)", first)
-    plain = (found.group(1) if found else first).rstrip(":")
+    plain = (found.group(1) if found else first).rstrip(":.") + "."
     plain = re.sub(r":\w+:`([^`]*)`", r"\1", plain).replace("``", "`")
     return re.sub(r"([*_\[\]<>$|])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", plain)
 

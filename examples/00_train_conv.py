@@ -6,7 +6,6 @@ python examples/00_train_conv.py
 import numpy as np
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 SIZE, SAMPLES, BATCH = 16, 1024, 32
 
@@ -42,7 +41,7 @@ def main() -> None:
     for epoch in range(6):
         total = 0.0
         order = rng.permutation(train.stop)
-        for rows in Progress(np.split(order, len(order) // BATCH), f"epoch {epoch}"):
+        for rows in ag.progress(np.split(order, len(order) // BATCH), f"epoch {epoch}"):
             optimizer.zero_grad()
             loss = loss_of(model(images[rows]), labels[rows])
             loss.backward()

@@ -8,7 +8,6 @@ import time
 import numpy as np
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 CLASSES, PIXELS, SAMPLES, BATCH = 10, 28 * 28, 4096, 64
 
@@ -39,7 +38,7 @@ def main() -> None:
     for epoch in range(5):
         start, total = time.perf_counter(), 0.0
         order = rng.permutation(train.stop)
-        for rows in Progress(np.split(order, len(order) // BATCH), f"epoch {epoch}"):
+        for rows in ag.progress(np.split(order, len(order) // BATCH), f"epoch {epoch}"):
             optimizer.zero_grad()
             loss = loss_of(model(images[rows]), labels[rows])
             loss.backward()

@@ -9,7 +9,6 @@ import numpy as np
 from bags_of_ids import batch, bytes_of_gradient
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 FULL = "--full" in sys.argv
 SHARDS, ROWS, WIDTH, STEPS = (4, 4_000_000, 64, 150) if FULL else (2, 1_000_000, 16, 60)
@@ -53,7 +52,7 @@ async def main(folder):
         print(f"({dense / sparse:,.0f} times less)\n\nbefore    loss {await evaluate(table):.4f}")
 
         trainers = NAMES[SHARDS:]
-        for number in (bar := Progress(range(4), "rounds")):
+        for number in (bar := ag.progress(range(4), "rounds")):
             jobs = [cluster[t].call(train, table, [number, i]) for i, t in enumerate(trainers)]
             if number == 1:
                 await cluster.kill("trainer1")

@@ -16,7 +16,6 @@ from split_meeting import WireLog, meeting, refused, run_parties, say, told
 from split_reference import TRAIN, table, train_pooled
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 STEPS, OWNERS = 150, ag.Group(["clinic", "lab"])
 
@@ -26,7 +25,7 @@ async def train_split(label):
     head = make_head()
     optimizer = ag.optim.Adam(head.parameters(), lr=0.02)
     rows = np.arange(len(label))
-    for step in (bar := Progress(range(STEPS), "training")):
+    for step in (bar := ag.progress(range(STEPS), "training")):
         async with ag.context() as ctx:
             loss, _ = loss_of(head, await OWNERS.call(embed, rows[:TRAIN]), label[:TRAIN])
             await ctx.backward(loss)

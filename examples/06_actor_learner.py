@@ -8,7 +8,6 @@ from actors import Actor, rest
 from cart_pole import loss_of, new_policy
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 ACTORS, EPISODES, GOAL, LIMIT = 8, 4, 195, 200  # episodes per actor and update; the mean to reach
 
@@ -49,7 +48,7 @@ async def main():
     start, weights = time.perf_counter(), new_policy(np.random.default_rng(1))
     optimizer = ag.optim.Adam(weights, lr=0.05)
     async with ag.LocalCluster(ACTORS) as cluster:
-        bar = Progress(range(1, LIMIT + 1), "updates, at most")
+        bar = ag.progress(range(1, LIMIT + 1), "updates, at most")
         crew = [Crew(cluster, worker.name, seed, bar.say) for seed, worker in enumerate(cluster)]
         for version in bar:
             taken = await asyncio.gather(*[member.take(version, weights) for member in crew])

@@ -6,7 +6,6 @@ import asyncio
 import numpy as np
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 TASKS, STEPS, INNER_RATE, RATE = 4, 60, 0.05, 0.01
 
@@ -48,7 +47,7 @@ async def main():
     weights = [ag.tensor(rng.standard_normal(s) * 0.5, requires_grad=True) for s in shapes]
     optimizer = ag.optim.Adam(weights, lr=RATE)
     async with ag.LocalCluster(TASKS):
-        for step in (bar := Progress(range(STEPS + 1), "learning")):
+        for step in (bar := ag.progress(range(STEPS + 1), "learning")):
             async with ag.context() as ctx:
                 losses = await asyncio.gather(*[adapted_loss(weights, t) for t in range(TASKS)])
                 outer = sum(losses) / TASKS

@@ -7,7 +7,6 @@ import time
 import numpy as np
 
 import aiograd as ag
-from aiograd._progress import Progress
 
 
 def slow_square(x):
@@ -67,7 +66,7 @@ async def training():
     second = ag.nn.RemoteModule("worker1", Layer, args=(32, 1, 2))
     params = await first.remote_parameters() + await second.remote_parameters()
     optimizer = await ag.optim.DistributedOptimizer(ag.optim.Adam, params, lr=0.02)
-    for step in (bar := Progress(range(1, 201), "    training")):
+    for step in (bar := ag.progress(range(1, 201), "    training")):
         async with ag.context() as ctx:
             loss = ((await second(await first(x)) - y) ** 2).mean()
             await ctx.backward(loss)

@@ -155,3 +155,17 @@ def test_a_display_draws_ten_times_a_second_and_only_in_a_terminal():
         clock.now += 0.01
     assert screen.getvalue().count("/100") == 10
     assert page.getvalue() == ""
+
+
+def test_what_is_said_stands_above_the_bars_of_a_display():
+    screen, page = Terminal(), io.StringIO()
+    display = Display(screen, Clock())
+    display.update(1, "load", 1, 2)
+    display.say("half")
+    assert screen.seen()[0] == "half"
+    assert screen.seen()[1].endswith("1/2")
+    display.remove(1)
+    display.say("done")
+    assert screen.seen() == ["half", "done", ""]
+    Display(page).say("just a line")
+    assert page.getvalue() == "just a line\n"

@@ -35,7 +35,13 @@ _LARGEST: Final = 1 << 62
 
 
 class Bar(Generic[T]):
-    """What `ag.progress` returns: iterate over it with `for`, or `async for`."""
+    """What `ag.progress` returns: iterate over it with `for`, or `async for`.
+
+    >>> for step in (bar := ag.progress(range(2), "training")):
+    ...     bar.say(f"step {step}")
+    step 0
+    step 1
+    """
 
     def __init__(self, iterable: Any, title: str | None, total: int | None) -> None:
         known = len(iterable) if total is None and isinstance(iterable, Sized) else total
@@ -58,6 +64,10 @@ class Bar(Generic[T]):
                 self.done += 1
                 if tick is not None:
                     tick()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays; the bar makes room for it."""
+        DISPLAY.say(text)
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[Any]:
@@ -89,7 +99,7 @@ def progress(iterable: Any, title: str | None = None, total: int | None = None) 
     `total` is for what has no length. Works inside called functions, too: the bar is shown once, at
     the caller; of nested calls at the first one. Bars with the same title are added up, so a group
     of workers that load parts of one thing has one bar. Asynchronous iterables are read by
-    `async for`. Without a terminal nothing is shown.
+    `async for`. Without a terminal nothing is shown. `bar.say(text)` prints a line above the bar.
 
         >>> def load(parts):
         ...     return [part * 2 for part in ag.progress(parts, "loading")]
@@ -197,6 +207,10 @@ class Reports:
         """Return the part of a worker; None for an agent without."""
         found: Reports | None = agent.parts.get(Reports)
         return found
+
+    def counters(self) -> dict[str, int]:
+        """Return how many bars are reported by this worker, or shown at it."""
+        return {"progress_bars": len(self._bars) + sum(map(len, self._shown.values()))}
 
     # ── at the callee ───────────────────────────────────────────────────────────────────────────
 

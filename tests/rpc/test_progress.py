@@ -77,7 +77,7 @@ async def test_the_bar_of_a_called_function_is_shown_at_the_first_caller(workers
         for agent in (a, b, c):
             part = Reports.of(agent)
             assert part is not None
-            await until(lambda part=part: not part._bars and not part._shown)
+            await until(lambda part=part: part.counters() == {"progress_bars": 0})
 
 
 async def test_several_workers_with_one_title_have_one_bar(workers):

@@ -13,6 +13,7 @@ they are made with. `listener` decides about connections that come in, `dialer` 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import tune
 from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
-from aiograd.rpc.transport.tls import Credentials
+from aiograd.rpc.transport.tls import Credentials, explain_failure
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity, is_incarnation_of
 from aiograd.wire.secrets import Keyring
 from aiograd.wire.session import Offer
@@ -196,11 +197,19 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
                 "the connection was reset during the handshake: by the network, or because too "
                 "many connections are unauthenticated"
             )
+        elif isinstance(exc, ssl.SSLError):
+            # With TLS 1.3 a client is told after its own part that its certificate was refused.
+            self.error = self._handshake.refusal(f"no TLS: {explain_failure(exc)}")
         else:
             # A refusal says nothing, not even that it is one: an attacker learns no reason.
+            also = ""
+            if self._credentials is not None:
+                also = " a certificate that is not for this worker's name,"
+            elif self.remote.startswith("tcp:") and self._admit is None:
+                also = " TLS there and none here,"
             self.error = self._handshake.refusal(
-                "the other side closed the connection during the handshake: "
-                "another secret, or too many unauthenticated connections"
+                "the other side closed the connection during the handshake (its log says why): "
+                f"another secret,{also} or too many unauthenticated connections"
             )
         self._end()
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -33,6 +35,7 @@ from aiograd.rpc.link.handshaking import (
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport import network
+from aiograd.rpc.transport.tls import explain_failure
 from aiograd.wire.handshake import Identity
 from aiograd.wire.session import ACCEPTED, RESUME, Offer
 
@@ -45,6 +48,7 @@ MAX_UNAUTHENTICATED_PER_HOST: Final = 16  # so that one host cannot keep all oth
 # Refusals. The names are claims, so anybody could fill this; the last few are enough for a person
 # who looks for a missing worker.
 _REMEMBERED: Final = 8
+_WARNING_PAUSE: Final = 10.0  # seconds between two warnings about refused connections
 
 
 class Admissions(LinkTable, Protocol):
@@ -85,6 +89,8 @@ class Listener:
         self._listeners: list[network.Listener] = []
         self._pending: dict[PendingHandshake, str] = {}  # with the host they come from
         self._closed = False
+        self._next_warning = -math.inf  # loop time from which on a refusal is a warning again
+        self._unshown = 0  # refusals since the last warning
         self.refusals: dict[str, str] = {}  # by claimed name: why the latest few were refused
 
     @property
@@ -181,12 +187,22 @@ class Listener:
     def _refused(self, pending: HandshakeProtocol) -> None:
         self._limits.reached("handshake")
         error = pending.error
-        _security.info(
-            "%s refused a connection of %s from %s: %s",
+        # Only this side knows the reason, so a person has to see it here. At a bounded rate:
+        # strangers could fill the log. Connections that were cut, or never spoke, are no refusals.
+        now, level, more = asyncio.get_running_loop().time(), logging.INFO, ""
+        if pending.answered and not pending.gone:
+            self._unshown += 1
+            if now >= self._next_warning:
+                more = f" ({self._unshown} since the last warning)" if self._unshown > 1 else ""
+                level, self._unshown, self._next_warning = logging.WARNING, 0, now + _WARNING_PAUSE
+        _security.log(
+            level,
+            "%s refused a connection of %s from %s: %s%s",
             self._authenticator.name,
             pending.claimed or "an unknown peer",
             pending.remote,
             error,
+            more,
         )
         # Remember those that spoke our protocol. A wrong secret or version proves nothing, so it
         # must not end the start of a cluster; but a coordinator that misses a worker can say why.
@@ -225,7 +241,9 @@ class PendingHandshake(HandshakeProtocol):
 
     def tls_failed(self, error: Exception) -> None:
         """End the handshake of a client that did not speak TLS, or has no valid certificate."""
-        self.fail(AuthError(f"no TLS: {error}"))
+        # Whoever only opens a connection, as monitoring does, is not worth a warning.
+        self.answered = isinstance(error, ssl.SSLError)
+        self.fail(AuthError(f"no TLS: {explain_failure(error)}"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake, unless too many others have not ended theirs."""

@@ -21,7 +21,13 @@ from typing import Any, Protocol
 
 from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.transport.inproc import Factory, InprocNetwork
-from aiograd.rpc.transport.tls import BACKLOG, Credentials, TLSListener, connect_tls
+from aiograd.rpc.transport.tls import (
+    BACKLOG,
+    Credentials,
+    TLSListener,
+    connect_tls,
+    explain_failure,
+)
 
 # Bytes. With the kernel's default (200 KiB) a large array moves in many small steps, and each of
 # them wakes up both sides.
@@ -124,7 +130,7 @@ class Network:
             except ssl.SSLError as error:
                 # SSLError is an OSError, and as such would be taken for a network that is down and
                 # dialled again. A peer without a valid certificate stays without one.
-                raise AuthError(f"no TLS with {address}: {error}") from error
+                raise AuthError(f"no TLS with {address}: {explain_failure(error)}") from error
             _, protocol = await loop.create_connection(factory, host, port)
         return protocol
 

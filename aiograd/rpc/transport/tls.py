@@ -17,6 +17,7 @@ could hold connections that no limit counts. `TLSListener` announces them when T
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
@@ -29,6 +30,9 @@ from typing import Any, Final, Protocol
 from aiograd.errors import AuthError, SecurityError
 from aiograd.rpc.transport.tls_stream import TLSStream
 
+_OUT_OF_DATE = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+# Reasons of OpenSSL for bytes that are no TLS; which one depends on its version.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _ACCEPT_PAUSE = 0.05  # seconds, when no connection can be accepted: too many files are open
 
 
@@ -111,6 +115,67 @@ class Credentials:
             raise AuthError(
                 f"the certificate is for {', '.join(names) or 'nobody'}, not for {name}", name
             )
+
+
+def check_own_certificate(tls: TLS, name: str) -> None:
+    """AuthError if the certificate of a worker is not for its name, or not valid today.
+
+    Peers would refuse it, and a refusal says nothing, so that it tells an attacker nothing. Other
+    mistakes are left to them: they may trust an authority that is not known here.
+    """
+    try:
+        own = ssl.PEM_cert_to_DER_cert(_first(Path(tls.cert).read_text()))
+        shown = _decoded(tls, own)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code not in _OUT_OF_DATE:
+            return
+        raise AuthError(f"{tls.cert}, the certificate of {name}: {error.verify_message}") from error
+    except (OSError, ValueError):
+        return  # `Credentials` says what is wrong with the files
+    names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
+    if name not in names:
+        raise AuthError(
+            f"{tls.cert} is a certificate for {', '.join(names) or 'nobody'}, and this worker is "
+            f"{name}: its certificate must have {name} among its DNS names"
+        )
+
+
+def _decoded(tls: TLS, own: bytes) -> dict[str, Any]:
+    """Return what is in a certificate; SSLError if it is not valid."""
+    # `ssl` decodes only what a peer has shown, and only if it is trusted: so this is a handshake
+    # with oneself, where the certificate is its own authority.
+    server, client = (
+        ssl.SSLContext(side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    )
+    server.load_cert_chain(tls.cert, tls.key)
+    client.check_hostname = False
+    client.load_verify_locations(cadata=own)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(back, there, server_side=False),
+        server.wrap_bio(there, back, server_side=True),
+    )
+    for _ in range(4):  # messages of TLS 1.3: hello there and back, finished
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return dict(ends[0].getpeercert() or {})
+
+
+def explain_failure(error: BaseException) -> str:
+    """Say what the error of a TLS handshake means: which side refused, and why."""
+    reason = str(getattr(error, "reason", None) or "")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused here: {error.verify_message}"
+    if "_ALERT_" in reason:  # what the other side has found, in the words of OpenSSL
+        found = reason.partition("_ALERT_")[2].replace("_", " ").lower()
+        return f"it refuses this worker's certificate: {found}"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate, and TLS(mutual=True) asks for one"
+    if reason in _NO_TLS:
+        return "it does not speak TLS"
+    return str(error)
 
 
 def _first(text: str) -> str:
@@ -233,7 +298,13 @@ async def connect_tls(
     stream = TLSStream(tls.client, protocol, server=False)
     try:
         await asyncio.get_running_loop().create_connection(lambda: stream, host, port)
-        await stream.ready
+        try:
+            await stream.ready
+        except ConnectionResetError as error:
+            # Of the same type: the network may have cut it, and then it is worth another attempt.
+            raise ConnectionResetError(
+                "closed during the TLS handshake; does the other side speak TLS?"
+            ) from error
     except BaseException:
         stream.discard()
         raise

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import datetime
+import logging
 import math
 import os
 import pickle
+import re
 import ssl
 import sys
 from typing import Any
@@ -22,7 +25,9 @@ from aiograd.errors import AuthError, InsecureTransport, SecurityError, WorkerLo
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split_tcp
+from aiograd.rpc.transport.tls import check_own_certificate
 from tests.support.agents import SECRET, introduce
+from tests.support.waiting import until
 
 
 def triple(x):
@@ -114,6 +119,76 @@ async def test_plain_and_tls_do_not_meet(papers):
             await a.call("worker1", triple, (1,))
         with pytest.raises((AuthError, WorkerLost)):
             await b.call("worker0", triple, (1,))
+
+
+# Which side refused, and why: at the worker that dials, and in the log of the one that listens.
+FAILURES = {
+    "no TLS here": (
+        lambda papers, _: (None, papers("worker1")),
+        "another secret, TLS there and none here, or too many",
+        "no TLS: it does not speak TLS",
+    ),
+    "no TLS there": (
+        lambda papers, _: (papers("worker0"), None),
+        "closed during the TLS handshake; does the other side speak TLS?",
+        "the other side does not speak aiograd",
+    ),
+    "another authority there": (
+        lambda papers, other: (papers("worker0"), papers("worker1", other)),
+        "its certificate is refused here: self-signed certificate in certificate chain",
+        "no TLS: it refuses this worker's certificate: unknown ca",
+    ),
+    "another authority here": (
+        lambda papers, other: (papers("worker0"), papers("worker1", trust=other)),
+        "no TLS: it refuses this worker's certificate: unknown ca",
+        "no TLS: its certificate is refused here: self-signed certificate in certificate chain",
+    ),
+    "no certificate here": (
+        lambda papers, _: (papers("worker0", mutual=False), papers("worker1")),
+        "no TLS: it refuses this worker's certificate: certificate required",
+        "no TLS: it shows no certificate, and TLS(mutual=True) asks for one",
+    ),
+    "another name here": (
+        lambda papers, _: (papers("impostor"), papers("worker1")),
+        "another secret, a certificate that is not for this worker's name, or too many",
+        "the certificate is for impostor, not for worker0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+async def test_a_failed_handshake_says_on_both_sides_who_refused_and_why(papers, caplog, case):
+    certificates, told, logged = FAILURES[case]
+    async with pair(*certificates(papers, trustme.CA()), handshake_timeout=0.5) as (a, _):
+        with caplog.at_level(logging.WARNING, "aiograd.security"):
+            with pytest.raises((AuthError, WorkerLost), match=re.escape(told)):
+                await a.call("worker1", triple, (1,))
+            # A client may know before the server that it refuses it.
+            await until(lambda: [r for r in caplog.records if r.name == "aiograd.security"])
+            # However often the worker dials, a warning comes once in a while, with the address.
+            (line,) = [r.getMessage() for r in caplog.records if r.name == "aiograd.security"]
+        assert line.startswith("worker1 refused a connection of ")
+        assert " from tcp:127.0.0.1" in line
+        assert logged in line
+
+
+def test_the_own_certificate_is_compared_with_the_own_name(papers, authority, tmp_path):
+    mine = papers("worker0")
+    check_own_certificate(mine, "worker0")
+    with pytest.raises(AuthError, match=r"is a certificate for worker0, and this worker is boss"):
+        check_own_certificate(mine, "boss")
+    # Whom the others trust is not known here.
+    check_own_certificate(papers("worker0", trust=trustme.CA()), "worker0")
+    leaf = authority.issue_cert("late", not_after=datetime.datetime(2020, 1, 1))
+    leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / "late.pem")
+    with pytest.raises(AuthError, match="certificate has expired"):
+        check_own_certificate(TLS(tmp_path / "late.pem", tmp_path / "late.pem"), "late")
+
+
+async def test_a_worker_with_the_certificate_of_another_does_not_even_start(papers):
+    worker = Worker("boss", options=Options(tls=papers("helper")))
+    with pytest.raises(AuthError, match="must have boss among its DNS names"):
+        await worker.start()
 
 
 async def test_the_secret_is_needed_all_the_same(papers):

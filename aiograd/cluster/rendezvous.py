@@ -17,7 +17,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -288,7 +288,8 @@ def find_secret(
     if rendezvous.kind == "file":
         return None
     if rendezvous.local:
-        return user_secret(Path(tempfile.gettempdir()), os.getuid(), token)
+        folders = Path(tempfile.gettempdir()), Path.home()
+        return user_secret(folders, os.getuid(), token)
     raise AuthError(
         f"a rendezvous at {rendezvous.location} crosses the network and needs a secret that all "
         "workers share: pass Options(secret_file=...) or set AIOGRAD_SECRET_FILE "
@@ -296,16 +297,22 @@ def find_secret(
     )
 
 
-def user_secret(parent: Path, user: int, token: Callable[[int], bytes]) -> Secret:
+def user_secret(parents: Sequence[Path], user: int, token: Callable[[int], bytes]) -> Secret:
     """Give the secret of this user on this host; the first worker generates it.
 
-    It keeps other users of the host out of a rendezvous that other hosts cannot reach.
+    It keeps other users of the host out of a rendezvous that other hosts cannot reach. It is in a
+    private folder in the first of `parents` where nobody else has taken its name.
     """
-    folder = parent / f"aiograd-{user}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    # `parent` is usually /tmp, where another user may have made a folder, or a link, of this name.
-    found = folder.lstat()
+    # The first one is usually /tmp, where another user may have made a folder, or a link, of this
+    # name, which this user cannot remove. All workers of this user find the same, and go on to the
+    # next: another user must not be able to keep them from starting.
+    for parent in parents:
+        folder = parent / (f"aiograd-{user}" if parent is parents[0] else f".aiograd-{user}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if found.st_uid == user:
+            break
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o077:
         raise AuthError(f"{folder} is not private to this user; remove it, or pass a secret")
     path = folder / "secret"

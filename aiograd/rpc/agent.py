@@ -43,7 +43,7 @@ from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.link.connection import LAST_WORDS, hang_up
 from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.handshaking import Authenticator
-from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.inbound_budget import Accounts, Budget
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Listener
@@ -137,6 +137,7 @@ class Agent:
         self.copier = ParallelCopier()
         self.limits = Limits()  # which of them others have reached
         self.budget = Budget(self.options.inbound_budget, self.limits)
+        self.accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
         self.polling = Polling(self.loop, self.runtime, self.pool)
         options, runtime = self.options, self.runtime
         self._cluster = cluster

@@ -32,6 +32,7 @@ class Channel(Route, Protocol):
     error: Exception | None  # why it is lost or closed
     ready: bool  # open: small messages may go straight to the outbox
     restricted: bool  # only plain data may cross it
+    budget: Budget  # the memory for what comes over it
 
     @property
     def peer(self) -> PeerInfo:

@@ -31,6 +31,16 @@ _CHOICES = {
 }
 _MODES = ("trusted", "registered", "restricted")
 _SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
+_COUNTS = (
+    "max_message",
+    "max_inflight",
+    "outbound_buffer",
+    "inbound_budget",
+    "partner_memory",
+    "partner_links",
+    "partner_values",
+    "threads",
+)
 # Zero switches these off: no grace period, no resumption, no lease. A zero timeout or heartbeat
 # could only be a mistake.
 _MAY_BE_ZERO = ("grace", "resume", "lease")
@@ -127,6 +137,14 @@ class Options:
     inbound_budget: int = field(default_factory=_memory_share)
     """Bytes of messages that may be arriving at once, reserved before memory is allocated: a
     quarter of the machine, at most 2 GiB."""
+    partner_memory: int = field(default_factory=lambda: _memory_share() // 4)
+    """Bytes of messages that arrive from one restricted peer, and of arguments of its calls that
+    have not ended: a quarter of `inbound_budget`, so that no partner keeps the others out."""
+    partner_links: int = 8
+    """Connections that restricted peers of one name may have: each start of a worker has one, and
+    those of its last starts may not be over yet."""
+    partner_values: int = 65_536
+    """Values that are kept here for one restricted peer."""
     threads: int = 64
     """Threads for plain functions; those blocked in a nested call do not count."""
     strict_leaks: bool = False
@@ -138,7 +156,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in _SECONDS:
             _check_seconds(name, getattr(self, name), zero=name in _MAY_BE_ZERO)
-        for name in ("max_message", "max_inflight", "outbound_buffer", "inbound_budget", "threads"):
+        for name in _COUNTS:
             _check_count(name, getattr(self, name))
         # Exactly bool: a string such as "no" would be taken for yes.
         for name in ("allow_plaintext", "strict_leaks"):

@@ -27,7 +27,6 @@ from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,
     NotAllowed,
-    Overloaded,
     OwnerLost,
     RemoteError,
     RRefError,
@@ -452,11 +451,6 @@ def current_rrefs() -> RRefs:
     return refs  # type: ignore[no-any-return]
 
 
-# Values that a worker keeps before it refuses more from partners. A trusted worker is not limited:
-# it may run any code here anyway.
-MAX_VALUES: Final = 65_536
-
-
 class ValueStore:
     """The results that other workers create on this one; the agent's `ResultStore`."""
 
@@ -490,9 +484,9 @@ class ValueStore:
         # An id of another worker could name a value that somebody else creates here.
         if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
-        if len(self._owner_table.records) >= MAX_VALUES and self._agent.restricts(sender):
-            self._agent.limits.reached("values")
-            raise Overloaded(self._agent.name, f"{MAX_VALUES} values are kept for others already")
+        # A trusted worker is not limited: it may run any code here anyway.
+        if self._agent.restricts(sender):
+            self._messenger.check_room(sender, 1)
         # The creator's own fork: see `Protocol.create`, `create_here`.
         fork = ref_id if creator is self._me else (rank, stamp, number + 1)
         return ref_id, fork, self._call_sites.decode(token[ID_SIZE:])

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aiograd.errors import (
     AiogradError,
     NotAllowed,
+    Overloaded,
     OwnerLost,
     ProtocolError,
     RRefError,
@@ -45,7 +46,7 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import exposed_method
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.notify import Coalescer, Notifier, give_outcome
 from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
@@ -75,6 +76,7 @@ T = TypeVar("T")
 # Seconds to answer an audit. Not the lease: that may be shorter than a round trip, and a question
 # that times out every time would never abandon a fork.
 AUDIT_TIMEOUT: Final = 5.0
+_COUNT_PAUSE: Final = 0.1  # seconds between two counts of the values of one partner
 
 
 class Messenger:
@@ -92,6 +94,9 @@ class Messenger:
         self._context = agent.context.copy()
         self._coalescer = Coalescer(agent.loop, self._context, self.flush)  # of `_dropped`
         self._notifier = Notifier(agent, self.protocol.unreachable, self._context)
+        # How many values more a partner may have, by its name, and when that was counted.
+        self._room: dict[str, int] = {}
+        self._counted: dict[str, float] = {}
         self._lease_timers: set[asyncio.TimerHandle] = set()
         self._audit_timer: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # of `rest`; done when nothing is left
@@ -237,6 +242,7 @@ class Messenger:
             raise ProtocolError("rref.fork: malformed number of a request", sender.name)
         if self.agent.restricts(sender):
             self.access.may_claim(sender, requested)
+            self.check_room(sender, len(requested))
         return bytes(self.protocol.requested(sender, number, low, requested))
 
     def _on_accept(self, sender: PeerInfo, forks: bytes) -> None:
@@ -267,6 +273,29 @@ class Messenger:
             )
         self.protocol.session_begun(sender, number)
         self.check_rest()
+
+    # ── room ────────────────────────────────────────────────────────────────────────────────
+
+    def check_room(self, partner: PeerInfo, more: int) -> None:
+        """Raise Overloaded if a partner would have more values here than it may."""
+        room = self._room.get(partner.name, 0)
+        if room < more:
+            # Counted anew when the last count is used up: the tables need not know of partners.
+            # Not more often than this, because a partner at its limit could make us count all day.
+            now, last = self.agent.loop.time(), self._counted.get(partner.name, -1.0)
+            if now - last >= _COUNT_PAUSE:
+                if len(self._counted) >= LOST_PEERS:
+                    self._counted.clear()
+                    self._room.clear()
+                self._counted[partner.name] = now
+                held = self.protocol.owner_table.kept_for(partner)
+                room = self._room[partner.name] = self.agent.options.partner_values - held
+        if room < more:
+            self.agent.limits.reached("values")
+            most = self.agent.options.partner_values
+            why = f"{most} values are kept for {partner.name} already (Options.partner_values)"
+            raise Overloaded(self.agent.name, why)
+        self._room[partner.name] = room - more
 
     # ── loss and return ─────────────────────────────────────────────────────────────────────
 
@@ -442,6 +471,9 @@ class ValueServices:
             ) from None
         if self._agent.restricts(sender):
             self._messenger.access.may_use(sender, ref_id, fork_id)
+            # A use may come before its creation, and then makes room for it.
+            if ref_id not in self._messenger.protocol.owner_table.records:
+                self._messenger.check_room(sender, 1)
         return self._messenger.protocol.look_up(sender, ref_id, fork_id, known)
 
     def later(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ ITEMS: Final = 100_000  # an item of one byte becomes an object of dozens
 ARRAYS: Final = 4_096
 DIMENSIONS: Final = 32  # the limit of numpy 1
 BIG_INT: Final = 1_024  # bytes
+DECODED: Final = "decoded"  # the key of the bytes that a value takes, in `arrival.scratch`
+_OBJECT: Final = 64  # bytes of an item besides what follows from its length
 
 _DTYPES: Final = "?bBhHiIlLqQefdFD"  # numbers whose bytes mean nothing but themselves
 _CODES: Final = {np.dtype(char).str: char for char in _DTYPES}
@@ -78,6 +81,8 @@ class DataCodec:
         """Return the value of a payload of any peer; ProtocolError if it is malformed."""
         reader = _Reader(memoryview(data).cast("B"), buffers, self, arrival)
         value = reader.value(0)
+        if arrival is not None:
+            arrival.scratch[DECODED] = reader.memory
         if reader.at != len(reader.data):
             raise ProtocolError(f"{len(reader.data) - reader.at} bytes follow the value")
         return value
@@ -188,6 +193,9 @@ class _Reader:
         self.at = 0
         self._travellers, self._arrival = travellers, arrival
         self._items = self._arrays = 0
+        self.memory = (
+            0  # bytes that the value takes: more than those it came in, for text above all
+        )
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes; ProtocolError if there are fewer."""
@@ -210,13 +218,22 @@ class _Reader:
     def text(self) -> str:
         """Return a length and as many bytes of UTF-8."""
         try:
-            return str(self.take(self.count()), "utf-8")
+            text = str(self.take(self.count()), "utf-8")
+            self.memory += sys.getsizeof(text)
+            return text
         except UnicodeDecodeError as error:
             raise ProtocolError("text is not UTF-8") from error
+
+    def octets(self, depth: int) -> bytes:
+        """Return a length and as many bytes."""
+        data = bytes(self.take(self.count()))
+        self.memory += len(data)
+        return data
 
     def value(self, depth: int) -> Any:
         """Return the next value with all that is in it."""
         self._items += 1
+        self.memory += _OBJECT
         if depth > DEPTH or self._items > ITEMS:
             raise ProtocolError("the value is nested too deeply or has too many items")
         read = _READERS.get(bytes(self.take(1)))
@@ -265,6 +282,7 @@ class _Reader:
         if any(n < 0 for n in shape):
             raise ProtocolError("an array has a negative dimension")
         size = math.prod(shape) * dtype.itemsize  # Python's ints: no overflow
+        self.memory += size
         memory = self._memory(size)
         try:
             return np.ndarray(shape, dtype, memory, order="C" if order == b"C" else "F")
@@ -315,7 +333,7 @@ _READERS: Final = {
     b"f": lambda reader, depth: reader.number(_FLOAT)[0],
     b"c": lambda reader, depth: complex(*reader.number(_COMPLEX)),
     b"s": lambda reader, depth: reader.text(),
-    b"b": lambda reader, depth: bytes(reader.take(reader.count())),
+    b"b": _Reader.octets,
     b"l": _Reader.items,
     b"t": lambda reader, depth: tuple(reader.items(depth)),
     b"d": _Reader.dictionary,

@@ -240,7 +240,7 @@ def test_a_file_rendezvous_carries_a_secret_of_its_own():
 def test_workers_of_one_user_on_one_host_share_a_secret(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         secrets = set(
-            threads.map(lambda _: user_secret(tmp_path, os.getuid(), os.urandom), range(32))
+            threads.map(lambda _: user_secret([tmp_path], os.getuid(), os.urandom), range(32))
         )
     assert len(secrets) == 1
     assert len(secrets.pop()) == 64
@@ -254,4 +254,21 @@ def test_a_secret_that_others_could_have_put_there_is_not_used(tmp_path):
     folder = tmp_path / f"aiograd-{os.getuid()}"
     folder.mkdir(mode=0o755)
     with pytest.raises(AuthError, match="not private"):
-        user_secret(tmp_path, os.getuid(), os.urandom)
+        user_secret([tmp_path], os.getuid(), os.urandom)
+
+
+def test_a_folder_that_another_user_made_first_does_not_keep_us_from_starting(tmp_path):
+    if os.getuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    shared, home = tmp_path / "tmp", tmp_path / "home"
+    for folder in (shared, home):
+        folder.mkdir()
+    squatted = shared / "aiograd-0"
+    squatted.mkdir()
+    os.chown(squatted, 65534, 65534)
+    secret = user_secret([shared, home], 0, os.urandom)
+    assert secret == user_secret([shared, home], 0, os.urandom)
+    assert (home / ".aiograd-0" / "secret").stat().st_mode & 0o777 == 0o600
+    assert not list(squatted.iterdir())
+    with pytest.raises(AuthError, match="not private"):
+        user_secret([shared], 0, os.urandom)

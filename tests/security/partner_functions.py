@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
 
@@ -225,3 +226,18 @@ def guest_inline(x):
 @ag.expose
 async def guest_in_stream(x):
     yield _guest()
+
+
+WAITING = threading.Event()
+
+
+@ag.expose
+def wait(seconds):
+    """Keep a thread until the test lets it go."""
+    WAITING.wait(seconds)
+
+
+@ag.expose
+async def hold(value):
+    """Keep an argument until the call is cancelled."""
+    await asyncio.sleep(3600)

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ async def test_more_calls_than_agreed_on_are_refused(target):
 async def test_calls_that_claim_to_be_nested_are_bounded_too(target):
     agent, rogue = target
     rogue.send(define(6, exposed("forever")))
-    call, most = encoded(((), None)), 8 * 64
+    call, most = encoded(((), None)), 8 * 2
     rogue.send(*[frame(CALL, call, flags=NESTED, id=i, to=6) for i in range(1, most + 4)])
     kinds = [(await rogue.answers.get())[0] for _ in range(3)]
     assert kinds == [FAULT] * 3
@@ -352,7 +353,7 @@ async def test_an_overlong_function_name_is_refused(target):
 
 async def test_values_kept_for_partners_are_bounded(target, monkeypatch):
     agent, rogue = target
-    monkeypatch.setattr("aiograd.rref.registry.MAX_VALUES", 5)
+    monkeypatch.setattr(agent, "options", replace(agent.options, partner_values=5))
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
     outcomes = []
     for i in range(1, 9):

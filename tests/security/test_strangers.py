@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import pickle
 import random
@@ -21,6 +22,7 @@ import pytest
 import trustme
 
 from aiograd.cluster import TLS
+from aiograd.errors import AuthError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split_tcp
@@ -267,5 +269,46 @@ async def test_too_many_strangers_are_turned_away_and_counted():
         assert not worker.listener.unauthenticated
         for _, writer in silent:
             writer.transport.abort()
+    finally:
+        await worker.close()
+
+
+async def test_strangers_that_hold_all_places_make_room_for_a_member():
+    worker = Agent("worker0", 0, secret=SECRET)
+    member = Agent("worker1", 1, secret=SECRET)
+    await worker.start("tcp:127.0.0.1:0")
+    await member.start()
+    try:
+        host, port = split_tcp(worker.info.addresses[0])
+        idle = [await asyncio.open_connection(host, port) for _ in range(16)]
+        await until(lambda: worker.listener.unauthenticated == 16)
+        async with asyncio.timeout(5):  # less than `handshake_timeout`, which would end them
+            while True:
+                try:
+                    await member.connect(worker.info.addresses[0])
+                    break
+                except AuthError:
+                    continue
+        for _, writer in idle:
+            writer.transport.abort()
+    finally:
+        await member.close()
+        await worker.close()
+
+
+async def test_refusals_are_logged_at_a_bounded_rate(caplog):
+    caplog.set_level(logging.INFO, "aiograd.security")
+    worker = Agent("worker0", 0, secret=SECRET)
+    await worker.start("tcp:127.0.0.1:0")
+    try:
+        host, port = split_tcp(worker.info.addresses[0])
+        for _ in range(60):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(bytes(1000))
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+        assert worker.limits["handshake"] == 60
+        assert caplog.text.count("refused a connection") <= 30
     finally:
         await worker.close()

@@ -44,6 +44,7 @@ from aiograd.wire.messages import (
     STREAM,
     TRAVELLED,
 )
+from aiograd.wire.safecodec import DECODED
 
 _REQUESTS: Final = 64  # of the library itself, for each call that may be under way
 _HELD: Final = 256  # bytes that a message takes besides its body
@@ -137,7 +138,7 @@ class Callee:
                 try:
                     args = entry if entry.__class__ is tuple else decode_call_entry(entry, boxes)
                 except Exception as error:
-                    error = host.budget.undecodable(host.name, "its arguments", error)
+                    error = channel.budget.undecodable(host.name, "its arguments", error)
                     what = f"something in the arguments of {target.name}()"
                     explain_import(error, what, host.name)
                     self._fail(frame, id, target, token, error)
@@ -170,7 +171,7 @@ class Callee:
                     self.responses.send_copy(invocation, value)
             except MemoryError as error:
                 # Of this worker, not of the function: the other calls are unharmed.
-                self._host.budget.unavailable()
+                self._channel.budget.unavailable()
                 self._refuse_entry(frame, id, target, error)
 
     def _refuse_entry(self, frame: Frame, id: int, target: Target, error: Exception) -> None:
@@ -194,7 +195,7 @@ class Callee:
             size += len(body)
             invocation.body = bytes(body)  # the view is valid only while its batch is read
         self._host.limits.reached("outbound_buffer")
-        if not self._host.budget.reserve(size):
+        if not self._channel.budget.reserve(size):
             peer = self._channel.peer.name
             raise ProtocolError(f"{peer} calls on and on, and reads no answers")
         self.held.append((size, invocation))
@@ -203,7 +204,7 @@ class Callee:
         """Go on with what was held back: the peer has read something."""
         while self.held and not self._outbox.over(self._limit):
             size, invocation = self.held.popleft()
-            self._host.budget.release(size)
+            self._channel.budget.release(size)
             self.dispatch(invocation)
 
     def cancel(self, id: int) -> None:
@@ -220,7 +221,7 @@ class Callee:
     def close(self) -> None:
         """Abandon everything: the peer is gone, and nobody waits for what still runs."""
         while self.held:
-            self._host.budget.release(self.held.popleft()[0])
+            self._channel.budget.release(self.held.popleft()[0])
         self.execution.abandon_all()
 
     # ── admission ───────────────────────────────────────────────────────────────────────────────
@@ -231,6 +232,7 @@ class Callee:
             invocation.target.error is not None
             or not invocation.budget > 0  # spent, or no number
             or len(self._running) >= self._most
+            or (self.execution.abandoned >= self._most and self._channel.restricted)
             or type(invocation.body) is Transfer
         ):
             refusal = self._refusal(invocation)
@@ -249,10 +251,12 @@ class Callee:
                 waits = self._decode(invocation)
         except Exception as error:
             name = self._host.name
-            error = self._host.budget.undecodable(name, "its arguments", error)
+            error = self._channel.budget.undecodable(name, "its arguments", error)
             explain_import(error, f"something in the arguments of {invocation.target.name}()", name)
+            self.execution.discharge(invocation)
             return self.responses.refuse(invocation, error)
         if invocation.target.error is not None:
+            self.execution.discharge(invocation)
             return self.responses.refuse(invocation, invocation.target.error)
         # A view of the reader's buffer, or memory of a large message: both are needed elsewhere.
         invocation.body = None
@@ -260,15 +264,17 @@ class Callee:
             self.execution.start_after(invocation, waits)
         else:
             self.execution.start(invocation)
+        if invocation.charged and invocation.execution is None:  # it ran right here
+            self.execution.discharge(invocation)
 
     def _refusal(self, invocation: Invocation) -> BaseException | None:
         """Why an invocation is refused before anything of it is decoded."""
         host, target, body = self._host, invocation.target, invocation.body
         if type(body) is Transfer and body.refused:
-            return host.budget.refusal(host.name, "its arguments", body.size, body.refused)
+            return self._channel.budget.refusal(host.name, "its arguments", body.size, body.refused)
         if not invocation.budget > 0:
             return DeadlineExceeded(host.name, target.name, 0.0)
-        if len(self._running) >= self._most and self._crowded(invocation):
+        if self._crowded(invocation):
             host.limits.reached("max_inflight")
             return Overloaded(host.name, f"{self._most} of its calls are under way")
         if target.error is not None and isinstance(target.error, NotAllowed):
@@ -277,8 +283,20 @@ class Callee:
 
     def _crowded(self, invocation: Invocation) -> bool:
         """Whether the peer has more under way than was agreed on, or than anybody needs."""
-        if invocation.kind != CALL or invocation.flags & NESTED:
-            return len(self._running) >= self._most * _REQUESTS
+        running, abandoned = len(self._running), self.execution.abandoned
+        if running < self._most and (abandoned < self._most or not self._channel.restricted):
+            return False
+        if invocation.kind != CALL:
+            return running >= self._most * _REQUESTS
+        if self._channel.restricted:
+            # A partner only says that a call is nested, and what it has abandoned still runs. It
+            # may have as many of these as it may have other calls.
+            if abandoned >= self._most:
+                return True
+            if invocation.flags & NESTED:
+                return running >= 2 * self._most
+        elif invocation.flags & NESTED:
+            return running >= self._most * _REQUESTS
         wanted = sum(each.kind == CALL and not each.abandoned for each in self._running.values())
         return wanted >= self._most
 
@@ -335,7 +353,7 @@ class Callee:
             await loaded(promise)
             waits = self._decode_payload(invocation, head)
         except Exception as error:
-            raise self._host.budget.undecodable(self._host.name, "its arguments", error) from error
+            raise self._undecodable(error) from error
         while waits:
             await waits.pop(0)
 
@@ -346,6 +364,8 @@ class Callee:
         arrival = Arrival(channel.peer, kind, channel.restricted)
         value = unpack_call(host, channel.codec, flags, head, arrival)
         invocation.carried = arrival.carried
+        if channel.restricted:
+            self._charge(invocation, arrival.scratch.get(DECODED, 0))
         if invocation.kind != CALL:
             invocation.args = value[0] if flags & FAST else value
         elif target is host.inside:
@@ -357,6 +377,17 @@ class Callee:
             assert invocation.context is not None
             invocation.context.run(host.baggage.enter, arrival.carried)
         return arrival.waits
+
+    def _undecodable(self, error: Exception) -> Exception:
+        return self._channel.budget.undecodable(self._host.name, "its arguments", error)
+
+    def _charge(self, invocation: Invocation, size: int) -> None:
+        """Let a partner's arguments count for as long as its call has not ended."""
+        budget = self._channel.budget
+        if not budget.reserve(size):
+            what = "its decoded arguments"
+            raise budget.refusal(self._host.name, what, size, "inbound_budget")
+        invocation.charged = size
 
     def _read_head(self, invocation: Invocation, head: Head) -> None:
         # Before the arguments are decoded: a value that cannot be made because they cannot be read

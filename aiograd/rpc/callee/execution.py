@@ -265,8 +265,15 @@ class Execution:
             self._forget(invocation)
         self._responses.fail(invocation, error)
 
+    def discharge(self, invocation: Invocation) -> None:
+        """Give back the memory of a partner's arguments."""
+        self._channel.budget.release(invocation.charged)
+        invocation.charged = 0
+
     def _forget(self, invocation: Invocation) -> None:
         self.running.pop(invocation.id, None)
+        if invocation.charged:
+            self.discharge(invocation)
         if invocation.turn is not None:
             invocation.turn.finish()
         bucket = invocation.bucket
@@ -316,6 +323,12 @@ class Execution:
         elif invocation.in_thread:
             self.abandoned += 1
             self.running.pop(invocation.id, None)
+            # Thousands may wait for a thread. Whoever takes the arguments out first has them: the
+            # thread that is about to run the function, or nobody.
+            if invocation.token is None and invocation.__dict__.pop("args", None) is not None:
+                invocation.kwargs = None
+                if invocation.charged:
+                    self.discharge(invocation)
 
     def number_of(self, call: Any) -> int | None:
         """Return the number of a call that runs here, by the identity in its scope."""
@@ -347,8 +360,12 @@ class _ThreadJob:
             return  # abandoned while it waited for a thread
         assert invocation.context is not None
         kwargs = invocation.kwargs or {}
+        # Taken out, see `_abandon`. The field has a default in the class, so it can be read still.
+        args = invocation.__dict__.pop("args", None)
+        if args is None:
+            return
         try:
-            self._value = invocation.context.run(invocation.func, *invocation.args, **kwargs)
+            self._value = invocation.context.run(invocation.func, *args, **kwargs)
         except BaseException as error:
             self._error = error
 

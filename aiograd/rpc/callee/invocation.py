@@ -21,6 +21,7 @@ class Invocation:
 
     # Defaults live in the class, because most invocations need few of these fields.
     size = 0  # bytes of its share in a batch
+    charged = 0  # bytes that its arguments take of a partner's memory
     args: Any = ()
     kwargs: Any = None
     context: contextvars.Context | None = None  # in which it runs

@@ -20,6 +20,7 @@ from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.envelope import check_size, pack_value, with_metadata
 from aiograd.rpc.extension import Departure, ResultStore
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
+from aiograd.rpc.observe.log_rate import LogRate
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
 from aiograd.wire.framing import Frame, make_frame
@@ -54,6 +55,7 @@ class Responses:
     def __init__(self, channel: Channel, host: ResponseHost) -> None:
         self._channel, self._host = channel, host
         self._outbox = channel.outbox
+        self._rate = LogRate(host.loop.time)  # of lines that a partner causes
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
@@ -170,13 +172,24 @@ class Responses:
         host, peer = self._host, self._channel.peer
         name, text = invocation.target.name, remote_exceptions.traceback_text(error)
         if invocation.kind == POST:
-            _log.error("%s: %s from %s failed\n%s", host.name, name, peer.name, text)
+            if not self._channel.restricted:
+                _log.error("%s: %s from %s failed\n%s", host.name, name, peer.name, text)
+            elif self._rate.allows():
+                # A partner chooses the name and how often it fails.
+                _log.error("%s: %r from %s failed: %r", host.name, name, peer.name, str(error))
             if not invocation.refused:
                 return
         if invocation.kind == CALL:
             # The caller gets the traceback with the error, and logs it if nobody awaits the call.
             level = logging.WARNING if host.options.remote_tracebacks == "both" else logging.DEBUG
-            _log.log(level, "%s: %s() called by %s failed\n%s", host.name, name, peer.name, text)
+            if not self._channel.restricted:
+                _log.log(
+                    level, "%s: %s() called by %s failed\n%s", host.name, name, peer.name, text
+                )
+            elif self._rate.allows():
+                # Without the traceback of what was only refused, which is long and tells nothing.
+                why = repr(str(error)) if invocation.refused else f"\n{text}"
+                _log.log(level, "%s: %r called by %s failed: %s", host.name, name, peer.name, why)
         departure = Departure(peer, "reply")
         codec = self._channel.codec
 

@@ -4,9 +4,15 @@ All peers share it: large messages that are still arriving, small ones that wait
 calls of peers that do not read their answers. A message for which there is no memory left is
 refused: its bytes are dropped, its sender gets `Overloaded`, and the link and everything else on it
 go on. The same holds where the system has no memory although the budget has.
+
+A partner has an `Account` within the budget, one for all links of its name: at most
+`Options.partner_memory` bytes of messages that arrive, and of decoded arguments of calls that have
+not ended. So one partner at its limit refuses nothing of another one.
 """
 
 from __future__ import annotations
+
+from weakref import WeakValueDictionary
 
 from aiograd.errors import Overloaded
 from aiograd.rpc.observe.metrics import Limits
@@ -48,3 +54,47 @@ class Budget:
     def release(self, size: int) -> None:
         """Give back what was reserved."""
         self.used -= size
+
+
+class Account(Budget):
+    """The part of a budget that one partner may use."""
+
+    def __init__(self, whole: Budget, most: int, limits: Limits) -> None:
+        super().__init__(most, limits)
+        self._whole = whole
+
+    def reserve(self, size: int) -> bool:
+        """Take memory for `size` bytes, of the partner's part and of the whole."""
+        if self.used + size > self._most:
+            self._limits.reached("partner_memory")
+            return False
+        if not self._whole.reserve(size):
+            return False
+        self.used += size
+        return True
+
+    def unavailable(self, size: int = 0) -> None:
+        """The system did not give memory, of which so many bytes were reserved."""
+        self.used -= size
+        self._whole.unavailable(size)
+
+    def release(self, size: int) -> None:
+        """Give back what was reserved."""
+        self.used -= size
+        self._whole.release(size)
+
+
+class Accounts:
+    """The accounts of one worker's partners, by proven name."""
+
+    def __init__(self, whole: Budget, most: int, limits: Limits) -> None:
+        self._whole, self._most, self._limits = whole, most, limits
+        # Weak: an account lives as long as a link of its partner, or a call of it that still runs.
+        self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
+
+    def of(self, name: str) -> Account:
+        """Return the account of a partner; all its links share one."""
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account(self._whole, self._most, self._limits)
+        return account

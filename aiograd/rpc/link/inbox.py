@@ -12,6 +12,7 @@ in order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,11 @@ class Inbox:
     def __init__(self) -> None:
         self.entries: list[_Entry] = []  # always the same list
         self._large: dict[Any, _Entry] = {}
+        # What waits, counted: a peer may send thousands of small messages behind a large one, and
+        # to look through all of them for each would take the loop seconds.
+        self._ordered = 0  # messages of the library
+        self._answers: Counter[int] = Counter()  # by lane
+        self._calls: Counter[int] = Counter()  # calls, requests and posts, by number
 
     def __contains__(self, key: Any) -> bool:
         """Whether a large message was announced and is not complete."""
@@ -73,12 +79,12 @@ class Inbox:
 
     def has_call(self, lane: int) -> bool:
         """Whether a call, request or post of this number waits here."""
-        return any(entry.lane == lane and entry.kind in NUMBERED for entry in self.entries)
+        return lane in self._calls
 
     def announce(self, key: Any, kind: int, lane: int, action: Callable[[], None]) -> None:
         """Enter a large message that begins; `action` runs when it is complete and its turn."""
         entry = self._large[key] = _Entry(kind, lane, action, ready=False)
-        self.entries.append(entry)
+        self._enter(entry)
 
     def complete(self, key: Any) -> None:
         """Note that the last byte of a large message is here."""
@@ -87,8 +93,24 @@ class Inbox:
 
     def put(self, kind: int, lane: int, action: Callable[[], None]) -> None:
         """Enter a small message; `action` runs now if it may overtake what is still coming."""
-        self.entries.append(_Entry(kind, lane, action, ready=True))
-        self._settle()
+        if kind in ORDERED:
+            blocked = bool(self.entries)
+        elif kind == CALL:
+            blocked = self._ordered > 0
+        else:
+            blocked = lane in self._answers
+        if blocked:
+            self._enter(_Entry(kind, lane, action, ready=True))
+        else:
+            action()
+
+    def _enter(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self._ordered += entry.kind in ORDERED
+        if entry.kind in ANSWERS:
+            self._answers[entry.lane] += 1
+        if entry.kind in NUMBERED:
+            self._calls[entry.lane] += 1
 
     def _settle(self) -> None:
         ready: list[_Entry] = []
@@ -109,6 +131,11 @@ class Inbox:
             ordered = ordered or entry.kind in ORDERED
             if entry.kind in ANSWERS:
                 lanes.add(entry.lane)
-        self.entries[:] = waiting
+        self.entries.clear()
+        self._ordered = 0
+        self._answers.clear()
+        self._calls.clear()
+        for entry in waiting:
+            self._enter(entry)
         for entry in ready:
             entry.action()

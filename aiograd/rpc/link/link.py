@@ -34,6 +34,7 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.connection import Connection
+from aiograd.rpc.link.inbound_budget import Accounts
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
@@ -138,6 +139,10 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
         """The buffers in which large messages arrive."""
 
     @property
+    def accounts(self) -> Accounts:
+        """The memory that each partner may use."""
+
+    @property
     def copier(self) -> Any:
         """What copies large arrays."""
 
@@ -184,12 +189,14 @@ class Link:
         self.codec = agent.codec_for(peer)
         self.max_message = agent.options.max_message  # the smaller one of both sides
         self.outbox = Outbox(agent.loop, self.session, self._large_sent)
+        # All links of a partner's name share one part of the memory; trusted peers share the rest.
+        self.budget = agent.accounts.of(peer.name) if self.restricted else agent.budget
         self.caller = Caller(self, agent)
         self.replies = Replies(self, agent, self.caller, agent)
         self.callee = Callee(self, agent)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
-        self.receiver = Receiver(self, self.callee, self.replies, agent.budget, agent.name)
+        self.receiver = Receiver(self, self.callee, self.replies, self.budget, agent.name)
         if agent.runtime.spin:
             self.receiver.after_batch = agent.polling.stay_awake
         self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)
@@ -274,10 +281,10 @@ class Link:
         shared = self.shared.read if self.shared is not None else None
         return FrameReader(
             agent.options.max_message,
-            agent.budget.reserve,
+            self.budget.reserve,
             agent.memory,
             shared,
-            agent.budget.unavailable,
+            self.budget.unavailable,
         )
 
     def offer(self) -> Offer:
@@ -408,7 +415,7 @@ class Link:
         self.session.kept.clear()
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.abandon(self.agent.budget.release)
+            reader.abandon(self.budget.release)
         if self.connection is not None:
             self.connection.mute()
         self.caller.lose(error, unsent)

@@ -24,13 +24,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from aiograd.errors import WorkerClosed, WorkerLost
+from aiograd.errors import AuthError, WorkerClosed, WorkerLost
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.link import Link, LinkState
 from aiograd.rpc.retry import RetryPolicy
 from aiograd.wire.messages import CALL
-from aiograd.wire.session import DIAL, DUPLICATE, LOOK, LOST, Offer
+from aiograd.wire.session import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, Offer
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -270,10 +270,32 @@ class Links:
             loss = self.losses.get((peer.name, peer.incarnation))
             if loss is not None and not loss.final and offer.number <= loss.fence:
                 return DUPLICATE, 0  # it was given up over there, and comes late
+            self._check_room(peer)
             link = self.admit(peer)
             if link is None:
                 return LOST, 0
+            answer = link.answer(offer)
+            # A link is made for a session that begins, and for nothing else: no connection would
+            # ever end this one.
+            if answer[0] != ACCEPTED:
+                del self.table[peer.incarnation]
+            return answer
         return link.answer(offer)
+
+    def _check_room(self, peer: PeerInfo) -> None:
+        """AuthError if a partner has too many links: it can make any number of incarnations."""
+        agent, name = self._agent, peer.name
+        if not agent.restricts(peer):
+            return
+        links = [link for link in self.table.values() if link.peer.name == name]
+        if len(links) < agent.options.partner_links:
+            return
+        agent.limits.reached("partner_links")
+        # The new start of a partner is more likely to be there than one whose connection broke.
+        away = next((link for link in links if not link.is_open), None)
+        if away is None:
+            raise AuthError(f"{name} has {len(links)} connections already", name)
+        away.abort(WorkerLost(name, why="it was started again, more often than is kept here"))
 
     def admit(self, peer: PeerInfo) -> Link | None:
         """The link for a session that a peer begins, or lets us begin; None: it is fenced off.

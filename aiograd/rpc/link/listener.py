@@ -20,7 +20,7 @@ import functools
 import logging
 import math
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 from aiograd.errors import AuthError, ProtocolError, SecurityError
@@ -32,6 +32,7 @@ from aiograd.rpc.link.handshaking import (
     LinkTable,
     hand_over,
 )
+from aiograd.rpc.observe.log_rate import LogRate
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport import network
@@ -45,6 +46,9 @@ _security = logging.getLogger("aiograd.security")
 # `dialer`, which cannot tell it from a connection that the network has cut.
 MAX_UNAUTHENTICATED: Final = 64
 MAX_UNAUTHENTICATED_PER_HOST: Final = 16  # so that one host cannot keep all others out
+# Seconds after which a connection that has proven nothing makes room for another one: a member
+# needs two round trips, and whoever only holds a place must not keep members out.
+_MAKES_ROOM: Final = 0.5
 # Refusals. The names are claims, so anybody could fill this; the last few are enough for a person
 # who looks for a missing worker.
 _REMEMBERED: Final = 8
@@ -87,7 +91,9 @@ class Listener:
         self._authenticator, self._runtime, self._options = authenticator, runtime, options
         self._limits, self._links, self._accepted = limits, links, accepted
         self._listeners: list[network.Listener] = []
-        self._pending: dict[PendingHandshake, str] = {}  # with the host they come from
+        # With the host they come from and the time they came, the oldest first.
+        self._pending: dict[PendingHandshake, tuple[str, float]] = {}
+        self._rate = LogRate(asyncio.get_running_loop().time)
         self._closed = False
         self._next_warning = -math.inf  # loop time from which on a refusal is a warning again
         self._unshown = 0  # refusals since the last warning
@@ -145,12 +151,20 @@ class Listener:
     def reserve(self, pending: PendingHandshake, host: str) -> bool:
         """Count a new connection as unauthenticated; False if there are too many."""
         # Unix sockets and memory have no host to count by.
-        from_host = sum(other == host for other in self._pending.values()) if host else 0
-        crowded = len(self._pending) >= MAX_UNAUTHENTICATED
-        if self._closed or crowded or from_host >= MAX_UNAUTHENTICATED_PER_HOST:
+        near = [each for each, (other, _) in self._pending.items() if host and other == host]
+        now = asyncio.get_running_loop().time()
+        rivals: Iterable[PendingHandshake] | None = None
+        if len(near) >= MAX_UNAUTHENTICATED_PER_HOST:
+            rivals = near
+        elif len(self._pending) >= MAX_UNAUTHENTICATED:
+            rivals = self._pending
+        if self._closed or rivals is not None:
             self._limits.reached("strangers")
-            return False
-        self._pending[pending] = host
+            oldest = next(iter(rivals), None) if rivals is not None else None
+            if self._closed or oldest is None or now - self._pending[oldest][1] < _MAKES_ROOM:
+                return False
+            oldest.fail(AuthError("it proved nothing for long, and others came"))
+        self._pending[pending] = host, now
         return True
 
     def admit(self, identity: Identity, offer: Offer) -> tuple[int, int, int]:
@@ -195,15 +209,16 @@ class Listener:
             if now >= self._next_warning:
                 more = f" ({self._unshown} since the last warning)" if self._unshown > 1 else ""
                 level, self._unshown, self._next_warning = logging.WARNING, 0, now + _WARNING_PAUSE
-        _security.log(
-            level,
-            "%s refused a connection of %s from %s: %s%s",
-            self._authenticator.name,
-            pending.claimed or "an unknown peer",
-            pending.remote,
-            error,
-            more,
-        )
+        if level == logging.WARNING or self._rate.allows():
+            _security.log(
+                level,
+                "%s refused a connection of %s from %s: %s%s",
+                self._authenticator.name,
+                pending.claimed or "an unknown peer",
+                pending.remote,
+                error,
+                more,
+            )
         # Remember those that spoke our protocol. A wrong secret or version proves nothing, so it
         # must not end the start of a cluster; but a coordinator that misses a worker can say why.
         if isinstance(error, ProtocolError | SecurityError) and error.worker:

@@ -4,6 +4,7 @@
     tracing     how recorded calls and passes cross the wire
     otel        recordings as OpenTelemetry spans (an extra)
     metrics     counters of limits that were reached, and the lag of the event loop
+    log_rate    a bound on log lines that others cause
     watchdog    a thread that logs what blocks the event loop
 
 `tracing` and `otel` use `profile`. Each module says in a small protocol what it needs of a worker;

@@ -6,6 +6,8 @@
     handshake        connections that failed to authenticate, or not in time        AuthError
     protocol         connections ended because a peer broke the protocol            ProtocolError
     inbound_budget   messages beyond the memory for incoming ones                   Overloaded
+    partner_memory   messages and arguments beyond the memory for one partner       Overloaded
+    partner_links    connections beyond those of one partner                        AuthError
     allocation       messages for which the system had no memory                    Overloaded
     max_inflight     calls refused because the peer had too many in flight          Overloaded
     outbound_buffer  calls deferred because the peer does not read its replies      –
@@ -42,6 +44,8 @@ NAMES: Final = (
     "handshake",
     "protocol",
     "inbound_budget",
+    "partner_memory",
+    "partner_links",
     "allocation",
     "max_inflight",
     "outbound_buffer",

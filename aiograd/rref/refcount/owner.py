@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from aiograd.errors import RRefError, RRefExpired, RRefReleased
+from aiograd.errors import ProtocolError, RRefError, RRefExpired, RRefReleased
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rref.refcount.records import (
     BY_CREATOR,
@@ -33,6 +33,10 @@ from aiograd.rref.refcount.records import (
 
 ABANDONED_LIMIT: Final = 65_536
 """Abandoned creations that never arrive must not pile up; the oldest are forgotten."""
+
+
+REQUESTS_LIMIT: Final = 65_536
+"""Numbers of fork requests that one sender may have under way."""
 
 
 class SeenRequests:
@@ -55,6 +59,9 @@ class SeenRequests:
             self._taken = {taken for taken in self._taken if taken >= low}
         if number < self._low or number in self._taken:
             return False
+        # An honest sender raises `low` as answers come, and never has so many under way.
+        if len(self._taken) >= REQUESTS_LIMIT:
+            raise ProtocolError(f"{REQUESTS_LIMIT} fork requests are under way already")
         self._taken.add(number)
         return True
 
@@ -278,6 +285,14 @@ class OwnerTable:
         # An awaited record without anybody who waits may go: a late creation makes another one.
         if record.ready or not (record.local_refs or record.waiters):
             self.records.pop(record.id, None)
+
+    def kept_for(self, peer: PeerInfo) -> int:
+        """Count the values that a worker holds, or has asked to be made."""
+        incarnation, stamp = peer.incarnation, stamp_of(peer.incarnation)
+        return sum(
+            record.id[1] == stamp or incarnation in record.forks.values()
+            for record in self.records.values()
+        )
 
     def leaks(self) -> Sequence[OwnerRecord]:
         """Return the values that others keep alive here."""

@@ -1,0 +1,185 @@
+"""One partner at its limits: it is refused, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.rpc.link.inbox import Inbox
+from aiograd.rpc.observe.metrics import Limits
+from aiograd.rref.refcount.records import pack_fork, stamp_of
+from aiograd.rref.registry import RRefs
+from aiograd.wire.handshake import make_incarnation
+from aiograd.wire.messages import CALL, CANCEL, FAULT, POST, REPLY, REQUEST
+from aiograd.wire.session import LOOK, RESUME, Offer
+from tests.security import partner_functions as offer
+from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
+from tests.support.agents import SECRET
+from tests.support.waiting import until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+async def worker(workers: Any, caplog: pytest.LogCaptureFixture) -> Any:
+    """A worker with little room for partners; worker0 is an honest one, and current."""
+    caplog.set_level(logging.CRITICAL, "aiograd")
+    limits = {"partner_memory": 4 * MIB, "inbound_budget": 16 * MIB, "partner_links": 3}
+    async with workers("restricted", "restricted", max_inflight=8, threads=2, **limits) as (_, w):
+        yield w.agent
+
+
+async def rogue_of(agent: Any, name: str = "clinic", number: int = 0) -> Rogue:
+    token = number.to_bytes(16, "big")
+    found = await Rogue.connect(
+        agent.runtime.network.memory,
+        "memory:1",
+        SECRET,
+        name=name,
+        incarnation=make_incarnation(name, token),
+    )
+    found.send(define(1, exposed("add")), define(6, exposed("hold")), define(7, exposed("wait")))
+    return found
+
+
+async def honest() -> None:
+    assert await ag.rpc_async("worker1", offer.add, (1,), timeout=10) == 2
+    data = b"x" * (2 * MIB)
+    assert await ag.rpc_async("worker1", offer.echo, (data,), timeout=10) == [[data], {}]
+
+
+def arguments(*values: Any) -> bytes:
+    return PLAIN.encode((values, None), None).data
+
+
+async def test_one_name_has_few_links_however_many_incarnations_it_makes(worker):
+    rogues = [await rogue_of(worker, number=n) for n in range(3)]
+    with pytest.raises(ConnectionError):
+        await rogue_of(worker, number=3)
+    assert worker.limits["partner_links"] >= 1
+    other = await rogue_of(worker, "lab")  # another name has links of its own
+    await honest()
+    for rogue in (*rogues, other):
+        await rogue.close()
+
+
+async def test_a_partner_that_announces_and_sends_nothing_occupies_only_its_share(worker):
+    rogue = await rogue_of(worker)
+    announced = large(CALL, 1, [bytes(3 * MIB)], id=1, to=1)[0]
+    second = large(CALL, 2, [bytes(3 * MIB)], id=2, to=1)[0]
+    rogue.send(announced, second)
+    await until(lambda: worker.limits["partner_memory"] >= 1)
+    assert worker.budget.used <= 4 * MIB
+    await honest()
+    await rogue.close()
+
+
+async def test_arguments_of_calls_that_run_count_for_their_partner(worker):
+    rogue = await rogue_of(worker)
+    text = "\U0001f600" + "a" * 60_000  # four bytes for each of these
+    calls = [frame(CALL, arguments(text), id=n, to=6) for n in range(1, 9)]
+    rogue.send(*calls)
+    account = worker.accounts.of("clinic")
+    await until(lambda: account.used >= 8 * 240_000)
+    rogue.send(*[frame(CANCEL, id=n) for n in range(1, 9)])
+    await until(lambda: account.used == 0)
+    await honest()
+    await rogue.close()
+
+
+async def test_arguments_beyond_the_share_of_a_partner_are_refused(worker):
+    rogue = await rogue_of(worker)
+    worker.accounts.of("clinic").reserve(4 * MIB - 1000)
+    rogue.send(frame(CALL, arguments("x" * 10_000), id=1, to=6))
+    async with asyncio.timeout(5):
+        assert (await rogue.answers.get())[0] == FAULT
+    assert worker.limits["partner_memory"] == 1
+    await honest()
+    worker.accounts.of("clinic").release(4 * MIB - 1000)
+    await rogue.close()
+
+
+def test_accounts_give_back_to_the_whole():
+    whole = Budget(100, Limits())
+    accounts = Accounts(whole, 40, Limits())
+    clinic, lab = accounts.of("clinic"), accounts.of("lab")
+    assert accounts.of("clinic") is clinic
+    assert clinic.reserve(40)
+    assert not clinic.reserve(1)
+    assert lab.reserve(40)
+    assert not lab.reserve(30)
+    clinic.release(40)
+    assert (whole.used, clinic.used) == (40, 0)
+    lab.unavailable(40)
+    assert (whole.used, lab.used) == (0, 0)
+
+
+async def test_calls_that_a_partner_abandoned_count_while_they_run(worker):
+    rogue = await rogue_of(worker)
+    link = worker.links.get(rogue.incarnation)
+    execution = link.callee.execution
+    sent = 0
+    for _ in range(4):
+        rogue.send(*[frame(CALL, arguments(30.0), id=sent + n, to=7) for n in range(1, 5)])
+        rogue.send(*[frame(CANCEL, id=sent + n) for n in range(1, 5)])
+        sent += 4
+        await asyncio.sleep(0)
+    await until(lambda: worker.limits["max_inflight"] > 0)
+    assert execution.abandoned <= 16
+    # Those that wait for a thread have dropped their arguments.
+    assert worker.accounts.of("clinic").used < 16 * 1000
+    offer.WAITING.set()
+    await until(lambda: execution.abandoned == 0)
+    await rogue.close()
+
+
+async def test_handshakes_that_begin_no_session_leave_no_link(worker):
+    peer = replace(worker.directory.get("worker0"), name="clinic", incarnation=bytes(16))
+    for word in (LOOK, RESUME):
+        worker.links.answer(peer, Offer(word, 1, 0, 1))
+    worker.links.answer(peer, Offer(received=77, session=1))
+    worker.links.answer(peer, Offer(number=0))
+    assert worker.links.get(bytes(16)) is None
+
+
+async def test_values_of_one_partner_do_not_use_up_those_of_another(worker, monkeypatch):
+    monkeypatch.setattr(worker, "options", replace(worker.options, partner_values=50))
+    rogue = await rogue_of(worker)
+    stamp = stamp_of(rogue.incarnation)
+    forks = [pack_fork((9, stamp, 2 * n), (9, stamp, 2 * n + 1), 0) for n in range(51)]
+    body = PLAIN.encode((0, 0, b"".join(forks)), None).data
+    rogue.send(service(2, "rref.fork"), frame(REQUEST, body, id=1, to=2))
+    body = PLAIN.encode((1, 0, b"".join(forks[:50])), None).data
+    rogue.send(frame(REQUEST, body, id=2, to=2))
+    body = PLAIN.encode((2, 0, forks[50]), None).data
+    rogue.send(frame(REQUEST, body, id=3, to=2))
+    async with asyncio.timeout(5):
+        kinds = [(await rogue.answers.get())[0] for _ in range(3)]
+    assert kinds == [FAULT, REPLY, FAULT]
+    assert worker.limits["values"] == 2
+    assert len(worker.parts[RRefs].protocol.owner_table.records) == 50
+    rref = ag.remote("worker1", offer.make, ("of another",))
+    assert await rref == "of another"
+    await rogue.close()
+
+
+def test_small_messages_behind_a_large_one_take_constant_time_each():
+    def seconds(count: int) -> float:
+        inbox = Inbox()
+        inbox.announce("large", REQUEST, 1, lambda: None)
+        begin = time.process_time()
+        for n in range(2, count):
+            inbox.put(POST, n, lambda: None)
+            assert not inbox.has_call(10**9)
+        return time.process_time() - begin
+
+    seconds(1000)
+    # Quadratic, ten times as many take a hundred times as long.
+    assert seconds(20_000) < 40 * max(seconds(2_000), 0.001)

@@ -21,13 +21,14 @@ from aiograd.autograd.backward import input_node as own_input_node
 from aiograd.autograd.checkpoint import FOREIGN as CHECKPOINTED
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
+from aiograd.dist.backward.codec import PACKERS, UNPACKERS, Packer
 from aiograd.dist.backward.plan import Condensed
 from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError, SerializationError
 from aiograd.rpc.extension import Traveller, Travellers
 
 
-class Library(Protocol):
+class Library(Packer, Protocol):
     """A library of tensors that records graphs of its own."""
 
     @property
@@ -98,6 +99,7 @@ def register(library: Library) -> None:
     """Let every worker of this process send and differentiate the tensors of a library."""
     _loaded.append(library)
     CHECKPOINTED.append((library.tensor_class, library.checkpoint))
+    PACKERS[library.tensor_class] = UNPACKERS[library.traveller.tag] = library
     for travellers in list(_workers):
         travellers.add(library.tensor_class, library.traveller)
 

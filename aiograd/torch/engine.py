@@ -33,7 +33,15 @@ from aiograd.torch.nodes import ANCHOR
 
 Place = tuple[Any, int]  # a torch node, and the number of its output
 
-_run: Final[Callable[..., Sequence[Any]]] = Variable._execution_engine.run_backward
+try:
+    _run: Final[Callable[..., Sequence[Any]]] = Variable._execution_engine.run_backward
+    _storage_holders: Final[Callable[[int], int]] = torch._C._storage_Use_Count
+    _set_number: Final = torch._C._FunctionBase._set_sequence_nr
+except AttributeError as error:
+    raise ImportError(
+        f"torch {torch.__version__} does not have what aiograd needs of its engine ({error}); "
+        "it is known to work with torch 2.13"
+    ) from error
 # Sequence numbers belong to the graph, not to a run: two bordered runs must not share it.
 _numbers: Final = threading.RLock()
 _EXIT, _SENTINEL, _LOWEST = 0, 1, 2
@@ -55,7 +63,7 @@ class _Sentinel(torch.autograd.Function):  # type: ignore[misc]
 
 with torch.enable_grad():
     _sentinel = _Sentinel.apply(ANCHOR)  # keeps its node alive
-_sentinel.grad_fn._set_sequence_nr(_SENTINEL)
+_set_number(_sentinel.grad_fn, _SENTINEL)
 _SENTINEL_EDGE: Final = get_gradient_edge(_sentinel)
 _ANCHOR_EDGE: Final = get_gradient_edge(ANCHOR)
 _ZERO: Final = torch.zeros(())
@@ -195,8 +203,6 @@ def _refuse_compiled() -> None:
 
 
 # ── whose memory it is ──────────────────────────────────────────────────────────────────────────
-
-_storage_holders: Final[Callable[[int], int]] = torch._C._storage_Use_Count
 
 
 def holders(gradient: torch.Tensor) -> tuple[int, int, int]:

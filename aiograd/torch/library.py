@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from aiograd.autograd.graph import Node
 from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import plus
-from aiograd.torch.memory import DTYPES
+from aiograd.torch.memory import DTYPES, put_together, take_apart
 from aiograd.torch.nodes import Port
 from aiograd.torch.stages import Condensed, condense
 from aiograd.torch.travel import TensorTraveller
+from aiograd.wire.fastcodec import BORROW_FROM
 
 
 class Torch:
@@ -100,6 +102,20 @@ class Torch:
     def checkpoint(self, call: Callable[[], Any]) -> Any:
         """Run a function whose graph is recomputed in the backward pass."""
         return checkpoint(call, use_reentrant=False)
+
+    def pack(self, gradient: torch.Tensor, buffers: list[PickleBuffer]) -> list[Any] | None:
+        """Return a dense gradient as plain data; None for one that is sparse or recorded."""
+        if gradient.requires_grad or gradient.layout is not torch.strided or gradient.is_quantized:
+            return None
+        _, name, shape, strides, memory = take_apart(gradient)
+        if memory.nbytes < BORROW_FROM:
+            return [self.traveller.tag, name, shape, strides, bytearray(memory.tobytes())]
+        buffers.append(PickleBuffer(memory))
+        return [self.traveller.tag, name, shape, strides, buffers[-1]]
+
+    def unpack(self, packed: list[Any]) -> torch.Tensor:
+        """Return the gradient that was packed by a trusted peer."""
+        return put_together(("dense", *packed[1:]))
 
     # ── boundaries ──────────────────────────────────────────────────────────────────────────────
 

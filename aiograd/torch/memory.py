@@ -202,18 +202,16 @@ def put_together(data: Data, checked: bool = False) -> torch.Tensor:
     return tensor
 
 
-def _make_dense(
-    name: str, shape: Any, strides: Any, memory: np.ndarray, checked: bool
-) -> torch.Tensor:
+def _make_dense(name: str, shape: Any, strides: Any, memory: Any, checked: bool) -> torch.Tensor:
     dtype = _dtype(name)
     if checked:
         _check_sizes(shape)
         _check_bytes(memory)
         if strides is not None:
             _check_strides(shape, strides)
-        if prod(shape) * dtype.itemsize != memory.nbytes:
-            raise ProtocolError(f"{memory.nbytes} bytes for a {name} tensor of shape {shape}")
-    if not memory.nbytes:
+        if prod(shape) * dtype.itemsize != len(memory):
+            raise ProtocolError(f"{len(memory)} bytes for a {name} tensor of shape {shape}")
+    if not len(memory):
         empty = torch.empty(shape, dtype=dtype)
         if empty.numel():
             raise ProtocolError(f"no memory for a tensor of shape {shape}")

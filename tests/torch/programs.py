@@ -75,7 +75,8 @@ class Program:
             if draw.random() < 0.35 and depth < 3:
                 to = draw.choice(self.names)
                 args = draw.sample(pool, min(len(pool), draw.randrange(1, 3)))
-                pool += await self.call(self, here, to, depth + 1, args, draw.random() < 0.3)
+                found = await self.call(self, here, to, depth + 1, args, draw.random() < 0.3)
+                pool += [self.observe_received(each) for each in found]
             else:
                 pool.append(self.operation(pool))
         return draw.sample(pool, min(len(pool), draw.randrange(1, 4)))
@@ -113,6 +114,19 @@ class Program:
         if self.hooks and made.requires_grad and not made.is_leaf:
             self.observe(made, number)
         return made
+
+    def observe_received(self, tensor: torch.Tensor) -> torch.Tensor:
+        chance, number = self.random.random(), next(self.numbers)
+        if self.hooks and tensor.requires_grad:
+            if chance < 0.3:
+                # Called with None, as torch does for the unused outputs of a node with several.
+                tensor.register_hook(
+                    lambda g: None if g is None else self.note(f"received {number}", g * 1.2)
+                )
+            elif chance < 0.5:
+                tensor.retain_grad()
+                self.retained.append(tensor)
+        return tensor
 
     def observe(self, made: torch.Tensor, number: int) -> None:
         chance = self.random.random()

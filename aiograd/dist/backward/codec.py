@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pickle import PickleBuffer
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,7 +30,21 @@ from aiograd.wire.arrays import DTYPES
 from aiograd.wire.fastcodec import BORROW_FROM, flat_array
 
 PackedArray = tuple[Any, ...]  # one of the two forms above
-PackedAnswer = tuple[int, list[PackedArray | None] | None, Any]
+PackedAnswer = tuple[int, list[PackedArray | list[Any] | None] | None, Any]
+
+
+class Packer(Protocol):
+    """What packs the tensors of another library."""
+
+    def pack(self, gradient: Any, buffers: list[PickleBuffer]) -> list[Any] | None:
+        """Return a list of the packer's tag and plain data; None if the tensor needs more."""
+
+    def unpack(self, packed: list[Any]) -> Any:
+        """Return the tensor that `pack` was given."""
+
+
+PACKERS: Final[dict[type, Packer]] = {}  # by the class of the tensors
+UNPACKERS: Final[dict[str, Packer]] = {}  # by their tags
 
 
 def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[PackedAnswer] | None:
@@ -43,7 +57,7 @@ def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[Packe
         if gradients is None:
             encoded.append((edge, None, loops))
             continue
-        arrays: list[PackedArray | None] = []
+        arrays: list[PackedArray | list[Any] | None] = []
         packed: PackedArray | None
         for gradient in gradients:
             if gradient is None:
@@ -51,7 +65,12 @@ def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[Packe
                 continue
             # The exact class: a subclass of ndarray would arrive as a plain array.
             if gradient.__class__ is not np.ndarray:
-                return None
+                library = PACKERS.get(gradient.__class__)
+                foreign = None if library is None else library.pack(gradient, buffers)
+                if foreign is None:
+                    return None
+                arrays.append(foreign)
+                continue
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 packed = flat_array(gradient, buffers)
@@ -86,13 +105,16 @@ def decode(answers: Sequence[Answer | PackedAnswer]) -> list[Answer]:
         if gradients is not None:
             arrays: list[Any] = []
             for each in gradients:
-                # A gradient is an array, a sparse array or a Tensor: only a packed one is a tuple.
+                # A gradient is an array, a sparse array or a Tensor: only a packed one is a tuple,
+                # or a list if it is of another library.
                 if each.__class__ is tuple:
                     repeated = len(each) > 3
                     each = np.ndarray(each[0], DTYPES[each[1]], *each[2:])
                     if repeated:
                         # Several positions share one element, so a write would change them all.
                         each.flags.writeable = False
+                elif each.__class__ is list:
+                    each = UNPACKERS[each[0]].unpack(each)
                 arrays.append(each)
             gradients = arrays
         decoded.append((edge, gradients, loops))

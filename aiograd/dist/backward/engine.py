@@ -27,6 +27,7 @@ from pickle import PickleBuffer
 from time import perf_counter  # a measurement for people, never a decision
 from typing import Any, Protocol
 
+from aiograd.autograd.backward import entries as roots_of
 from aiograd.autograd.graph import Node
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.backward.abort import AbortProtocol
@@ -39,7 +40,7 @@ from aiograd.dist.backward.state import Answer, Message, Pass, Terms
 from aiograd.dist.boundary import crossed_all
 from aiograd.dist.channel import Channel
 from aiograd.dist.context import Context
-from aiograd.dist.foreign import entries as roots_of
+from aiograd.dist.foreign import entries as any_roots_of
 from aiograd.dist.foreign import library_of
 from aiograd.dist.inspect import explain
 from aiograd.dist.lost_peers import LostPeers
@@ -107,8 +108,11 @@ class Engine:
         self._channel.check_affinity()
         context.check()
         seconds = self._budget(timeout)
-        entries = roots_of(roots, create_graph=create_graph, allow_leaf=False)
-        self._note_libraries(context, roots)
+        for root in roots:
+            if root.__class__ is not Tensor and (library := library_of(root)) is not None:
+                context.foreign = library
+        find = roots_of if context.foreign is None else any_roots_of
+        entries = find(roots, create_graph=create_graph, allow_leaf=False)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
         active = self._start(context, terms, entries, ())
@@ -150,12 +154,6 @@ class Engine:
         if condensed is None:
             return captured
         return {node: captured.get(condensed.wanted.get(node, node)) for node in capture}
-
-    def _note_libraries(self, context: Context, tensors: Sequence[Any]) -> None:
-        """Note whose graphs a pass will find here."""
-        for tensor in tensors:
-            if tensor.__class__ is not Tensor and (library := library_of(tensor)) is not None:
-                context.foreign = library
 
     async def explain(self, context_id: int) -> str:
         """Describe who waits for whom in the passes of a context."""

@@ -17,7 +17,7 @@ from aiograd.autograd.op import op
 from aiograd.autograd.ops.products import matmul
 from aiograd.autograd.ops.reduce import kept
 from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
-from aiograd.autograd.tensor import wrap
+from aiograd.autograd.tensor import Tensor, wrap
 
 la = np.linalg
 
@@ -87,8 +87,8 @@ def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
 class Slogdet(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Tensor
+    logabsdet: Tensor
 
 
 _slogdet_op = op("slogdet", _slogdet_forward, joint=_slogdet)
@@ -141,8 +141,8 @@ def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  nump
 class Eigh(NamedTuple):
     """Eigenvalues, ascending, and eigenvectors as columns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
 _eigh_op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
@@ -191,9 +191,9 @@ def _svd(gs: Any, ys: Any, a: Any) -> Any:
 class Svd(NamedTuple):
     """Singular vectors and values: `a = U @ diag(S) @ Vh`."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
 
 
 _svd_op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
@@ -244,8 +244,8 @@ def _qr_square(gq: Any, gr: Any, q: Any, r: Any) -> Any:
 class Qr(NamedTuple):
     """An orthonormal matrix and an upper triangle."""
 
-    Q: Any
-    R: Any
+    Q: Tensor
+    R: Tensor
 
 
 _qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 from aiograd.autograd.tensor import Tensor
@@ -285,4 +286,4 @@ _METHODS: dict[str, Any] = {
     "imag": property(lambda self: np.imag(self)),
 }
 for _name, _method in _METHODS.items():
-    setattr(Tensor, _name, _method)
+    setattr(Methods, _name, _method)

@@ -49,7 +49,7 @@ Arrange = Callable[..., tuple[Sequence[Any], dict[str, Any]]]
 class Op:
     """A differentiable operation; call it on Tensors, arrays or numbers to get a Tensor."""
 
-    __signature__ = LazySignature()
+    __signature__: LazySignature = LazySignature()
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Op:
         self.__name__ = self.__qualname__ = name
         self.__doc__ = forward.__doc__
         self.forward = forward
-        self.rules = tuple(rules)
+        self.rules: tuple[Rule | None, ...] = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
         # One rule for all arguments: joint(g, y, *args, **kwargs) returns a gradient for each. With
         # several outputs, g and y are sequences.

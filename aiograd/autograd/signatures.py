@@ -75,7 +75,7 @@ class LazySignature:
 class MethodOf:
     """An operation as a method, for `inspect`: its first parameter is `self`."""
 
-    __signature__ = LazySignature()
+    __signature__: LazySignature = LazySignature()
 
     def __init__(self, made: Callable[..., Any]) -> None:
         self.made: Callable[..., Any] = made

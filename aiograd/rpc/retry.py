@@ -238,7 +238,7 @@ class Attempts:
         budget: RetryBudget | None = None,
         expired: Callable[[], Exception] | None = None,
     ) -> None:
-        self.future = future
+        self.future: Future[Any] = future
         self._operation, self._backoff, self._context = operation, backoff, context
         self._budget, self._expired = budget, expired
         # Attempts without an outcome. A dict, because it keeps their order, in which they are

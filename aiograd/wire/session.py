@@ -82,6 +82,13 @@ class Session:
         "sent",
     )
 
+    acked: int
+    due: int
+    overdue: int
+    role: str
+    number: int
+    id: int
+
     def __init__(self, limit: int = 64 << 20, fence: int = 0) -> None:
         self._limit = limit
         self.id = 0  # the number of the dial that began it; 0: not known yet
@@ -92,7 +99,7 @@ class Session:
         self.base = 0  # everything before was acknowledged, or dropped
         self.kept: deque[Piece] = deque()  # from `base` to `sent`
         self.full = limit  # `sent` beyond this position drops the oldest pieces
-        self.received = 0
+        self.received: int = 0
         self.acked = 0  # how much of `received` the peer was told
         # `received` beyond these is acknowledged with the next write, and at once. Precomputed:
         # they are compared after every read and before every write.

@@ -239,8 +239,8 @@ def plain(a: Any) -> Any:
     return a.data if isinstance(a, Tensor) else a
 
 
-sort = numpy_op(np.sort, _sort)
-partition = numpy_op(np.partition, _partition)
+sort: Op = numpy_op(np.sort, _sort)
+partition: Op = numpy_op(np.partition, _partition)
 
 
 # ── repetition ──────────────────────────────────────────────────────────────────────────────────

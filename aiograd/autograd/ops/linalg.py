@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
-from aiograd.autograd.op import op
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.products import matmul
 from aiograd.autograd.ops.reduce import kept
 from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
@@ -44,9 +44,9 @@ def _solve_left(g: Any, y: Any, a: Any, b: Any) -> Any:
 
 
 # d(A⁻¹) = -A⁻¹ dA A⁻¹
-inv = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
-det = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
-solve = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
+inv: Op = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
+det: Op = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
+solve: Op = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
 
 
 def _det(g: Any, y: Any, a: Any) -> Any:
@@ -91,7 +91,7 @@ class Slogdet(NamedTuple):
     logabsdet: Tensor
 
 
-_slogdet_op = op("slogdet", _slogdet_forward, joint=_slogdet)
+_slogdet_op: Op = op("slogdet", _slogdet_forward, joint=_slogdet)
 
 
 @composite(la.slogdet)
@@ -118,7 +118,7 @@ def _cholesky(g: Any, y: Any, a: Any, upper: bool = False) -> Any:
     return (half + turned(half)) / 2
 
 
-cholesky = numpy_op(la.cholesky, _cholesky)
+cholesky: Op = numpy_op(la.cholesky, _cholesky)
 
 
 def _gaps(values: Any) -> Any:
@@ -145,7 +145,7 @@ class Eigh(NamedTuple):
     eigenvectors: Tensor
 
 
-_eigh_op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
+_eigh_op: Op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
 
 
 @composite(la.eigh)
@@ -196,7 +196,7 @@ class Svd(NamedTuple):
     Vh: Tensor
 
 
-_svd_op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
+_svd_op: Op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
 
 
 @composite(la.svd)
@@ -248,7 +248,7 @@ class Qr(NamedTuple):
     R: Tensor
 
 
-_qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
+_qr_op: Op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
 
 
 @composite(la.qr)
@@ -272,7 +272,7 @@ def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) ->
     return total + np.matmul(np.matmul(yh, y), np.matmul(gh, right))
 
 
-pinv = numpy_op(la.pinv, _pinv)
+pinv: Op = numpy_op(la.pinv, _pinv)
 
 
 # ── powers and chains ───────────────────────────────────────────────────────────────────────────
@@ -348,7 +348,7 @@ def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return np.sqrt(np.add.reduce(squares, axis=axis, keepdims=keepdims))
 
 
-_two_norm_op = op("norm", _two_norm_forward, _two_norm)
+_two_norm_op: Op = op("norm", _two_norm_forward, _two_norm)
 
 
 # Only newer versions of numpy have it.

@@ -277,9 +277,11 @@ class Authenticator:
         if len(identity.cluster) != 16:
             raise ValueError("a cluster id has 16 bytes")
         self.identity = identity
-        self.timeout = options.handshake_timeout
+        self.timeout: float = options.handshake_timeout
         tls = options.tls
-        self.credentials = Credentials(tls, self.timeout) if tls is not None else None
+        self.credentials: Credentials | None = (
+            Credentials(tls, self.timeout) if tls is not None else None
+        )
         self._keyring = Keyring(secret)
         self._token_bytes, self._directory = token_bytes, directory
         # Where this worker listens is not known yet, and does not matter for its terms.

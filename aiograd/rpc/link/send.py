@@ -58,11 +58,14 @@ class OpenCall:
 
     __slots__ = ("body", "flags", "head", "id", "sealed")
 
+    head: tuple[int, int, float, int]
+    id: int
+
     def __init__(self, head: Head, id: int, body: Any) -> None:
         self.head, self.id = head, id
         self.flags = head[1]
-        self.body = body  # an entry of a batch, or the bytes of a frame of its own
-        self.sealed = False  # no change is possible any more
+        self.body: Any = body  # an entry of a batch, or the bytes of a frame of its own
+        self.sealed: bool = False  # no change is possible any more
 
     def piggyback(self) -> bool:
         """Let the reply bring a copy of the result; False if the call cannot be changed."""

@@ -30,6 +30,8 @@ _CROWDED = 100e-6
 class Polling:
     """Keeps one loop awake for `runtime.spin` seconds after each read."""
 
+    rest: int
+
     def __init__(self, loop: asyncio.AbstractEventLoop, runtime: Runtime, pool: ThreadPool) -> None:
         self._loop, self._runtime, self._pool = loop, runtime, pool
         self._until = 0.0

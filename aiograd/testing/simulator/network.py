@@ -68,6 +68,8 @@ class Wire:
     `context` is that of callbacks which belong to no node: a crash must not stop the network.
     """
 
+    settings: WireSettings
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -177,9 +179,12 @@ class Wire:
 class Stream:
     """One direction of a connection."""
 
+    source: SimTransport
+    sink: SimTransport
+
     def __init__(self, wire: Wire, source: SimTransport, sink: SimTransport) -> None:
         self._wire, self.source, self.sink = wire, source, sink
-        self.unsent = bytearray()
+        self.unsent: bytearray = bytearray()
         self.ended = False  # after the unsent bytes comes the end of the stream
         self._end_sent = False
         self._flight: deque[bytes] = deque()  # b"" is the end of the stream
@@ -335,6 +340,12 @@ class SimTransport(asyncio.Transport):
     `gone`: its process does not have it any more. `silent`: its host has no power, so that it
     neither acknowledges nor resets.
     """
+
+    node: Host
+    number: int
+    role: str
+    gone: bool
+    silent: bool
 
     outgoing: Stream
 
@@ -609,6 +620,8 @@ class HostNetwork(Network):
 
 class HostListener:
     """An address of a simulated host."""
+
+    address: str
 
     def __init__(self, wire: Wire, address: str, node: Host) -> None:
         self._wire, self.address, self._node = wire, address, node

@@ -247,7 +247,7 @@ class Player:
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         self.world = world
-        self.harm = Harm(world)
+        self.harm: Harm = Harm(world)
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
         self.messages: Counter[str] = Counter()  # sent so far, by kind

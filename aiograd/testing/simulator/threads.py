@@ -70,6 +70,8 @@ _local = threading.local()
 class Threads:
     """All threads of one simulated node."""
 
+    loop: SimLoop
+
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop, self.random = loop, rng
         self._turns: list[Turn] = []

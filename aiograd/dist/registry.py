@@ -69,7 +69,7 @@ class ContextRegistry:
         self.engine: Engine  # set by `attach`: the engine needs the registry, too
         self.access: ContextAccess = ContextAccess(channel, self)
         self.lost_peers: LostPeers = LostPeers()
-        self.steps = 0  # of optimisers on this worker's leaves, so far
+        self.steps: int = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._notifier = Notifier(agent, self.lost_peers, self._variables)
         # Releases still to be sent, by the incarnation of their recipient.

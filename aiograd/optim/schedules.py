@@ -38,7 +38,7 @@ class Scheduler:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.last_epoch = 0
+        self.last_epoch: int = 0
         for group in optimizer.param_groups:
             # In the group, as in torch: it is saved with the optimiser, and a second schedule
             # starts from it too.

@@ -98,8 +98,8 @@ class Agent:
         watch_forks(self)
         close_in_children(self)
         self.incarnation: bytes = make_incarnation(self.name, self.runtime.token_bytes(16))
-        self.closed = False
-        self.started = 0  # calls ever made; two equal readings say that none was made between
+        self.closed: bool = False
+        self.started: int = 0  # calls ever made; two equal readings say that none was made between
 
         # What other layers plug in.
         self.parts: dict[type, Any] = {}
@@ -138,7 +138,7 @@ class Agent:
         )  # stands for functions that come inside their call
         self.deadlines: Deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
-        self.context = contextvars.Context()  # in which called functions run
+        self.context: contextvars.Context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -126,7 +126,7 @@ class Backoff:
         self._policy, self._random, self._clock, self._clip = policy, random, clock, clip
         # Begun so far. The first attempt asks nobody, and is counted before it begins: `next` is
         # about the one that follows.
-        self.attempts = 1
+        self.attempts: int = 1
         self.deadline = deadline
         if policy.time_limit != math.inf:
             self.deadline = min(deadline, clock() + policy.time_limit)

@@ -82,7 +82,7 @@ class RRefs:
         self.protocol = self.messenger.protocol
         self.value_services: ValueServices = ValueServices(agent, self.messenger)
         self.turns: Turns = Turns(agent.loop)  # of calls of serial objects
-        self.closed = False
+        self.closed: bool = False
         # Given, not imported: `rref` imports this module.
         self._wrap = wrap
         self._call_sites = CallSites()

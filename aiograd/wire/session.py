@@ -95,8 +95,8 @@ class Session:
         self.fence = fence  # dials of the peer up to this number are out of date
         self.role = ""  # "dials" or "waits", from the first connection on
         self.number = 0  # of the latest connection, given by the side that dials
-        self.sent = 0
-        self.base = 0  # everything before was acknowledged, or dropped
+        self.sent: int = 0
+        self.base: int = 0  # everything before was acknowledged, or dropped
         self.kept: deque[Piece] = deque()  # from `base` to `sent`
         self.full = limit  # `sent` beyond this position drops the oldest pieces
         self.received: int = 0

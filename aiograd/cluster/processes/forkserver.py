@@ -213,7 +213,7 @@ class ForkedWorker:
         self.log: OutputLog = OutputLog()
         self.pid: int | None = None  # known when it was forked
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.killed = False  # perhaps before it was forked
+        self.killed: bool = False  # perhaps before it was forked
         self._server = server
         self._pidfd: int | None = None  # unlike a pid, it never refers to another process
         self._lifeline: int | None

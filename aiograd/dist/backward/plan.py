@@ -105,7 +105,7 @@ class Topology:
         self.heavy: bool = self._work > LONG
         self._halves: Halves | None = None  # looked for only where a peer could wait
         self.unreached: list[RecvNode] = []  # no root depends on them: answered "none" at once
-        self.closes_loops = False  # whether a peer may find something on our tape
+        self.closes_loops: bool = False  # whether a peer may find something on our tape
         for node in self.receives.values():
             if node not in self.counts:
                 self.unreached.append(node)

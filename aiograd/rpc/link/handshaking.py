@@ -82,7 +82,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self.transport: Any = None
-        self.remote = ""  # address of the other side, as far as the transport knows it
+        self.remote: str = ""  # address of the other side, as far as the transport knows it
         self.error: Exception | None = None
         self.answered = False  # any bytes at all came back
         self.late = False  # there was no proof in time

@@ -176,7 +176,7 @@ class Link:
         self.state = LinkState.NEW
         self.ready = False  # open: small messages may go straight to the outbox
         self.error: Exception | None = None  # why it is lost or closed
-        self.suspect = False
+        self.suspect: bool = False
         self.connection: Connection | None = None
         self.address = ""  # where it was dialled
         self.host = ""  # from where the peer speaks

@@ -75,7 +75,7 @@ class SharedMemory:
         self._idle = 0  # heartbeats since our region was used
         # Offsets of blocks to release. A deque, because finalizers in any thread append to it.
         self.unused: deque[int] = deque()
-        self.urgent = False  # the peer's next chunk waits for one of them
+        self.urgent: bool = False  # the peer's next chunk waits for one of them
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
 

@@ -37,7 +37,7 @@ class Polling:
         self._until = 0.0
         self._misses = 0
         self._busy = False  # there was traffic since the last iteration
-        self.awake = False
+        self.awake: bool = False
         self.rest = 0  # reads still to come until the loop spins again
         self.closed = False
 

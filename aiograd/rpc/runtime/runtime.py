@@ -33,7 +33,7 @@ class Runtime:
         self.network: Network = network if network is not None else Network()
         self.spin, self.crowded = spin, crowded
         # For jitter and choices, never for secrets: the simulator seeds it.
-        self.random = random.Random()
+        self.random: random.Random = random.Random()
 
     def time(self) -> float:
         """Return seconds of a clock that never goes back."""

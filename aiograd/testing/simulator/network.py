@@ -91,7 +91,7 @@ class Wire:
         # When an end noticed that a fault had broken its connection, and between which hosts:
         # from this `schedule.Harm` concludes which losses are justified.
         self.breaks: list[tuple[float, frozenset[str]]] = []
-        self.healed = asyncio.Event()
+        self.healed: asyncio.Event = asyncio.Event()
         self._numbers = 0
 
     def open_path(self, sender: str, to: str) -> bool:
@@ -189,13 +189,13 @@ class Stream:
         self._end_sent = False
         self._flight: deque[bytes] = deque()  # b"" is the end of the stream
         self._stalled = False  # the first piece in flight waits for the path
-        self.carried = 0  # bytes in flight or unread at the sink
+        self.carried: int = 0  # bytes in flight or unread at the sink
         self._last = 0.0  # when the last piece arrives
         self._unacked: deque[float] = deque()  # when each unacknowledged piece was sent
         self._timer: asyncio.TimerHandle | None = None
         self.left: int | None = None  # bytes until a fault resets the connection
-        self.total = 0
-        self.dead = False
+        self.total: int = 0
+        self.dead: bool = False
 
     def pump(self) -> None:
         """Send as much as the window allows, in pieces of random sizes."""

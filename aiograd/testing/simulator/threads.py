@@ -35,7 +35,7 @@ class Turn:
         self._threads = threading.Semaphore(0)
         self._loops = threading.Semaphore(0)
         self.crashed = False
-        self.ended = False
+        self.ended: bool = False
 
     def give(self) -> None:
         """On the loop: let the thread run until it ends or waits.

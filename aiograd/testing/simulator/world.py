@@ -84,7 +84,9 @@ class SimRuntime(Runtime):
         super().__init__(HostNetwork(node.world.wire, node))
         self._node = node
         # One generator per start: what one node draws must not shift the draws of others.
-        self.random = random.Random(f"{node.world.seed} {node.name} {node.start_number}")
+        self.random: random.Random = random.Random(
+            f"{node.world.seed} {node.name} {node.start_number}"
+        )
         self.threads: Threads = Threads(node.world.loop, self.random)
 
     def time(self) -> float:
@@ -125,7 +127,7 @@ class Node:
         self.cost: float = 0.0
         self.held: deque[asyncio.Handle] = deque()
         self.discarded: list[Any] = []
-        self.context = contextvars.Context()
+        self.context: contextvars.Context = contextvars.Context()
         self.context.run(OWNER.set, self)
         self.runtime: SimRuntime = SimRuntime(self)
         self.agent: Agent
@@ -223,7 +225,7 @@ class World:
         # meaning of a seed everywhere else as it was.
         self.loop: SimLoop = SimLoop(random.Random(f"{seed} order"))
         self.trace: Trace = Trace(self.loop, all_of_it=trace)
-        self.context = contextvars.Context()  # of what belongs to no node
+        self.context: contextvars.Context = contextvars.Context()  # of what belongs to no node
         rng = random.Random(f"{seed} wire")
         self.wire: Wire = Wire(self.loop, rng, wire or WireSettings(), self.trace, self.context)
         self.nodes: dict[str, Node] = {}  # the latest start of each worker
@@ -231,7 +233,7 @@ class World:
         # (node, name of a worker) → from when on the node may be told of its next restart
         self._told: dict[tuple[Node, str], float] = {}
         self.on_send: OnSend | None = None  # decides about every message; set before `start`
-        self.random = random.Random(f"{seed} world")
+        self.random: random.Random = random.Random(f"{seed} world")
         # What a run keeps beside the nodes, by its class: code that runs on a node finds it here.
         self.parts: dict[type[Any], Any] = {}
 

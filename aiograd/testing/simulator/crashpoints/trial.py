@@ -65,7 +65,7 @@ class Trial:
         self.victim, self.fault = "", ""
         self.lost = b""  # the incarnation of the victim
         self.known_by: float = math.inf  # when all workers can know of the loss
-        self.knew = False  # the originator knew of the loss when the last pass began
+        self.knew: bool = False  # the originator knew of the loss when the last pass began
         self._calls = 0
         self._wrong: set[tuple[str, str]] = set()
 

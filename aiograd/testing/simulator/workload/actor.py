@@ -27,7 +27,7 @@ class Actor:
 
     def __init__(self, ledger: Ledger, node: Node, number: int, names: list[str]) -> None:
         self.ledger, self.node, self.number, self.names = ledger, node, number, names
-        self.random = random.Random(f"{ledger.world.seed} actor {number}")
+        self.random: random.Random = random.Random(f"{ledger.world.seed} actor {number}")
         self._calls = 0
 
     async def run(self, acts: list[Act], count: int) -> None:

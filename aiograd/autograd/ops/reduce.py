@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.op import Op
 from aiograd.autograd.ops.table import composite, conj, describe, new_op, numpy_op, spread
 
 # `np.sum` and `np.max` end here, after some Python. Arguments by position (array, axis, dtype, out,

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types cov oracle torch bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
+.PHONY: help demo test check style types stubs cov oracle torch bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,8 +40,15 @@ style: $(VENV)/.dev.ok  ## ruff: lint and format; the schemas of workflows and f
 	@$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	@$(SCHEMA) vendor.citation-file-format CITATION.cff
 
-types: $(VENV)/.dev.ok  ## mypy --strict
+# Both checkers see the library as a user does: through PYTHONPATH, pyright finds its `py.typed`.
+types: $(VENV)/.dev.ok  ## mypy --strict and pyright: the library, right uses, mistakes, the stubs
 	@$(BIN)/mypy
+	@$(BIN)/pyright --warnings
+	@$(BIN)/python -m mypy.stubtest --concise --ignore-unused-allowlist --mypy-config-file pyproject.toml --allowlist tests/types/allowlist.txt aiograd
+	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/types/completeness.py
+
+stubs: $(VENV)/.dev.ok  ## write the stubs of all operations from their tables
+	@$(BIN)/python tests/types/stubs.py
 
 cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@$(BIN)/coverage run -m pytest && $(BIN)/coverage combine -q; $(BIN)/coverage report

@@ -36,9 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd import autograd, errors
 from aiograd.autograd import (
-    DTYPES,
-    MAKERS,
-    NAMES,
     Tensor,
     enable_grad,
     fft,
@@ -50,7 +47,29 @@ from aiograd.autograd import (
     sparse,
 )
 from aiograd.autograd.checkpoint import checkpoint
+from aiograd.autograd.creation import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    from_numpy,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randint_like,
+    randn,
+    randn_like,
+    tensor,
+    zeros,
+    zeros_like,
+)
 from aiograd.autograd.function import Function, once_differentiable
+from aiograd.autograd.operations import *  # noqa: F403  listed below
 from aiograd.cluster.api import (
     all_gather,
     barrier,
@@ -91,15 +110,12 @@ from aiograd.rref import RRef, remote, serial
 
 __version__ = "0.1.0"
 
-# The operations and makers, by numpy's names.
-globals().update({name: getattr(autograd, name) for name in (*MAKERS, *NAMES, *DTYPES)})
-
 # Imported when asked for: a worker that only serves calls starts faster without models, optimisers
 # and pictures.
 _LATER = ("nn", "optim", "testing", "viz", "cluster", "save", "load")
 
 
-def __getattr__(name: str) -> Any:
+def _import_later(name: str) -> Any:
     if name in ("save", "load"):
         from aiograd.nn import files
 
@@ -109,6 +125,10 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module(f"aiograd.{name}")
     raise AttributeError(f"module 'aiograd' has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # a checker would take every name for a public one
+    __getattr__ = _import_later
 
 
 # What completion shows: the public names, those that are imported later too, and no helpers.
@@ -188,7 +208,46 @@ __all__ = [
     "testing",
     "viz",
     "workers",
-    *MAKERS,
-    *NAMES,
-    *DTYPES,
 ]
+
+# The makers and operations, written by `make stubs`.
+# fmt: off
+__all__ += [
+    "abs", "absolute", "acos", "acosh", "add", "all", "amax", "amin", "angle", "any", "append",
+    "arange", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "argmax",
+    "argmin", "argsort", "array_split", "asin", "asinh", "astype", "atan", "atan2", "atanh",
+    "atleast_1d", "atleast_2d", "atleast_3d", "average", "avg_pool2d", "batch_norm",
+    "binary_cross_entropy_with_logits", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
+    "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bmm", "bool_",
+    "broadcast_arrays", "broadcast_to", "cat", "cbrt", "ceil", "cholesky", "clip", "clone",
+    "column_stack", "complex128", "complex64", "compress", "concat", "concatenate", "conj",
+    "conjugate", "conv1d", "conv2d", "copy", "copysign", "corrcoef", "cos", "cosh",
+    "count_nonzero", "cov", "cross", "cross_entropy", "cumprod", "cumsum", "deg2rad", "degrees",
+    "delete", "det", "diag", "diagflat", "diagonal", "diff", "div", "divide", "dot", "dropout",
+    "dsplit", "dstack", "ediff1d", "eigh", "eigvalsh", "einsum", "elu", "embedding",
+    "embedding_bag", "empty", "empty_like", "eq", "equal", "erf", "exp", "exp2", "expand_dims",
+    "expm1", "eye", "fabs", "flip", "fliplr", "flipud", "float16", "float32", "float64",
+    "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "from_numpy", "full",
+    "full_like", "gelu", "getitem", "gradient", "greater", "greater_equal", "heaviside", "hsplit",
+    "hstack", "hypot", "imag", "inner", "int16", "int32", "int64", "int8", "inv", "invert",
+    "isclose", "iscomplex", "isfinite", "isinf", "isnan", "isreal", "kron", "l1_loss",
+    "layer_norm", "leaky_relu", "left_shift", "less", "less_equal", "linspace", "log", "log10",
+    "log1p", "log2", "log_softmax", "logaddexp", "logaddexp2", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_norm", "matrix_power",
+    "matrix_transpose", "max", "max_pool2d", "maximum", "mean", "median", "meshgrid", "min",
+    "minimum", "mm", "mod", "moveaxis", "mse_loss", "mul", "multi_dot", "multiply", "nan_to_num",
+    "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
+    "nanvar", "ne", "neg", "negative", "nll_loss", "norm", "not_equal", "ones", "ones_like",
+    "outer", "pad", "partition", "percentile", "permute", "permute_dims", "pinv", "positive",
+    "pow", "power", "prod", "ptp", "qr", "quantile", "rad2deg", "radians", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "ravel", "real", "reciprocal", "relu",
+    "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "rollaxis", "rot90", "round",
+    "searchsorted", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh",
+    "sliding_window_view", "slogdet", "softmax", "softplus", "solve", "sort", "split", "sqrt",
+    "square", "squeeze", "stack", "std", "sub", "subtract", "sum", "svd", "swapaxes", "take",
+    "take_along_axis", "tan", "tanh", "tensor", "tensordot", "tile", "trace", "transpose",
+    "trapezoid", "tril", "triu", "true_divide", "trunc", "uint16", "uint32", "uint64", "uint8",
+    "unsqueeze", "unstack", "var", "vdot", "vecdot", "vector_norm", "vsplit", "vstack", "where",
+    "zeros", "zeros_like"
+]
+# fmt: on

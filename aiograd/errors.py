@@ -101,6 +101,10 @@ class MissingGradient(GradError, KeyError):
 class StaleGradients(GradError):
     """Others have stepped too often since this context saw the parameters; no parameter changed."""
 
+    worker: str
+    behind: int
+    allowed: int
+
     def __init__(self, worker: str, behind: int, allowed: int) -> None:
         # Past GradError, whose arguments are a message and a reason: `args` must be those of this
         # class, or it could not be unpickled.
@@ -127,6 +131,10 @@ class RpcError(AiogradError):
 class DeadlineExceeded(RpcError, TimeoutError):
     """The callee did not answer in time. You get WorkerLost instead if its connection broke."""
 
+    worker: str
+    function: str
+    seconds: float
+
     def __init__(self, worker: str, function: str, seconds: float) -> None:
         super().__init__(worker, function, seconds)
         self.worker, self.function, self.seconds = worker, function, seconds
@@ -143,6 +151,10 @@ class WorkerLost(RpcError, ConnectionError):
 
     `executed` says whether the call may have run there: "no" or "unknown".
     """
+
+    worker: str
+    executed: str
+    why: str
 
     def __init__(self, worker: str, executed: str = "unknown", why: str = "") -> None:
         # "unknown" unless it is proven that the call never reached the worker: a caller may only
@@ -179,6 +191,9 @@ class WrongThread(RpcError, RuntimeError):
 class WrongLoopError(RpcError, RuntimeError):
     """A worker was used on another event loop than the one it was started on."""
 
+    worker: str
+    ended: bool
+
     def __init__(self, worker: str, ended: bool = False) -> None:
         super().__init__(worker, ended)
         self.worker, self.ended = worker, ended
@@ -207,6 +222,9 @@ class ForkedProcessError(RpcError, RuntimeError):
 
 class UnknownWorker(RpcError, LookupError):
     """No member of the cluster has this name or rank."""
+
+    worker: str
+    known: tuple[str, ...]
 
     def __init__(self, worker: str, known: tuple[str, ...] = ()) -> None:
         super().__init__(worker, known)
@@ -246,6 +264,9 @@ class WorkerClosed(RpcError):
 class Overloaded(RpcError):
     """A worker refused work because a limit was reached; the call did not run."""
 
+    worker: str
+    what: str
+
     def __init__(self, worker: str, what: str = "") -> None:
         super().__init__(worker, what)
         self.worker, self.what = worker, what
@@ -257,6 +278,11 @@ class Overloaded(RpcError):
 # The last resort, where the exception's own class cannot be sent or rebuilt here.
 class RemoteError(RpcError):
     """A remote exception that cannot travel as itself."""
+
+    type_name: str
+    message: str
+    traceback_text: str
+    worker: str
 
     def __init__(
         self, type_name: str, message: str = "", traceback_text: str = "", worker: str = ""
@@ -272,6 +298,10 @@ class RemoteError(RpcError):
 
 class SerializationError(RpcError, TypeError):
     """Something in a call or a result cannot travel; `path` says where it sits."""
+
+    path: str
+    what: str
+    worker: str
 
     def __init__(self, path: str, what: str = "", worker: str = "") -> None:
         super().__init__(path, what, worker)
@@ -356,6 +386,9 @@ class ContextError(AiogradError, RuntimeError):
 class UnknownContext(ContextError):
     """There is no such context here: never made, already released, or of another worker."""
 
+    context_id: int
+    why: str
+
     def __init__(self, context_id: int, why: str = "") -> None:
         super().__init__(context_id, why)
         self.context_id, self.why = context_id, why
@@ -380,6 +413,10 @@ class BackwardFailed(ContextError):
     The cause is chained; no gradient of the failed pass can be read on any worker.
     """
 
+    worker: str
+    op: str
+    why: str
+
     def __init__(self, worker: str, op: str = "", why: str = "") -> None:
         super().__init__(worker, op, why)
         self.worker, self.op, self.why = worker, op, why
@@ -396,6 +433,10 @@ class PassUndecided(ContextError):
     raises this instead of a gradient that may belong to a failed pass. Calls that the originator
     makes in the context bring the outcome with them.
     """
+
+    context_id: int
+    originator: str
+    why: str
 
     def __init__(self, context_id: int, originator: str, why: str = "") -> None:
         super().__init__(context_id, originator, why)
@@ -414,6 +455,12 @@ class PassUndecided(ContextError):
 class PassTimedOut(BackwardFailed, DeadlineExceeded):
     """A backward pass that did not end within its time."""
 
+    worker: str
+    op: str
+    why: str
+    function: str
+    seconds: float
+
     def __init__(self, worker: str, op: str = "", why: str = "", seconds: float = 0.0) -> None:
         # Two bases with constructors of different arguments; neither is called, and both sets of
         # attributes are set here.
@@ -427,6 +474,11 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
 # Also a GradError, with its reason, as the same mistake in a local pass would be.
 class PassRefused(BackwardFailed, GradError):
     """A backward pass that cannot be played: freed, modified, or crossing contexts."""
+
+    worker: str
+    op: str
+    why: str
+    reason: str
 
     def __init__(self, worker: str, op: str = "", why: str = "", reason: str = "other") -> None:
         Exception.__init__(self, worker, op, why, reason)

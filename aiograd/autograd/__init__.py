@@ -3,9 +3,11 @@
     random            where random numbers come from: manual_seed
     grad_mode         whether operations are recorded: a switch per task
     graph             the tape: nodes, edges, hooks
+    methods           Methods: operators and methods of Tensor, attached by the tables
     tensor            Tensor: data, flags, versions of its memory
     rules             what a gradient rule reads, from its bytecode
     spelling          parameters as torch spells them: dim= for axis=
+    signatures        what help() and editors show of an operation
     op_nodes          recorded operations: what they save, how they are played back
     op                Op: a forward function and one gradient rule per argument
     coo               the sparse array
@@ -14,6 +16,8 @@
     sweep             one reverse pass, as a state machine without I/O
     backward          the local pass; the checker of roots
     ops/              the tables of operations
+    operations        all operations by their public names
+    linalg, fft       the operations of numpy's modules of these names
     numpy_protocol    Tensors in numpy's own functions
     creation          tensors from data, filled or random
     function          ag.Function: gradients written by hand
@@ -29,9 +33,9 @@ and `backward`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from aiograd.autograd import display as display  # gives Tensor its card
+from aiograd.autograd import fft as fft
+from aiograd.autograd import linalg as linalg
 from aiograd.autograd.backward import backward as backward
 from aiograd.autograd.backward import grad as grad
 from aiograd.autograd.creation import arange as arange
@@ -58,26 +62,14 @@ from aiograd.autograd.grad_mode import is_grad_enabled as is_grad_enabled
 from aiograd.autograd.grad_mode import no_grad as no_grad
 from aiograd.autograd.op import OPS as OPS
 from aiograd.autograd.op import op as op
+from aiograd.autograd.operations import *  # noqa: F403  the names are in its stub
 from aiograd.autograd.ops import NAMES as NAMES
-from aiograd.autograd.ops import fft as fft
-from aiograd.autograd.ops import linalg as linalg
 from aiograd.autograd.ops.torch_names import DTYPES as DTYPES
 from aiograd.autograd.random import manual_seed as manual_seed
 from aiograd.autograd.tensor import Tensor as Tensor
 
-if TYPE_CHECKING:  # the operations are attached below
-
-    def __getattr__(name: str) -> Any: ...
-
-
-globals().update(NAMES)
-globals().update(DTYPES)
 MAKERS = (
     "tensor", "from_numpy", "zeros", "ones", "full", "empty", "eye", "arange", "linspace",
     "rand", "randn", "randint", "zeros_like", "ones_like", "full_like", "empty_like",
     "rand_like", "randn_like", "randint_like",
 )  # fmt: skip
-__all__ = [
-    "Tensor", "backward", "enable_grad", "fft", "grad", "is_grad_enabled", "linalg", "manual_seed",
-    "no_grad", "op", *MAKERS, *NAMES, *DTYPES,
-]  # fmt: skip

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.autograd.grad_mode import enable_grad, recording
-from aiograd.autograd.graph import Accumulate, Joint, Node, Part, freed, modified
+from aiograd.autograd.graph import Accumulate, Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.random import Replayable
 from aiograd.autograd.sweep import Sweep
@@ -93,6 +93,17 @@ class CheckpointNode(Joint):
 
     __slots__ = ("call", "draws", "ends", "function", "inputs", "metas", "seen")
 
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    outputs: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    function: str
+    draws: Replayable
+    inputs: list[Tensor]
+    metas: tuple[tuple[tuple[int, ...], Any], ...]
+
     def __init__(
         self,
         function: str,
@@ -109,7 +120,9 @@ class CheckpointNode(Joint):
         # The nodes that gradients are for, the inputs first. Kept beside `parents`, because a
         # checkpoint around this one replaces parents by its own borders (`_cut`), while the
         # function will meet the nodes themselves.
-        self.ends = tuple([_node_of(t) for t in (*self.inputs, *leaves)]) + tuple(others)
+        self.ends: tuple[Node, ...] = tuple([_node_of(t) for t in (*self.inputs, *leaves)]) + tuple(
+            others
+        )
         self.parents = self.ends
         self.outputs = len(metas)
         self.shape, self.dtype, self.hooks = (), None, None

@@ -38,9 +38,9 @@ class Coo:
     def __init__(
         self, indices: Any, values: Any, shape: Sequence[int], coalesced: bool = False
     ) -> None:
-        self.indices = indices
-        self.values = values
-        self.shape = tuple(shape)
+        self.indices: Any = indices
+        self.values: Any = values
+        self.shape: tuple[int, ...] = tuple(shape)
         # Nothing to sort or to add up in less than two entries.
         self.coalesced = coalesced or indices.shape[1] < 2
         self.settled: int = indices.shape[1]  # stored entries when last made or coalesced

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
-from aiograd.autograd.graph import Joint, Node, Part, freed, modified
+from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of, result_of, unaliased
 from aiograd.autograd.op_nodes import wrong_count
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
@@ -128,6 +128,15 @@ class FunctionNode(Joint):
 
     __slots__ = ("context", "differentiable", "function", "metas")
 
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    outputs: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    function: type[Function]
+    context: FunctionContext
+
     def __init__(
         self,
         function: type[Function],
@@ -137,10 +146,10 @@ class FunctionNode(Joint):
         constant: frozenset[int],
     ) -> None:
         self.function, self.context, self.parents = function, context, parents
-        self.metas = tuple(
+        self.metas: tuple[tuple[tuple[int, ...], Any] | None, ...] = tuple(
             [(out.shape, out.dtype) if isinstance(out, Tensor) else None for out in results]
         )
-        self.differentiable = frozenset(
+        self.differentiable: frozenset[int] = frozenset(
             i
             for i, out in enumerate(results)
             if isinstance(out, Tensor) and out.dtype.kind in "fc" and i not in constant

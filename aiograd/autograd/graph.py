@@ -68,12 +68,18 @@ class Accumulate(Node):
     """The end of the tape at a leaf: what arrives here is the leaf's gradient."""
 
     __slots__ = ("variable",)
-    name = "AccumulateGrad"
+
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    shape: tuple[int, ...]
+    dtype: Any
+
+    name: str = "AccumulateGrad"
 
     def __init__(self, variable: Tensor) -> None:
         # The graph keeps its leaves alive: a pass may start after their last name is gone. A leaf
         # refers back to this node only weakly, so that the two are no cycle.
-        self.variable = variable
+        self.variable: Tensor = variable
         self.parents = ()
         self.shape = variable.data.shape
         self.dtype = variable.data.dtype
@@ -98,6 +104,14 @@ class Part(Node):
     # The few operations with several outputs pay for them with one more node per output. With edges
     # that are pairs (node, output), as torch has them, every step of every pass would pay.
     __slots__ = ("index", "joint")
+
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    shape: tuple[int, ...]
+    dtype: Any
+
+    joint: Joint
+    index: int
 
     def __init__(self, joint: Joint, index: int, shape: tuple[int, ...], dtype: Any) -> None:
         self.joint, self.index = joint, index

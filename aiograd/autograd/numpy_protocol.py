@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import OPS
 from aiograd.autograd.ops.nondifferentiable import NOT_DIFFERENTIABLE
 from aiograd.autograd.ops.table import NUMPY
@@ -131,5 +132,5 @@ def _wrapped(value: Any) -> Any:
 
 
 # numpy asks for these two before it does anything else with a Tensor.
-setattr(Tensor, "__array_ufunc__", array_ufunc)  # noqa: B010  attached, like all operations
-setattr(Tensor, "__array_function__", array_function)  # noqa: B010
+setattr(Methods, "__array_ufunc__", array_ufunc)  # noqa: B010  attached, like all operations
+setattr(Methods, "__array_function__", array_function)  # noqa: B010

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from inspect import Signature
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from aiograd.autograd.rules import (
     needs,
     needs_variadic,
 )
+from aiograd.autograd.signatures import LazySignature, describe
 from aiograd.autograd.spelling import is_torch_spelling, numpy_spelling
 from aiograd.autograd.tensor import Tensor, wrap
 
@@ -46,6 +48,8 @@ Arrange = Callable[..., tuple[Sequence[Any], dict[str, Any]]]
 
 class Op:
     """A differentiable operation; call it on Tensors, arrays or numbers to get a Tensor."""
+
+    __signature__: LazySignature = LazySignature()
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Op:
         self.__name__ = self.__qualname__ = name
         self.__doc__ = forward.__doc__
         self.forward = forward
-        self.rules = tuple(rules)
+        self.rules: tuple[Rule | None, ...] = tuple(rules)
         self.each = each  # one rule for every argument: each(g, y, i, *args, **kwargs)
         # One rule for all arguments: joint(g, y, *args, **kwargs) returns a gradient for each. With
         # several outputs, g and y are sequences.
@@ -76,6 +80,7 @@ class Op:
         # and `strict` says that they need a look. The common call so skips a function call.
         self.arity = -1
         self.strict = True
+        self.source: Any = arrange or forward  # whose parameters it takes
         self.op_name: str | None = None  # what other workers know it by; None for users' own
         self.plans: dict[tuple[bool, ...], Plan] = {}  # by which arguments want a gradient
 
@@ -102,8 +107,14 @@ class Op:
             return VALUE in self._variadic
         return any(VALUE in (own, *args[: len(self.rules)]) for own, args in self._needs)
 
+    def describe(self) -> Signature:
+        """Return the signature, for `inspect` and `help()`."""
+        # What an operation arranges itself, it knows; otherwise it is what its rules read.
+        known = None if self.source is self.arrange else self._keywords
+        return describe(self.name, self.source, known, max(len(self.rules), 1))
+
     def __repr__(self) -> str:
-        return f"<op {self.name}>"
+        return f"<op {self.name}{self.describe()}>"  # help() shows it above the text
 
     def __reduce__(self) -> Any:
         # An operation of the library travels by its name, one of a user's by its parts.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiograd.autograd.graph import Joint, Node, Part, freed, modified
+from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
@@ -160,6 +160,18 @@ class JointOpNode(Joint):
 
     __slots__ = ("cells", "kwargs", "metas", "op", "plan", "saved", "version")
 
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    outputs: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    op: Operation
+    plan: Plan
+    kwargs: dict[str, Any]
+    cells: list[list[int]]
+    version: int
+
     def __init__(
         self,
         op: Operation,
@@ -174,7 +186,7 @@ class JointOpNode(Joint):
         self.saved, self.cells, self.version = saved
         # Shape and dtype of each output: one that nobody used still needs zeros as its gradient,
         # because one rule computes with the gradients of all outputs.
-        self.metas = metas
+        self.metas: tuple[tuple[tuple[int, ...], Any], ...] = metas
         self.outputs = len(metas)
         self.shape, self.dtype, self.hooks = (), None, None
 

@@ -36,7 +36,7 @@ class Meta:
         if array.__class__ is not np.ndarray and not hasattr(array, "dtype"):
             array = np.asarray(array)
         self.shape: tuple[int, ...] = array.shape
-        self.dtype = array.dtype
+        self.dtype: Any = array.dtype
 
     @property
     def ndim(self) -> int:
@@ -55,10 +55,10 @@ class Plan:
     __slots__ = ("keeps_result", "rules", "shapes", "values")
 
     def __init__(self, keeps_result: bool, uses: Sequence[int], rules: Rules) -> None:
-        self.keeps_result = keeps_result
-        self.values = tuple([i for i, use in enumerate(uses) if use == VALUE])
-        self.shapes = tuple([i for i, use in enumerate(uses) if use == SHAPE])
-        self.rules = rules
+        self.keeps_result: bool = keeps_result
+        self.values: tuple[int, ...] = tuple([i for i, use in enumerate(uses) if use == VALUE])
+        self.shapes: tuple[int, ...] = tuple([i for i, use in enumerate(uses) if use == SHAPE])
+        self.rules: Sequence[Any] | None = rules
 
 
 def needs(rule: Rule | None) -> tuple[int, tuple[int, ...]]:

@@ -12,12 +12,13 @@ operations has its adjoint beside it, so derivatives of any order exist.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.autograd.coo import Coo
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.tensor import Tensor
 
@@ -196,7 +197,7 @@ def to_dense(tensor: Tensor) -> Tensor:
     return result
 
 
-def to_sparse(tensor: Tensor) -> Tensor:
+def to_sparse(tensor: Any) -> Tensor:
     """Return the entries that are not zero as a sparse tensor.
 
     A scipy sparse matrix is taken with the entries it stores.
@@ -263,8 +264,14 @@ def _sparse(tensor: Any) -> Tensor:
     return tensor
 
 
+def _as_method(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def method(self: Tensor) -> Tensor:
+        return function(self)
+
+    method.__name__, method.__doc__ = function.__name__, function.__doc__
+    return method
+
+
 # Methods too, as in torch; attached from here, like all that can be done with a Tensor.
-Tensor.to_dense = lambda self: to_dense(self)  # type: ignore[attr-defined]
-Tensor.coalesce = lambda self: coalesce(self)  # type: ignore[attr-defined]
-Tensor.indices = lambda self: indices(self)  # type: ignore[attr-defined]
-Tensor.values = lambda self: values(self)  # type: ignore[attr-defined]
+for _function in (to_dense, coalesce, indices, values):
+    setattr(Methods, _function.__name__, _as_method(_function))

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from typing import Any, Final, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NUMPYS: Final = {"dim": "axis", "keepdim": "keepdims", "dims": "axis"}
+_USUAL: Final = {"dim": "axis", "keepdim": "keepdims"}
+_SPELLINGS: Final = {
+    "flip": {"dims": "axis"},
+    "roll": {"dims": "axis"},
+    "transpose": {"dims": "axes"},
+}
 _PAIR: Final = "in torch it gives values and positions; write axis= for the values alone"
 _OTHER_MEANING: Final = {
     "max": _PAIR,
@@ -48,7 +54,8 @@ def numpy_spelling(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def accepts_dim(function: F) -> F:
     """Let a plain function with a parameter `axis` be called with torch's spelling, too."""
-    if "axis" not in signature(function).parameters:
+    own = signature(function)
+    if "axis" not in own.parameters:
         return function
 
     @wraps(function)
@@ -57,4 +64,22 @@ def accepts_dim(function: F) -> F:
             kwargs = numpy_spelling(function.__name__, kwargs)
         return function(*args, **kwargs)
 
+    spelt.__signature__ = with_torch_spelling(  # type: ignore[attr-defined]
+        function.__name__, own
+    )
     return spelt  # type: ignore[return-value]
+
+
+def with_torch_spelling(name: str, own: Signature) -> Signature:
+    """Return a signature with torch's spellings as further keywords, where they are optional."""
+    more = []
+    if name not in _OTHER_MEANING:
+        for spelt, numpys in _SPELLINGS.get(name, _USUAL).items():
+            parameter = own.parameters.get(numpys)
+            if parameter is not None and parameter.default is not Parameter.empty:
+                more.append(parameter.replace(name=spelt, kind=Parameter.KEYWORD_ONLY))
+    if not more:
+        return own
+    parameters = list(own.parameters.values())
+    rest = [parameters.pop()] if parameters[-1].kind is Parameter.VAR_KEYWORD else []
+    return own.replace(parameters=[*parameters, *more, *rest])

@@ -21,6 +21,7 @@ import numpy as np
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
 from aiograd.autograd.handed_out import SMALL, hand_out
+from aiograd.autograd.methods import Methods
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray
@@ -57,7 +58,7 @@ class ElementCount(int):
         return int, (int(self),)
 
 
-class Tensor:
+class Tensor(Methods):
     """An array with a gradient. Make one with `ag.tensor`, `ag.from_numpy` or the makers.
 
     `==` is elementwise and the hash is identity, so tensors are dictionary keys by identity.
@@ -408,26 +409,12 @@ class Tensor:
             self._accumulate = weakref.ref(node)
         return node
 
-    if TYPE_CHECKING:  # the tables in ops/ attach operators and methods, backward.py its own
+    if TYPE_CHECKING:  # attached by backward.py
 
         def backward(
             self, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False
         ) -> None:
             """Sum the gradients of the leaves up in their `grad`; see `backward.py`."""
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __getitem__(self, index: Any) -> Tensor: ...
-        def __add__(self, other: Any) -> Tensor: ...
-        def __radd__(self, other: Any) -> Tensor: ...
-        def __sub__(self, other: Any) -> Tensor: ...
-        def __rsub__(self, other: Any) -> Tensor: ...
-        def __mul__(self, other: Any) -> Tensor: ...
-        def __rmul__(self, other: Any) -> Tensor: ...
-        def __truediv__(self, other: Any) -> Tensor: ...
-        def __rtruediv__(self, other: Any) -> Tensor: ...
-        def __pow__(self, other: Any) -> Tensor: ...
-        def __matmul__(self, other: Any) -> Tensor: ...
-        def __neg__(self) -> Tensor: ...
 
 
 def wrap(data: Any, node: Node | None = None, leaf: bool | object = False) -> Tensor:

@@ -85,7 +85,7 @@ class LoopWorker:
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
-        self.log = OutputLog()
+        self.log: OutputLog = OutputLog()
         self.pid: int | None = None
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = loop.create_future()

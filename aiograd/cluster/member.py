@@ -79,8 +79,10 @@ class Member:
         self.roster: Roster[PeerInfo] = Roster()
         # Ends when the coordinator asks this worker to leave, or is lost.
         self.dismissed: asyncio.Future[Dismissal] = agent.loop.create_future()
-        self.changed = asyncio.Event()  # set, and replaced, whenever the roster changes
-        self.collectives = Collectives(agent, lambda: self.peers)
+        self.changed: asyncio.Event = (
+            asyncio.Event()
+        )  # set, and replaced, whenever the roster changes
+        self.collectives: Collectives = Collectives(agent, lambda: self.peers)
         self._lost_peers: deque[PeerInfo] = deque()  # the latest, still in the directory
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         agent.services.update(

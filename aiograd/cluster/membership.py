@@ -90,7 +90,7 @@ class Membership(Generic[P]):
     def __init__(self, own: P, world_size: int | None) -> None:
         self.own = own
         self.world_size = world_size  # None: open
-        self.version = 0
+        self.version: int = 0
         self.members: dict[str, P] = {}  # by name
         # Newcomers: static, until the world is complete; else those that are held.
         self.waiting: dict[str, P] = {}
@@ -279,7 +279,7 @@ class Roster(Generic[P]):
     """A member's copy of the membership."""
 
     def __init__(self) -> None:
-        self.version = 0  # 0: not a member yet
+        self.version: int = 0  # 0: not a member yet
         self.members: dict[str, P] = {}
 
     def reset(self, version: int, members: Iterable[P]) -> Update[P] | None:

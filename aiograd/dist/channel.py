@@ -28,14 +28,18 @@ T = TypeVar("T")
 class Channel:
     """Carries out what the engine and the registry decide: on the loop, in a thread, to a peer."""
 
+    name: str
+    rank: int
+    incarnation: bytes
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self.name, self.rank, self.incarnation = agent.name, agent.rank, agent.incarnation
-        self.me = PeerInfo(*self.identity)  # as it travels in messages: without addresses
+        self.me: PeerInfo = PeerInfo(*self.identity)  # as it travels in messages: without addresses
         # Members by name and rank. Where the incarnation matters, `link_to` and `reach` are asked: the
         # directory may know a successor already, or not yet know a worker that has called us.
         self.directory = agent.directory
-        self.lease = agent.options.lease  # seconds after which a lost peer's contexts are doubted
+        self.lease: float = agent.options.lease  # seconds after which a lost peer's contexts are doubted
         # Bound methods, because these run for every message and need no other words here.
         self.post = agent.post
         self.post_plain = agent.post_plain

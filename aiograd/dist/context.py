@@ -136,7 +136,7 @@ class Context:
     def __init__(self, home: Home, context_id: int) -> None:
         self.id = context_id
         self.home = home
-        self.since = home.steps  # steps of optimisers on this worker that the context has seen
+        self.since: int = home.steps  # steps of optimisers on this worker that the context has seen
         self.sends: dict[int, SendNode] = {}
         self.receives: dict[int, RecvNode] = {}
         # Peers we sent the context to, so those to release it at: the release follows the calls.
@@ -153,7 +153,7 @@ class Context:
         # Passes joined here whose outcome is not known. They keep their gradients to themselves, so
         # that nothing of a failed one ever has to be taken out of the totals.
         self.passes: dict[int, Pass] = {}
-        self.outcomes = Outcomes()  # how passes ended, and which peers know that
+        self.outcomes: Outcomes = Outcomes()  # how passes ended, and which peers know that
         self.aborted: set[int] = set()  # passes known to have failed: their late messages are void
         # Messages of passes without an invitation yet: they overtook the large one that carries it.
         self.early: dict[int, list[Any]] = {}
@@ -166,7 +166,7 @@ class Context:
         # Of the last pass, while the tape is retained: repeated passes need not walk the graph again.
         self.topology: Topology | None = None
         self.roots: list[Node] = []  # of the last pass started here, for the picture
-        self.seconds = 0.0  # spent computing in passes on this worker
+        self.seconds: float = 0.0  # spent computing in passes on this worker
 
     def __repr__(self) -> str:
         state = (

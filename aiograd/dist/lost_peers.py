@@ -15,7 +15,7 @@ class LostPeers:
     """Incarnations of lost peers. Only the latest are remembered; `count` counts all of them."""
 
     def __init__(self) -> None:
-        self.count = 0  # losses so far
+        self.count: int = 0  # losses so far
         self._order: dict[bytes, int] = {}  # incarnation → the value of `count` at its loss
 
     def add(self, incarnation: bytes) -> None:

@@ -14,13 +14,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.autograd.graph import Joint, Node
+from aiograd.autograd.graph import Hook, Joint, Node
 
 
 class SendNode(Joint):
     """Where gradients that come back from `peer` enter this worker's tape."""
 
     __slots__ = ("edge", "incarnation", "loops", "peer")
+
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    outputs: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    edge: int
+    peer: str
+    incarnation: bytes
+    loops: int
+
     name = "Send"
 
     def __init__(
@@ -48,6 +60,18 @@ class RecvNode(Joint):
     # The context is kept, unlike in a SendNode: a pass of another context may reach this node through
     # the tape, and must fail then.
     __slots__ = ("context_id", "edge", "incarnation", "loops", "peer")
+
+    parents: tuple[Node | None, ...]
+    hooks: list[Hook] | None
+    shape: tuple[int, ...]
+    dtype: Any
+
+    context_id: int
+    edge: int
+    peer: str
+    incarnation: bytes
+    loops: int
+
     name = "Recv"
 
     def __init__(

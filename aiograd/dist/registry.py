@@ -62,12 +62,14 @@ class Engine(Backward, Protocol):
 class ContextRegistry:
     """All contexts of one worker; the agent's part for distributed autograd."""
 
+    channel: Channel
+
     def __init__(self, agent: Agent) -> None:
         self.channel = channel = Channel(agent)
         self.engine: Engine  # set by `attach`: the engine needs the registry, too
-        self.access = ContextAccess(channel, self)
-        self.lost_peers = LostPeers()
-        self.steps = 0  # of optimisers on this worker's leaves, so far
+        self.access: ContextAccess = ContextAccess(channel, self)
+        self.lost_peers: LostPeers = LostPeers()
+        self.steps: int = 0  # of optimisers on this worker's leaves, so far
         self._variables = agent.context.copy()
         self._notifier = Notifier(agent, self.lost_peers, self._variables)
         # Releases still to be sent, by the incarnation of their recipient.

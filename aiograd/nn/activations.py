@@ -158,6 +158,10 @@ class MaxPool2d(Module):
     (1, 3, 4, 4)
     """
 
+    kernel_size: int | tuple[int, int]
+    stride: int | tuple[int, int] | None
+    padding: int | tuple[int, int]
+
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
@@ -178,6 +182,10 @@ class AvgPool2d(Module):
     >>> ag.nn.AvgPool2d(2)(ag.randn(1, 3, 8, 8)).shape
     (1, 3, 4, 4)
     """
+
+    kernel_size: int | tuple[int, int]
+    stride: int | tuple[int, int] | None
+    padding: int | tuple[int, int]
 
     def __init__(
         self,
@@ -209,6 +217,8 @@ class Dropout(Module):
     tensor([1., 1.])
     """
 
+    p: float
+
     def __init__(self, p: float = 0.5, generator: np.random.Generator | None = None) -> None:
         super().__init__()
         # Here, and not only in `forward`: the model may run on another worker.
@@ -232,6 +242,9 @@ class Flatten(Module):
     >>> ag.nn.Flatten()(ag.ones(2, 3, 4)).shape
     (2, 12)
     """
+
+    start_axis: int
+    end_axis: int
 
     def __init__(self, start_axis: int = 1, end_axis: int = -1) -> None:
         super().__init__()

@@ -50,6 +50,9 @@ class Linear(Module):
     (5, 2)
     """
 
+    in_features: int
+    out_features: int
+
     def __init__(
         self,
         in_features: int,
@@ -61,8 +64,8 @@ class Linear(Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = empty_parameter(out_features, in_features, dtype=dtype)
-        self.bias = empty_parameter(out_features, dtype=dtype) if bias else None
+        self.weight: Parameter = empty_parameter(out_features, in_features, dtype=dtype)
+        self.bias: Parameter | None = empty_parameter(out_features, dtype=dtype) if bias else None
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
@@ -84,6 +87,11 @@ class Embedding(Module):
         (2, 2, 3)
     """
 
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None
+    sparse: bool
+
     def __init__(
         self,
         num_embeddings: int,
@@ -99,7 +107,7 @@ class Embedding(Module):
         # A sparse gradient has the rows that were used; optimisers and messages then handle these
         # alone.
         self.padding_idx, self.sparse = padding_idx, sparse
-        self.weight = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
+        self.weight: Parameter = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             # It gets no gradient either, so it stays zero.
@@ -122,6 +130,11 @@ class EmbeddingBag(Module):
     (2, 3)
     """
 
+    num_embeddings: int
+    embedding_dim: int
+    sparse: bool
+    padding_idx: int | None
+
     def __init__(
         self,
         num_embeddings: int,
@@ -139,7 +152,7 @@ class EmbeddingBag(Module):
             raise ValueError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.mode, self.sparse, self.padding_idx = mode, sparse, padding_idx
-        self.weight = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
+        self.weight: Parameter = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             self.weight.data[padding_idx] = 0
@@ -169,6 +182,14 @@ class Conv1d(Module):
     (4, 8, 10)
     """
 
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: int | tuple[int]
+    padding: int | tuple[int] | str
+    dilation: int | tuple[int]
+    groups: int
+
     def __init__(
         self,
         in_channels: int,
@@ -189,8 +210,10 @@ class Conv1d(Module):
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding = stride, padding
         self.dilation, self.groups = dilation, groups
-        self.weight = empty_parameter(out_channels, in_channels // groups, *kernel, dtype=dtype)
-        self.bias = empty_parameter(out_channels, dtype=dtype) if bias else None
+        self.weight: Parameter = empty_parameter(
+            out_channels, in_channels // groups, *kernel, dtype=dtype
+        )
+        self.bias: Parameter | None = empty_parameter(out_channels, dtype=dtype) if bias else None
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
@@ -213,6 +236,14 @@ class Conv2d(Module):
     (4, 8, 28, 28)
     """
 
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, int]
+    stride: int | tuple[int, int]
+    padding: int | tuple[int, int] | str
+    dilation: int | tuple[int, int]
+    groups: int
+
     def __init__(
         self,
         in_channels: int,
@@ -233,8 +264,10 @@ class Conv2d(Module):
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding = stride, padding
         self.dilation, self.groups = dilation, groups
-        self.weight = empty_parameter(out_channels, in_channels // groups, *kernel, dtype=dtype)
-        self.bias = empty_parameter(out_channels, dtype=dtype) if bias else None
+        self.weight: Parameter = empty_parameter(
+            out_channels, in_channels // groups, *kernel, dtype=dtype
+        )
+        self.bias: Parameter | None = empty_parameter(out_channels, dtype=dtype) if bias else None
         _first_values(self.weight, self.bias, generator)
 
     def forward(self, input: Any) -> Tensor:
@@ -266,8 +299,9 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        one = isinstance(normalized_shape, int)
-        self.normalized_shape = (normalized_shape,) if one else tuple(normalized_shape)  # type: ignore[arg-type]
+        self.normalized_shape: tuple[int, ...] = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        )
         self.eps = eps
         self.weight = self.bias = None
         if elementwise_affine:
@@ -293,6 +327,10 @@ class _BatchNorm(Module):
     Outside of training the running mean and variance stand in for those of the batch.
     """
 
+    num_features: int
+    eps: float
+    momentum: float
+
     # The only difference between the two classes.
     dims: tuple[int, ...]  # numbers of axes of an input
 
@@ -309,8 +347,10 @@ class _BatchNorm(Module):
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         dtype = dtype or np.float64
-        self.weight = init.ones(empty_parameter(num_features, dtype=dtype)) if affine else None
-        self.bias = empty_parameter(num_features, dtype=dtype) if affine else None
+        self.weight: Tensor | None = (
+            init.ones(empty_parameter(num_features, dtype=dtype)) if affine else None
+        )
+        self.bias: Parameter | None = empty_parameter(num_features, dtype=dtype) if affine else None
         running = track_running_stats
         self.register_buffer(
             "running_mean", Tensor(np.zeros(num_features, dtype)) if running else None

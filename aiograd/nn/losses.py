@@ -53,6 +53,9 @@ class CrossEntropyLoss(_Loss):
     1.3863
     """
 
+    ignore_index: int
+    label_smoothing: float
+
     def __init__(
         self,
         weight: Any = None,

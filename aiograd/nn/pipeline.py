@@ -60,6 +60,9 @@ class Pipeline:
         (8, 4)
     """
 
+    microbatches: int
+    recompute: bool
+
     def __init__(
         self,
         stages: Sequence[RemoteModule[Any] | RRef[Any]],
@@ -75,7 +78,7 @@ class Pipeline:
         count = 2 * len(stages) if microbatches is None else microbatches
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"microbatches is a positive number, not {microbatches!r}")
-        self.stages = [_module_of(stage) for stage in stages]
+        self.stages: list[RRef[Any]] = [_module_of(stage) for stage in stages]
         self.schedule, self.microbatches, self.recompute = schedule, count, recompute
 
     async def __call__(self, x: Any) -> Tensor:

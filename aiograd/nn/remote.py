@@ -114,7 +114,7 @@ class RemoteModule(Generic[M_co]):
             )
         self.module_rref: RRef[M_co] = remote(to, create_module, args=(cls, args, kwargs or {}))
         # The name and not `to`, which may be a rank or a handle that does not travel.
-        self.on = self.module_rref.owner_name()
+        self.on: str = self.module_rref.owner_name()
 
     @classmethod
     def init_from_module_rref(cls, to: To, module_rref: RRef[M]) -> RemoteModule[M]:

@@ -33,6 +33,14 @@ State = tuple[Tensor, ...]  # (h,) of a GRU, (h, c) of an LSTM
 class _Recurrent(Module):
     """What LSTM and GRU share: parameters per layer and direction, and the run over a sequence."""
 
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+
     # The differences between the classes.
     gates: int  # blocks of rows in a weight
     states: int  # tensors in a state
@@ -197,6 +205,11 @@ class MultiheadAttention(Module):
     ((4, 7, 8), (4, 7, 7))
     """
 
+    embed_dim: int
+    num_heads: int
+    dropout: float
+    batch_first: bool
+
     in_proj_weight: Parameter  # or three: q_proj_weight, k_proj_weight, v_proj_weight
 
     def __init__(
@@ -217,8 +230,8 @@ class MultiheadAttention(Module):
             raise ValueError(f"{embed_dim} features cannot be shared by {num_heads} heads")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout, self.batch_first = dropout, batch_first
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
+        self.kdim: int = embed_dim if kdim is None else kdim
+        self.vdim: int = embed_dim if vdim is None else vdim
         source = generator_or_default(generator)
         # One weight for all three while they have the same width, as in torch's state dicts.
         widths = {"q": embed_dim, "k": self.kdim, "v": self.vdim}
@@ -231,8 +244,10 @@ class MultiheadAttention(Module):
         for name, shape in shapes.items():
             weight = init.xavier_uniform(empty_parameter(*shape, dtype=dtype), generator=source)
             setattr(self, name, weight)
-        self.in_proj_bias = empty_parameter(3 * embed_dim, dtype=dtype) if bias else None
-        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype=dtype, generator=source)
+        self.in_proj_bias: Parameter | None = (
+            empty_parameter(3 * embed_dim, dtype=dtype) if bias else None
+        )
+        self.out_proj: Linear = Linear(embed_dim, embed_dim, bias, dtype=dtype, generator=source)
         if self.out_proj.bias is not None:
             init.zeros(self.out_proj.bias)
 

@@ -34,6 +34,9 @@ class ShardedEmbeddingBag:
         (2, 8)
     """
 
+    num_embeddings: int
+    embedding_dim: int
+
     def __init__(
         self,
         on: Sequence[Any],
@@ -57,7 +60,7 @@ class ShardedEmbeddingBag:
         # Shards only add up; means are taken here, over the bag as a whole. Sparse, so that a
         # gradient has the size of what was used.
         same = {"mode": "sum", "sparse": True, "dtype": dtype}
-        self.shards = [
+        self.shards: list[RemoteModule[EmbeddingBag]] = [
             RemoteModule(
                 to, EmbeddingBag, args=(size, embedding_dim), kwargs={**same, "generator": seed}
             )

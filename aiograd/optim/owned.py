@@ -71,7 +71,7 @@ class Steps:
         # Held by the trainer whose bound was checked, from the check to its step. A second lock,
         # because it is held across messages, and trainers without a bound do not wait for it.
         self.turn = asyncio.Lock()
-        self.history = History()
+        self.history: History = History()
 
 
 def _steps() -> Steps:

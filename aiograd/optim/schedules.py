@@ -38,12 +38,14 @@ class Scheduler:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.last_epoch = 0
+        self.last_epoch: int = 0
         for group in optimizer.param_groups:
             # In the group, as in torch: it is saved with the optimiser, and a second schedule
             # starts from it too.
             group.setdefault("initial_lr", group["lr"])
-        self.base_lrs = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        self.base_lrs: list[float] = [
+            float(group["initial_lr"]) for group in optimizer.param_groups
+        ]
         self._set()
 
     def rate(self, initial: float, epoch: int) -> float:
@@ -97,6 +99,9 @@ class StepLR(Scheduler):
     [1.0, 1.0, 0.1, 0.1]
     """
 
+    step_size: int
+    gamma: float
+
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         # Before the constructor of the base, which sets the first rate.
         self.step_size, self.gamma = step_size, gamma
@@ -120,6 +125,9 @@ class MultiStepLR(Scheduler):
     >>> [round(rate, 3) for rate in rates]
     [1.0, 0.1, 0.1, 0.01]
     """
+
+    milestones: list[int]
+    gamma: float
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
         # Sorted for the bisection; users may give them in any order.
@@ -168,6 +176,9 @@ class CosineAnnealingLR(Scheduler):
     [1.0, 0.5, 0.0, ...]
     """
 
+    t_max: int
+    eta_min: float
+
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
         self.t_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer)
@@ -191,6 +202,9 @@ class LinearLR(Scheduler):
     >>> [round(rate, 3) for rate in rates]
     [0.5, 0.75, 1.0, 1.0]
     """
+
+    start_factor: float
+    end_factor: float
 
     def __init__(
         self,
@@ -256,6 +270,16 @@ class ReduceLROnPlateau:
     >>> [round(rate, 3) for rate in rates]
     [1.0, 1.0, 0.5, 0.25]
     """
+
+    factor: float
+    patience: int
+    threshold: float
+    cooldown: int
+    min_lr: float
+    eps: float
+    best: float
+    resting: int
+    bad_epochs: int
 
     def __init__(
         self,

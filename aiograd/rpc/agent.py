@@ -73,6 +73,11 @@ Service = Callable[..., Any]  # handler(sender: PeerInfo, *args) -> value | Awai
 class Agent:
     """One worker's machinery. Make it on the loop it lives on, `start` it, `close` it."""
 
+    name: str
+    rank: int
+    thread: int
+    process: int
+
     def __init__(
         self,
         name: str,
@@ -92,15 +97,17 @@ class Agent:
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
         watch_forks(self)
         close_in_children(self)
-        self.incarnation = make_incarnation(self.name, self.runtime.token_bytes(16))
-        self.closed = False
-        self.started = 0  # calls ever made; two equal readings say that none was made between
+        self.incarnation: bytes = make_incarnation(self.name, self.runtime.token_bytes(16))
+        self.closed: bool = False
+        self.started: int = 0  # calls ever made; two equal readings say that none was made between
 
         # What other layers plug in.
         self.parts: dict[type, Any] = {}
-        self.directory = Directory()
-        self.travellers = Travellers()
-        self.plain_travellers = Travellers()  # types that need care only where nothing is pickled
+        self.directory: Directory = Directory()
+        self.travellers: Travellers = Travellers()
+        self.plain_travellers: Travellers = (
+            Travellers()
+        )  # types that need care only where nothing is pickled
         self.plain_travellers.add(PeerInfo, RecordTraveller("peer", PeerInfo))
         self.plain_travellers.add(WorkerInfo, RecordTraveller("worker", WorkerInfo))
         self.plain_travellers.add(type, ClassTraveller(self.name))
@@ -120,33 +127,35 @@ class Agent:
         self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
 
         # Our own.
-        self.codec = Codec(self.travellers)
+        self.codec: Codec = Codec(self.travellers)
         # For peers that may not run code here.
-        self.data_codec = DataCodec(self.travellers, self.plain_travellers)
-        self.shipper = Shipper(self.codec)
+        self.data_codec: DataCodec = DataCodec(self.travellers, self.plain_travellers)
+        self.shipper: Shipper = Shipper(self.codec)
         why = "only exposed functions may be called here"
-        self.refused = Target.broken("a function", NotAllowed(why, self.name))
-        self.inside = Target(None, "a function")  # stands for functions that come inside their call
-        self.deadlines = Deadlines(self.loop)
+        self.refused: Target = Target.broken("a function", NotAllowed(why, self.name))
+        self.inside: Target = Target(
+            None, "a function"
+        )  # stands for functions that come inside their call
+        self.deadlines: Deadlines = Deadlines(self.loop)
         self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
-        self.context = contextvars.Context()  # in which called functions run
+        self.context: contextvars.Context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.memory = BufferPool()  # in which large messages arrive
-        self.copier = ParallelCopier()
-        self.limits = Limits()  # which of them others have reached
-        self.budget = Budget(self.options.inbound_budget, self.limits)
-        self.accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
-        self.polling = Polling(self.loop, self.runtime, self.pool)
+        self.memory: BufferPool = BufferPool()  # in which large messages arrive
+        self.copier: ParallelCopier = ParallelCopier()
+        self.limits: Limits = Limits()  # which of them others have reached
+        self.budget: Budget = Budget(self.options.inbound_budget, self.limits)
+        self.accounts: Accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
+        self.polling: Polling = Polling(self.loop, self.runtime, self.pool)
         options, runtime = self.options, self.runtime
         self._cluster = cluster
         authenticator = Authenticator(
             self.identity, secret, options, runtime.token_bytes, self.directory
         )
-        self.dialer = Dialer(authenticator, runtime, options, self.directory)
-        self.links = Links(self, self.dialer)
-        self.listener = Listener(
+        self.dialer: Dialer = Dialer(authenticator, runtime, options, self.directory)
+        self.links: Links = Links(self, self.dialer)
+        self.listener: Listener = Listener(
             authenticator, runtime, options, self.limits, self.links, self.dialer.peer_connected
         )
         self._routes = self.links.routes

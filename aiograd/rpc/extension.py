@@ -46,10 +46,10 @@ class Departure:
     __slots__ = ("carried", "kind", "plain", "scratch", "to", "undo")
 
     def __init__(self, to: PeerInfo, kind: str, carried: Any = None) -> None:
-        self.to = to
-        self.plain = False  # only plain data can travel there: no classes, no functions
-        self.kind = kind  # "call", "op", "remote", "reply", or the service's name
-        self.carried = carried
+        self.to: PeerInfo = to
+        self.plain: bool = False  # only plain data can travel there: no classes, no functions
+        self.kind: str = kind  # "call", "op", "remote", "reply", or the service's name
+        self.carried: Any = carried
         self.scratch: dict[Any, Any] = {}
         self.undo: list[Callable[[], None]] = []
 
@@ -80,10 +80,12 @@ class Arrival:
     def __init__(
         self, sender: PeerInfo, kind: str, restricted: bool, call: Call | None = None
     ) -> None:
-        self.sender = sender
-        self.kind = kind
-        self.restricted = restricted  # only plain data crosses: what it brings must be checked
-        self.call = call  # which it answers
+        self.sender: PeerInfo = sender
+        self.kind: str = kind
+        self.restricted: bool = (
+            restricted  # only plain data crosses: what it brings must be checked
+        )
+        self.call: Call | None = call  # which it answers
         self.carried: Any = None
         self.scratch: dict[Any, Any] = {}
         self.waits: list[asyncio.Future[Any]] = []

@@ -71,6 +71,8 @@ def _at_line(code: CodeType | None, instruction: int) -> str:
 class CallInfo:
     """What is known about one call, request or other wait: made here and nowhere else."""
 
+    instruction: int
+
     # Defaults live in the class: most calls set few of these, and every call makes one object.
     # The call site. Not the frame itself, which would keep the caller's variables alive.
     code: CodeType | None = None

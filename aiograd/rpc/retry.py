@@ -126,7 +126,7 @@ class Backoff:
         self._policy, self._random, self._clock, self._clip = policy, random, clock, clip
         # Begun so far. The first attempt asks nobody, and is counted before it begins: `next` is
         # about the one that follows.
-        self.attempts = 1
+        self.attempts: int = 1
         self.deadline = deadline
         if policy.time_limit != math.inf:
             self.deadline = min(deadline, clock() + policy.time_limit)
@@ -238,7 +238,7 @@ class Attempts:
         budget: RetryBudget | None = None,
         expired: Callable[[], Exception] | None = None,
     ) -> None:
-        self.future = future
+        self.future: Future[Any] = future
         self._operation, self._backoff, self._context = operation, backoff, context
         self._budget, self._expired = budget, expired
         # Attempts without an outcome. A dict, because it keeps their order, in which they are

@@ -29,12 +29,12 @@ class CallScope:
         recording: Any = None,
         call: Any = OWN,
     ) -> None:
-        self.deadline = deadline  # loop time at which the call must have ended
-        self.guest = guest  # the caller, if it may call only what is exposed
-        self.recording = recording  # where spans of calls made here go, while somebody records
+        self.deadline: float = deadline  # loop time at which the call must have ended
+        self.guest: PeerInfo | None = guest  # the caller, if it may call only what is exposed
+        self.recording: Any = recording  # where spans of calls made here go, while somebody records
         # The identity of the call: calls that it makes are known as its children by it. Two scopes
         # of one call, with and without a recording, share it. None outside of any call.
-        self.call = self if call is OWN else call
+        self.call: CallScope | Any = self if call is OWN else call
 
     def recorded(self, recording: Any) -> CallScope:
         """Return the same scope with another recording."""

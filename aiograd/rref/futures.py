@@ -157,6 +157,10 @@ class CreateFuture(OwnerFuture):
     """
 
     __slots__ = ("deadline", "inherited", "limited", "record", "registry", "subject")
+
+    info: CallInfo
+    rref: Reference | None
+
     registry: Registry
     record: Record | None  # of the new reference; None: answered, and the value is fetched alone
     subject: Reference | None  # kept until the answer: the value whose method makes this one
@@ -234,6 +238,8 @@ class LocalWait(Future[Any]):
     """The outcome of a value that is made on this worker."""
 
     __slots__ = ("_owner", "_record")
+
+    info: CallInfo
 
     def __init__(self, loop: asyncio.AbstractEventLoop, record: OwnerRecord, owner: str) -> None:
         super().__init__(loop=loop)

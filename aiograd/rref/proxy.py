@@ -40,7 +40,7 @@ class Subject:
     __slots__ = ("rref",)
 
     def __init__(self, rref: Reference) -> None:
-        self.rref = rref
+        self.rref: Reference = rref
 
 
 class SubjectTraveller:

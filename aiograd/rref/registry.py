@@ -77,11 +77,11 @@ class RRefs:
 
     def __init__(self, agent: Agent, wrap: Callable[..., Reference]) -> None:
         self.agent = agent
-        self.messenger = Messenger(agent)
+        self.messenger: Messenger = Messenger(agent)
         self.protocol = self.messenger.protocol
-        self.value_services = ValueServices(agent, self.messenger)
-        self.turns = Turns(agent.loop)  # of calls of serial objects
-        self.closed = False
+        self.value_services: ValueServices = ValueServices(agent, self.messenger)
+        self.turns: Turns = Turns(agent.loop)  # of calls of serial objects
+        self.closed: bool = False
         # Given, not imported: `rref` imports this module.
         self._wrap = wrap
         self._call_sites = CallSites()

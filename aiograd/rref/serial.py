@@ -85,6 +85,8 @@ class Turns:
 class _Queue:
     """The calls of one object, the running one first."""
 
+    value: Any
+
     def __init__(self, value: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.value, self.loop = value, loop
         self.places: deque[_Place] = deque()
@@ -104,6 +106,8 @@ class Turn:
     """A call, as the subject that its method gets; a `callee.functions.Turn`."""
 
     __slots__ = ("_place", "_queue", "_turns", "record")
+
+    record: OwnerRecord
 
     def __init__(self, record: OwnerRecord, turns: Turns) -> None:
         self.record, self._turns = record, turns

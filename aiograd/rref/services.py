@@ -84,8 +84,8 @@ class Messenger:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.protocol = Protocol(PeerInfo(agent.name, agent.rank, agent.incarnation))
-        self.access = AccessChecks(self.protocol)
+        self.protocol: Protocol = Protocol(PeerInfo(agent.name, agent.rank, agent.incarnation))
+        self.access: AccessChecks = AccessChecks(self.protocol)
         # What finalizers dropped, in any thread. A deque: its append is atomic.
         self._dropped: deque[Record] = deque()
         self._flush_scheduled = False

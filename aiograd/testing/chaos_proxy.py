@@ -34,6 +34,8 @@ class Proxy:
         0
     """
 
+    target: str
+
     def __init__(self, address: str, target: str) -> None:
         self.address, self.target = address, target
         # Called for each new connection: bytes until it is cut, of both directions together.
@@ -114,6 +116,10 @@ class Proxy:
 
 class _Pair:
     """One connection through the proxy."""
+
+    proxy: Proxy
+    near: _End
+    far: _End
 
     def __init__(self, proxy: Proxy, budget: int | None) -> None:
         self.proxy, self._budget = proxy, budget

@@ -51,7 +51,7 @@ class Stage(Joint):
         self.own: frozenset[Place] = frozenset()  # exits whose hooks a bordered run leaves out
         self.low: tuple[Any, ...] = ()  # nodes whose sequence number is too low for that
         self.work = inf  # nanoseconds, see `plan.weigh`
-        self.culprit = ""  # the torch node that has failed
+        self.culprit: str = ""  # the torch node that has failed
         self.parents: tuple[Node | None, ...] = ()
         self.shape, self.dtype, self.hooks = (), None, None
 

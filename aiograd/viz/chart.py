@@ -23,11 +23,18 @@ class Chart:
     True
     """
 
+    x: str
+    y: str
+
     def __init__(
         self, lines: Mapping[str, Numbers], dots: Mapping[str, Numbers], x: str, y: str
     ) -> None:
-        self.lines = {name: _points(numbers) for name, numbers in lines.items()}
-        self.dots = {name: _points(numbers) for name, numbers in dots.items()}
+        self.lines: dict[str, list[tuple[float, float]]] = {
+            name: _points(numbers) for name, numbers in lines.items()
+        }
+        self.dots: dict[str, list[tuple[float, float]]] = {
+            name: _points(numbers) for name, numbers in dots.items()
+        }
         self.x, self.y = x, y
 
     @property

@@ -36,7 +36,7 @@ class Timeline:
 
     def __init__(self, spans: Iterable[Span]) -> None:
         # By their start, on which `rows` relies.
-        self.spans = sorted(spans, key=lambda span: (span.start, span.end))
+        self.spans: list[Span] = sorted(spans, key=lambda span: (span.start, span.end))
         for span in self.spans:
             if span.end < span.start:
                 raise ValueError(f"{span.name} on {span.worker} ends before it starts")

@@ -101,7 +101,9 @@ class Arena:
     """
 
     def __init__(self, size: int, start: int = 0) -> None:
-        self.free_blocks = [(start, size - start)]  # (offset, size), sorted; neighbours are merged
+        self.free_blocks: list[tuple[int, int]] = [
+            (start, size - start)
+        ]  # (offset, size), sorted; neighbours are merged
         self.taken: dict[int, int] = {}  # offset of a block → its size
 
     def take(self, size: int) -> int | None:

@@ -90,6 +90,9 @@ class Promise:
     For classes of libraries that take long to import, or are not there at all.
     """
 
+    tag: str
+    class_name: str
+
     def __init__(self, tag: str, class_name: str, load: Callable[[], None]) -> None:
         self.tag, self.class_name = tag, class_name  # the name with its module
         self.load = load  # adds the traveller; SerializationError if it cannot
@@ -103,7 +106,7 @@ class Travellers:
         self._by_class: dict[type, Traveller] = {}
         self._by_tag: dict[str, Traveller] = {}
         self.promises: list[Promise] = []  # of travellers that are not loaded yet
-        self.namespaces = Namespaces()  # the globals of functions that came by value
+        self.namespaces: Namespaces = Namespaces()  # the globals of functions that came by value
         self.boxes: Boxes = None  # the class that may take the fast path, and its box
         self.listeners: list[Callable[[], None]] = []  # invalidate caches when a type is added
 

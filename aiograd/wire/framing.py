@@ -81,12 +81,15 @@ class Transfer:
 
     __slots__ = ("_filled", "_index", "complete", "kind", "refused", "reserved", "segments", "size")
 
+    kind: int
+    size: int
+
     def __init__(self, kind: int, size: int, segments: list[np.ndarray], refused: str = "") -> None:
         self.kind, self.size, self.segments = kind, size, segments
-        self.refused = refused  # the limit it ran into; then it has no segments
-        self.reserved = not refused  # until its receiver releases the memory
+        self.refused: str = refused  # the limit it ran into; then it has no segments
+        self.reserved: bool = not refused  # until its receiver releases the memory
         self._index = self._filled = 0
-        self.complete = False
+        self.complete: bool = False
 
     @classmethod
     def whole(cls, kind: int, segments: list[np.ndarray]) -> Transfer:

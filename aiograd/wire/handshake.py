@@ -129,6 +129,12 @@ def derive_key(secret: bytes, cluster: bytes) -> Secret:
 class Handshake:
     """One side of the handshake. `needed` is the size of the next message, 0 when it is over."""
 
+    proven: bool
+    needed: int
+    received: int
+    status: int
+    latest: int
+
     def __init__(
         self,
         us: Identity,

@@ -140,3 +140,31 @@ async def modules(x: ag.Tensor) -> None:
         await ctx.backward(await there(x))
         assert_type(ctx.gradients[x], ag.Tensor)
         await opt.step(ctx)
+
+
+def tensors(x: ag.Tensor) -> ag.Tensor:
+    assert_type(ag.randn(64, 784), ag.Tensor)
+    assert_type(ag.zeros((2, 3), dtype="f4", requires_grad=True), ag.Tensor)
+    assert_type(ag.tanh(x @ x.T), ag.Tensor)
+    assert_type(x.sum(), ag.Tensor)
+    assert_type(x.sum(axis=0, keepdims=True).mean(dim=1), ag.Tensor)
+    assert_type(-x + 1 - 2 * x / 3**x, ag.Tensor)
+    assert_type(x == 3, ag.Tensor)
+    assert_type(x[0, ..., None], ag.Tensor)
+    assert_type(ag.where(x > 0, x, 0.0), ag.Tensor)
+    assert_type(ag.concatenate([x, x], axis=1), ag.Tensor)
+    assert_type(ag.stack((x, x), dim=0), ag.Tensor)
+    assert_type(ag.split(x, 3), tuple[ag.Tensor, ...])
+    assert_type(ag.linalg.inv(x), ag.Tensor)
+    assert_type(ag.linalg.eigh(x).eigenvalues, ag.Tensor)
+    assert_type(ag.svd(x).S, ag.Tensor)
+    assert_type(ag.fft.rfft(x), ag.Tensor)
+    assert_type(ag.nn.functional.relu(x), ag.Tensor)
+    assert_type(ag.nn.functional.cross_entropy(x, [1, 2]), ag.Tensor)
+    assert_type(x.reshape(2, -1).transpose(1, 0).view(4), ag.Tensor)
+    assert_type(x.float().shape, tuple[int, ...])
+    assert_type(list(x), list[ag.Tensor])
+    assert_type(ag.sum([1, 2, 3]), ag.Tensor)
+    with ag.no_grad():
+        x += 1
+    return ag.softmax(x, axis=-1) * 2

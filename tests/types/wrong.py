@@ -57,3 +57,19 @@ async def modules(x: ag.Tensor) -> None:
     there.forward_async()  # type: ignore
     ag.nn.RemoteModule("w", Model, args=("x",))  # type: ignore
     ag.nn.RemoteModule("w", Counter, args=(1,))  # type: ignore
+
+
+def tensors(x: ag.Tensor) -> None:
+    ag.nonsense(3)  # type: ignore
+    ag.tahn(x)  # type: ignore
+    ag.autograd.tahn(x)  # type: ignore
+    ag.linalg.inverse(x)  # type: ignore
+    ag.nn.functional.reluu(x)  # type: ignore
+    ag.zeros(3, dtyp="f4")  # type: ignore
+    ag.sum(x, axes=1)  # type: ignore
+    x.summ()  # type: ignore
+    x.sum(keepdim_=True)  # type: ignore
+    x = x.missing  # type: ignore
+    ag.tanh()  # type: ignore
+    x = x + None  # type: ignore
+    ag.max(x, dim=1)  # type: ignore

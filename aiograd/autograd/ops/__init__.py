@@ -19,18 +19,18 @@
 
 Tables import `table` and those above them. Importing this package is what gives Tensor its
 operators and methods. `NAMES` is what a user finds as `ag.<name>`: numpy's names with all their
-aliases (`abs`, `absolute`), and torch's. `linalg` and `fft` are namespaces like numpy's.
+aliases (`abs`, `absolute`), and torch's. `namespace` gives what is in `ag.linalg` and `ag.fft`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from aiograd.autograd import numpy_protocol  # noqa: F401  each of these registers its own
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import OPS
 from aiograd.autograd.ops import (  # noqa: F401
     convolution,
@@ -49,19 +49,18 @@ from aiograd.autograd.ops import (  # noqa: F401
 from aiograd.autograd.ops import fft as _spectral  # noqa: F401
 from aiograd.autograd.ops import linalg as _matrices  # noqa: F401
 from aiograd.autograd.ops.table import ALIASES, NUMPY, as_method
-from aiograd.autograd.tensor import Tensor
 
 
-def _namespace(module: Any) -> SimpleNamespace:
-    """Our counterpart of `np.linalg` or `np.fft`: what it has and we have."""
+def namespace(module: Any) -> dict[str, Callable[..., Any]]:
+    """Return what a module of numpy (`np.linalg`, `np.fft`) has and we have, by name."""
     # By numpy's own list of names, so that the namespaces cannot differ from it; `test` runs
     # numpy's tests.
     found = {name: NUMPY.get(getattr(module, name)) for name in module.__all__ if name != "test"}
-    return SimpleNamespace(**{name: op for name, op in found.items() if op is not None})
+    return {name: op for name, op in found.items() if op is not None}
 
 
 def _names() -> dict[str, Callable[..., Any]]:
-    spectral = vars(_namespace(np.fft))
+    spectral = namespace(np.fft)
     # `ag.fft` is the namespace; its functions are not found beside it.
     names = {name: op for name, op in OPS.items() if name not in spectral}
     # Not `dir(np)`: asking for some of those attributes loads whole packages.
@@ -73,6 +72,4 @@ def _names() -> dict[str, Callable[..., Any]]:
 
 NAMES: dict[str, Callable[..., Any]] = _names()
 for _name in ("conj", "clone"):  # ndarray's and torch's second names for methods
-    setattr(Tensor, _name, as_method(NAMES[_name]))
-linalg = _namespace(np.linalg)
-fft = _namespace(np.fft)
+    setattr(Methods, _name, as_method(NAMES[_name]))

@@ -131,7 +131,7 @@ def _conv_kernel(
     return total.sum(axis=0).reshape(w.shape)
 
 
-_conv = op("conv2d", _conv_forward, _conv_input, _conv_kernel)
+_conv: Op = op("conv2d", _conv_forward, _conv_input, _conv_kernel)
 
 
 @composite()

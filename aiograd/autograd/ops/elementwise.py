@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial.polynomial import polyval
 
-from aiograd.autograd.op import op
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import (
     alias,
     as_tensor,
@@ -93,85 +93,85 @@ def _larger(g: Any, a: Any, b: Any) -> Any:
 
 # fmt: off
 #                         numpy            d/da                                   d/db
-add          = numpy_op(np.add,          lambda g, y, a, b: g,                  lambda g, y, a, b: g)
-subtract     = numpy_op(np.subtract,     lambda g, y, a, b: g,                  lambda g, y, a, b: -g)
-multiply     = numpy_op(np.multiply,     lambda g, y, a, b: g * conj(b),        lambda g, y, a, b: g * conj(a))
-divide       = numpy_op(np.divide,       lambda g, y, a, b: g / conj(b),        lambda g, y, a, b: -g * conj(y / b))
-power        = numpy_op(np.power,        _power_base,                           _power_exponent)
-remainder    = numpy_op(np.remainder,    lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.floor(a / b))
-fmod         = numpy_op(np.fmod,         lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.trunc(a / b))
-floor_divide = numpy_op(np.floor_divide, _no_slope,                             _no_slope)
-arctan2      = numpy_op(np.arctan2,      lambda g, y, a, b: g * (b / _square(a, b)), lambda g, y, a, b: -g * (a / _square(a, b)))
-hypot        = numpy_op(np.hypot,        lambda g, y, a, b: g * (a / y),        lambda g, y, a, b: g * (b / y))
-logaddexp    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  lambda g, y, a, b: g * np.exp(b - y))
-logaddexp2   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))
-maximum      = numpy_op(np.maximum,      lambda g, y, a, b: _larger(g, a, b),   lambda g, y, a, b: _larger(g, b, a))
-minimum      = numpy_op(np.minimum,      lambda g, y, a, b: _larger(g, b, a),   lambda g, y, a, b: _larger(g, a, b))
+add: Op          = numpy_op(np.add,          lambda g, y, a, b: g,                  lambda g, y, a, b: g)
+subtract: Op     = numpy_op(np.subtract,     lambda g, y, a, b: g,                  lambda g, y, a, b: -g)
+multiply: Op     = numpy_op(np.multiply,     lambda g, y, a, b: g * conj(b),        lambda g, y, a, b: g * conj(a))
+divide: Op       = numpy_op(np.divide,       lambda g, y, a, b: g / conj(b),        lambda g, y, a, b: -g * conj(y / b))
+power: Op        = numpy_op(np.power,        _power_base,                           _power_exponent)
+remainder: Op    = numpy_op(np.remainder,    lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.floor(a / b))
+fmod: Op         = numpy_op(np.fmod,         lambda g, y, a, b: g,                  lambda g, y, a, b: -g * np.trunc(a / b))
+floor_divide: Op = numpy_op(np.floor_divide, _no_slope,                             _no_slope)
+arctan2: Op      = numpy_op(np.arctan2,      lambda g, y, a, b: g * (b / _square(a, b)), lambda g, y, a, b: -g * (a / _square(a, b)))
+hypot: Op        = numpy_op(np.hypot,        lambda g, y, a, b: g * (a / y),        lambda g, y, a, b: g * (b / y))
+logaddexp: Op    = numpy_op(np.logaddexp,    lambda g, y, a, b: g * np.exp(a - y),  lambda g, y, a, b: g * np.exp(b - y))
+logaddexp2: Op   = numpy_op(np.logaddexp2,   lambda g, y, a, b: g * np.exp2(a - y), lambda g, y, a, b: g * np.exp2(b - y))
+maximum: Op      = numpy_op(np.maximum,      lambda g, y, a, b: _larger(g, a, b),   lambda g, y, a, b: _larger(g, b, a))
+minimum: Op      = numpy_op(np.minimum,      lambda g, y, a, b: _larger(g, b, a),   lambda g, y, a, b: _larger(g, a, b))
 # These two ignore a nan where they can, so a nan loses against any number. A tie goes to the first
 # one.
-fmax         = numpy_op(np.fmax,         lambda g, y, a, b: np.where((a >= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a >= b) | np.isnan(b), 0, g))
-fmin         = numpy_op(np.fmin,         lambda g, y, a, b: np.where((a <= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a <= b) | np.isnan(b), 0, g))
-copysign     = numpy_op(np.copysign,     lambda g, y, a, b: g * np.where(a == 0, 0, np.copysign(1.0, a) * np.copysign(1.0, b)), _no_slope)
-heaviside    = numpy_op(np.heaviside,    _no_slope,                             lambda g, y, a, b: np.where(a == 0, g, 0))
+fmax: Op         = numpy_op(np.fmax,         lambda g, y, a, b: np.where((a >= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a >= b) | np.isnan(b), 0, g))
+fmin: Op         = numpy_op(np.fmin,         lambda g, y, a, b: np.where((a <= b) | np.isnan(b), g, 0), lambda g, y, a, b: np.where((a <= b) | np.isnan(b), 0, g))
+copysign: Op     = numpy_op(np.copysign,     lambda g, y, a, b: g * np.where(a == 0, 0, np.copysign(1.0, a) * np.copysign(1.0, b)), _no_slope)
+heaviside: Op    = numpy_op(np.heaviside,    _no_slope,                             lambda g, y, a, b: np.where(a == 0, g, 0))
 
-negative     = numpy_op(np.negative,     lambda g, y, a: -g)
-positive     = numpy_op(np.positive,     lambda g, y, a: g)
-square       = numpy_op(np.square,       lambda g, y, a: g * conj(2 * a))
-sqrt         = numpy_op(np.sqrt,         lambda g, y, a: g / conj(2 * y))
-cbrt         = numpy_op(np.cbrt,         lambda g, y, a: g / (3 * y * y))
-reciprocal   = numpy_op(np.reciprocal,   lambda g, y, a: -g * conj(y * y))
-exp          = numpy_op(np.exp,          lambda g, y, a: g * conj(y))
-exp2         = numpy_op(np.exp2,         lambda g, y, a: g * (conj(y) * LOG2))
-expm1        = numpy_op(np.expm1,        lambda g, y, a: g * conj(y + 1))
-log          = numpy_op(np.log,          lambda g, y, a: g / conj(a))
-log2         = numpy_op(np.log2,         lambda g, y, a: g / conj(a * LOG2))
-log10        = numpy_op(np.log10,        lambda g, y, a: g / conj(a * LOG10))
-log1p        = numpy_op(np.log1p,        lambda g, y, a: g / conj(a + 1))
+negative: Op     = numpy_op(np.negative,     lambda g, y, a: -g)
+positive: Op     = numpy_op(np.positive,     lambda g, y, a: g)
+square: Op       = numpy_op(np.square,       lambda g, y, a: g * conj(2 * a))
+sqrt: Op         = numpy_op(np.sqrt,         lambda g, y, a: g / conj(2 * y))
+cbrt: Op         = numpy_op(np.cbrt,         lambda g, y, a: g / (3 * y * y))
+reciprocal: Op   = numpy_op(np.reciprocal,   lambda g, y, a: -g * conj(y * y))
+exp: Op          = numpy_op(np.exp,          lambda g, y, a: g * conj(y))
+exp2: Op         = numpy_op(np.exp2,         lambda g, y, a: g * (conj(y) * LOG2))
+expm1: Op        = numpy_op(np.expm1,        lambda g, y, a: g * conj(y + 1))
+log: Op          = numpy_op(np.log,          lambda g, y, a: g / conj(a))
+log2: Op         = numpy_op(np.log2,         lambda g, y, a: g / conj(a * LOG2))
+log10: Op        = numpy_op(np.log10,        lambda g, y, a: g / conj(a * LOG10))
+log1p: Op        = numpy_op(np.log1p,        lambda g, y, a: g / conj(a + 1))
 
-sin          = numpy_op(np.sin,          lambda g, y, a: g * conj(np.cos(a)))
-cos          = numpy_op(np.cos,          lambda g, y, a: -g * conj(np.sin(a)))
-tan          = numpy_op(np.tan,          lambda g, y, a: g * conj(1 + y * y))
-arcsin       = numpy_op(np.arcsin,       lambda g, y, a: g / conj(np.sqrt(1 - a * a)))
-arccos       = numpy_op(np.arccos,       lambda g, y, a: -g / conj(np.sqrt(1 - a * a)))
-arctan       = numpy_op(np.arctan,       lambda g, y, a: g / conj(1 + a * a))
-sinh         = numpy_op(np.sinh,         lambda g, y, a: g * conj(np.cosh(a)))
-cosh         = numpy_op(np.cosh,         lambda g, y, a: g * conj(np.sinh(a)))
-tanh         = numpy_op(np.tanh,         lambda g, y, a: g * conj(1 - y * y))
-arcsinh      = numpy_op(np.arcsinh,      lambda g, y, a: g / conj(np.sqrt(a * a + 1)))
+sin: Op          = numpy_op(np.sin,          lambda g, y, a: g * conj(np.cos(a)))
+cos: Op          = numpy_op(np.cos,          lambda g, y, a: -g * conj(np.sin(a)))
+tan: Op          = numpy_op(np.tan,          lambda g, y, a: g * conj(1 + y * y))
+arcsin: Op       = numpy_op(np.arcsin,       lambda g, y, a: g / conj(np.sqrt(1 - a * a)))
+arccos: Op       = numpy_op(np.arccos,       lambda g, y, a: -g / conj(np.sqrt(1 - a * a)))
+arctan: Op       = numpy_op(np.arctan,       lambda g, y, a: g / conj(1 + a * a))
+sinh: Op         = numpy_op(np.sinh,         lambda g, y, a: g * conj(np.cosh(a)))
+cosh: Op         = numpy_op(np.cosh,         lambda g, y, a: g * conj(np.sinh(a)))
+tanh: Op         = numpy_op(np.tanh,         lambda g, y, a: g * conj(1 - y * y))
+arcsinh: Op      = numpy_op(np.arcsinh,      lambda g, y, a: g / conj(np.sqrt(a * a + 1)))
 # Two roots instead of that of a*a - 1: the product has the branch cut of arccosh itself.
-arccosh      = numpy_op(np.arccosh,      lambda g, y, a: g / conj(np.sqrt(a - 1) * np.sqrt(a + 1)))
-arctanh      = numpy_op(np.arctanh,      lambda g, y, a: g / conj(1 - a * a))
-sinc         = numpy_op(np.sinc,         _sinc)
-degrees      = numpy_op(np.degrees,      lambda g, y, a: np.degrees(g))
-rad2deg      = numpy_op(np.rad2deg,      lambda g, y, a: np.degrees(g))
-radians      = numpy_op(np.radians,      lambda g, y, a: np.radians(g))
-deg2rad      = numpy_op(np.deg2rad,      lambda g, y, a: np.radians(g))
+arccosh: Op      = numpy_op(np.arccosh,      lambda g, y, a: g / conj(np.sqrt(a - 1) * np.sqrt(a + 1)))
+arctanh: Op      = numpy_op(np.arctanh,      lambda g, y, a: g / conj(1 - a * a))
+sinc: Op         = numpy_op(np.sinc,         _sinc)
+degrees: Op      = numpy_op(np.degrees,      lambda g, y, a: np.degrees(g))
+rad2deg: Op      = numpy_op(np.rad2deg,      lambda g, y, a: np.degrees(g))
+radians: Op      = numpy_op(np.radians,      lambda g, y, a: np.radians(g))
+deg2rad: Op      = numpy_op(np.deg2rad,      lambda g, y, a: np.radians(g))
 
-absolute     = numpy_op(np.absolute,     _absolute)
-fabs         = numpy_op(np.fabs,         lambda g, y, a: g * np.sign(a))
-sign         = numpy_op(np.sign,         _sign)
-floor        = numpy_op(np.floor,        _no_slope)
-ceil         = numpy_op(np.ceil,         _no_slope)
-trunc        = numpy_op(np.trunc,        _no_slope)
-rint         = numpy_op(np.rint,         _no_slope)
-round_       = numpy_op(np.round,        _no_slope)
-conjugate    = numpy_op(np.conjugate,    lambda g, y, a: conj(g))
-angle        = numpy_op(np.angle,        lambda g, y, a, deg=False: _angle(g * (180 / np.pi) if deg else g, y, a))
-nan_to_num   = numpy_op(np.nan_to_num,   lambda g, y, a, copy=True, nan=0.0, posinf=None, neginf=None: np.where(np.isfinite(a), g, 0))
+absolute: Op     = numpy_op(np.absolute,     _absolute)
+fabs: Op         = numpy_op(np.fabs,         lambda g, y, a: g * np.sign(a))
+sign: Op         = numpy_op(np.sign,         _sign)
+floor: Op        = numpy_op(np.floor,        _no_slope)
+ceil: Op         = numpy_op(np.ceil,         _no_slope)
+trunc: Op        = numpy_op(np.trunc,        _no_slope)
+rint: Op         = numpy_op(np.rint,         _no_slope)
+round_: Op       = numpy_op(np.round,        _no_slope)
+conjugate: Op    = numpy_op(np.conjugate,    lambda g, y, a: conj(g))
+angle: Op        = numpy_op(np.angle,        lambda g, y, a, deg=False: _angle(g * (180 / np.pi) if deg else g, y, a))
+nan_to_num: Op   = numpy_op(np.nan_to_num,   lambda g, y, a, copy=True, nan=0.0, posinf=None, neginf=None: np.where(np.isfinite(a), g, 0))
 # fmt: on
 
 
 # ── parts of complex numbers ────────────────────────────────────────────────────────────────────
 
 # `[...]` makes a view even where numpy gives the array itself, so that versions are shared.
-real = numpy_op(np.real, lambda g, y, a: g, forward=lambda val: np.real(val)[...])
-imag = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zeros_for(g))
+real: Op = numpy_op(np.real, lambda g, y, a: g, forward=lambda val: np.real(val)[...])
+imag: Op = numpy_op(np.imag, lambda g, y, a: g * 1j if a.dtype.kind == "c" else zeros_for(g))
 
 
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
 
 # The condition is an argument, so that it may be a Tensor, but has no gradient: None, not zeros.
-_chosen = op(
+_chosen: Op = op(
     "where",
     lambda condition, a, b: np.where(condition, a, b),
     None,
@@ -218,7 +218,7 @@ def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
     return g if high is None else np.where(a <= high, g, 0)
 
 
-clip = numpy_op(
+clip: Op = numpy_op(
     np.clip,
     _inside,
     # Below the lower bound its gradient is that of the result, unless the bounds are crossed: then
@@ -230,12 +230,12 @@ clip = numpy_op(
 )
 
 # The rule need not convert: the sweep brings every gradient to the dtype of its argument.
-astype = new_op(
+astype: Op = new_op(
     "astype",
     lambda a, dtype, copy=True: np.asarray(a).astype(dtype, copy=copy)[...],
     lambda g, y, a, dtype=None, copy=True: g,
 )
-copy = numpy_op(np.copy, lambda g, y, a, order="K": g)
+copy: Op = numpy_op(np.copy, lambda g, y, a, order="K": g)
 
 
 @composite()
@@ -332,7 +332,7 @@ _INTERVALS: tuple[tuple[float, float, Any], ...] = (
     (1 / 0.35, 6.0, lambda x: _tail(x, _HUGE_P, _HUGE_Q)),
 )
 
-erf = new_op("erf", erf_array, lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
+erf: Op = new_op("erf", erf_array, lambda g, y, a: g * (np.exp(-a * a) * (2 / np.pi**0.5)))
 
 
 # Names that torch users know.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.op import op
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite
 from aiograd.autograd.sparse import sparse_rows
 from aiograd.autograd.tensor import Tensor, wrap
@@ -41,7 +41,7 @@ def row_gradient(values: Any, rows: Any, shape: tuple[int, ...], sparse: bool) -
     return _added_rows.of(values, rows=rows, shape=shape)
 
 
-_added_rows = op(
+_added_rows: Op = op(
     "added_rows",
     add_rows,
     lambda g, y, values, rows=None, shape=None: g[rows].reshape(values.shape),
@@ -75,7 +75,7 @@ def _embedding(
     return row_gradient(g, rows, weight.shape, sparse)
 
 
-_embedding_op = op(
+_embedding_op: Op = op(
     "embedding",
     lambda weight, rows, padding_idx=None, sparse=False: weight[rows],
     _embedding,
@@ -111,7 +111,7 @@ def _sum_bags(rows_of: Any, bags: Any, count: int) -> Any:
     return total
 
 
-_summed_bags = op(
+_summed_bags: Op = op(
     "summed_bags", _sum_bags, lambda g, y, rows_of, bags=None, count=0: np.take(g, bags, axis=0)
 )
 

@@ -56,7 +56,7 @@ def _rfft(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = Non
     return _fitted(np.real(back), a.shape[axis], axis)
 
 
-rfft = numpy_op(np.fft.rfft, _rfft)
+rfft: Op = numpy_op(np.fft.rfft, _rfft)
 
 
 @composite(np.fft.irfft)
@@ -125,5 +125,5 @@ ifft2 = _over_axes(ifft, np.fft.ifft2, (-2, -1))
 fftn = _over_axes(fft, np.fft.fftn, None)
 ifftn = _over_axes(ifft, np.fft.ifftn, None)
 
-fftshift = numpy_op(np.fft.fftshift, lambda g, y, a, axes=None: np.fft.ifftshift(g, axes))
-ifftshift = numpy_op(np.fft.ifftshift, lambda g, y, a, axes=None: np.fft.fftshift(g, axes))
+fftshift: Op = numpy_op(np.fft.fftshift, lambda g, y, a, axes=None: np.fft.ifftshift(g, axes))
+ifftshift: Op = numpy_op(np.fft.ifftshift, lambda g, y, a, axes=None: np.fft.fftshift(g, axes))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
 from aiograd.autograd.tensor import Tensor, plain_index
@@ -88,8 +89,8 @@ def _iterate(self: Tensor) -> Any:
     return (self[i] for i in range(self.shape[0]))
 
 
-setattr(Tensor, "__getitem__", _getitem)  # noqa: B010  mypy knows it by its declaration
-setattr(Tensor, "__iter__", _iterate)  # noqa: B010
+setattr(Methods, "__getitem__", _getitem)  # noqa: B010  attached, like all methods
+setattr(Methods, "__iter__", _iterate)  # noqa: B010
 
 
 # ── take and similar functions ──────────────────────────────────────────────────────────────────
@@ -146,6 +147,17 @@ def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
     """Pick the slices where the condition holds."""
     chosen = np.flatnonzero(np.asarray(plain_index(condition)))
     return take(a, chosen, axis=axis)
+
+
+def _compress(self: Tensor, condition: Any, axis: int | None = None) -> Tensor:
+    """Pick the slices where the condition holds."""
+    picked: Tensor = compress(condition, self, axis)
+    return picked
+
+
+# As a method, the array comes first.
+_compress.__name__ = "compress"
+setattr(Methods, "compress", _compress)  # noqa: B010
 
 
 @composite(np.delete)
@@ -227,8 +239,8 @@ def plain(a: Any) -> Any:
     return a.data if isinstance(a, Tensor) else a
 
 
-sort = numpy_op(np.sort, _sort)
-partition = numpy_op(np.partition, _partition)
+sort: Op = numpy_op(np.sort, _sort)
+partition: Op = numpy_op(np.partition, _partition)
 
 
 # ── repetition ──────────────────────────────────────────────────────────────────────────────────

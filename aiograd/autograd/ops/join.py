@@ -57,14 +57,14 @@ def _is_recorded(g: Any) -> bool:
 # One rule for all arrays: a rule that is called for each of n arrays, with all n of them, makes
 # the backward pass quadratic. The rules ask for shapes alone (`shapes_only`), so no array is saved,
 # however many are joined.
-concatenate = numpy_op(
+concatenate: Op = numpy_op(
     np.concatenate,
     forward=lambda *arrays, axis=0: np.concatenate(arrays, axis=axis),
     joint=_parts,
     shapes_only=True,
     arrange=lambda arrays, axis=0, out=None: (_list(arrays), {"axis": axis, **_out(out)}),
 )
-stack = numpy_op(
+stack: Op = numpy_op(
     np.stack,
     forward=lambda *arrays, axis=0: np.stack(arrays, axis=axis),
     joint=_layers,

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
-from aiograd.autograd.op import op
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.products import matmul
 from aiograd.autograd.ops.reduce import kept
 from aiograd.autograd.ops.table import as_tensor, composite, conj, numpy_op
-from aiograd.autograd.tensor import wrap
+from aiograd.autograd.tensor import Tensor, wrap
 
 la = np.linalg
 
@@ -44,9 +44,9 @@ def _solve_left(g: Any, y: Any, a: Any, b: Any) -> Any:
 
 
 # d(A⁻¹) = -A⁻¹ dA A⁻¹
-inv = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
-det = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
-solve = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
+inv: Op = numpy_op(la.inv, lambda g, y, a: -np.matmul(np.matmul(turned(y), g), turned(y)))
+det: Op = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
+solve: Op = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
 
 
 def _det(g: Any, y: Any, a: Any) -> Any:
@@ -87,11 +87,11 @@ def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
 class Slogdet(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Tensor
+    logabsdet: Tensor
 
 
-_slogdet_op = op("slogdet", _slogdet_forward, joint=_slogdet)
+_slogdet_op: Op = op("slogdet", _slogdet_forward, joint=_slogdet)
 
 
 @composite(la.slogdet)
@@ -118,7 +118,7 @@ def _cholesky(g: Any, y: Any, a: Any, upper: bool = False) -> Any:
     return (half + turned(half)) / 2
 
 
-cholesky = numpy_op(la.cholesky, _cholesky)
+cholesky: Op = numpy_op(la.cholesky, _cholesky)
 
 
 def _gaps(values: Any) -> Any:
@@ -141,11 +141,11 @@ def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  nump
 class Eigh(NamedTuple):
     """Eigenvalues, ascending, and eigenvectors as columns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
-_eigh_op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
+_eigh_op: Op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_eigh)  # noqa: N803
 
 
 @composite(la.eigh)
@@ -191,12 +191,12 @@ def _svd(gs: Any, ys: Any, a: Any) -> Any:
 class Svd(NamedTuple):
     """Singular vectors and values: `a = U @ diag(S) @ Vh`."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
 
 
-_svd_op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
+_svd_op: Op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_svd)
 
 
 @composite(la.svd)
@@ -244,11 +244,11 @@ def _qr_square(gq: Any, gr: Any, q: Any, r: Any) -> Any:
 class Qr(NamedTuple):
     """An orthonormal matrix and an upper triangle."""
 
-    Q: Any
-    R: Any
+    Q: Tensor
+    R: Tensor
 
 
-_qr_op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
+_qr_op: Op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
 
 
 @composite(la.qr)
@@ -272,7 +272,7 @@ def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) ->
     return total + np.matmul(np.matmul(yh, y), np.matmul(gh, right))
 
 
-pinv = numpy_op(la.pinv, _pinv)
+pinv: Op = numpy_op(la.pinv, _pinv)
 
 
 # ── powers and chains ───────────────────────────────────────────────────────────────────────────
@@ -348,7 +348,7 @@ def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return np.sqrt(np.add.reduce(squares, axis=axis, keepdims=keepdims))
 
 
-_two_norm_op = op("norm", _two_norm_forward, _two_norm)
+_two_norm_op: Op = op("norm", _two_norm_forward, _two_norm)
 
 
 # Only newer versions of numpy have it.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd._frames import warn
-from aiograd.autograd.op import op
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, describe, new_op
 from aiograd.autograd.random import generator_or_default
@@ -92,13 +92,13 @@ def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
 
 
 # fmt: off
-relu       = new_op("relu",       _relu_forward,                         lambda g, y, a: g * (y > 0))
-sigmoid    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * conj(y * (1 - y)))
-silu       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
-gelu       = new_op("gelu",       _gelu_forward,                         _gelu)
-softplus   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
-leaky_relu = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)
-elu        = new_op("elu",        _elu_forward,                          _elu)
+relu: Op       = new_op("relu",       _relu_forward,                         lambda g, y, a: g * (y > 0))
+sigmoid: Op    = new_op("sigmoid",    _sigmoid_forward,                      lambda g, y, a: g * conj(y * (1 - y)))
+silu: Op       = new_op("silu",       lambda a: a * _sigmoid_forward(a),     _silu)
+gelu: Op       = new_op("gelu",       _gelu_forward,                         _gelu)
+softplus: Op   = new_op("softplus",   lambda a: np.logaddexp(a, 0),          lambda g, y, a: g * sigmoid.of(a))
+leaky_relu: Op = new_op("leaky_relu", lambda a, negative_slope=0.01: np.where(a > 0, a, a * negative_slope), _leaky_relu)
+elu: Op        = new_op("elu",        _elu_forward,                          _elu)
 # fmt: on
 
 
@@ -130,8 +130,8 @@ def _log_softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
     return g - np.exp(y) * g.sum(axis=axis, keepdims=True)
 
 
-softmax = new_op("softmax", _softmax_forward, _softmax)
-log_softmax = new_op("log_softmax", _log_softmax_forward, _log_softmax)
+softmax: Op = new_op("softmax", _softmax_forward, _softmax)
+log_softmax: Op = new_op("log_softmax", _log_softmax_forward, _log_softmax)
 
 
 describe(
@@ -227,7 +227,7 @@ def _standardize(g: Any, y: Any, a: Any, axis: Any = -1, eps: float = 1e-5) -> A
 
 # One operation for all normalisations. Made of means and squares it would be some ten nodes, each
 # with an array of the input's size.
-standardize = op("standardize", _standardize_forward, _standardize)
+standardize: Op = op("standardize", _standardize_forward, _standardize)
 
 
 @composite()
@@ -398,7 +398,7 @@ def _class_loss_rule(g: Any, y: Any, a: Any, classes: Any) -> Any:
 
 # The usual loss of a classifier as one operation. Made of log_softmax and a selection it takes
 # twice the arrays, and the gradient of the selection is a scatter into zeros.
-_class_loss = op("cross_entropy", _class_loss_forward, _class_loss_rule)
+_class_loss: Op = op("cross_entropy", _class_loss_forward, _class_loss_rule)
 
 
 def _are_classes(given: Any, logits: Tensor, ignore_index: int) -> bool:
@@ -476,7 +476,7 @@ def _bce_forward(a: Any, target: Any) -> Any:
     return np.maximum(a, 0) - a * target + np.log1p(np.exp(-np.abs(a)))
 
 
-_bce = op(
+_bce: Op = op(
     "binary_cross_entropy_with_logits",
     _bce_forward,
     lambda g, y, a, target: g * (sigmoid.of(a) - target),

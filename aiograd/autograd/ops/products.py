@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.op import Op
 from aiograd.autograd.ops.shape import moveaxis, ravel
 from aiograd.autograd.ops.table import alias, as_tensor, composite, conj, new_op, numpy_op
 from aiograd.autograd.ops.zero_stride import all_rows, product
@@ -48,7 +49,7 @@ def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
     return product(_turned(a), g)
 
 
-matmul = numpy_op(np.matmul, _matmul_left, _matmul_right)
+matmul: Op = numpy_op(np.matmul, _matmul_left, _matmul_right)
 
 
 def _bmm(a: Any, b: Any) -> Any:
@@ -62,7 +63,7 @@ def _bmm(a: Any, b: Any) -> Any:
     return np.matmul(a, b)
 
 
-bmm = new_op("bmm", _bmm, _matmul_left, _matmul_right)
+bmm: Op = new_op("bmm", _bmm, _matmul_left, _matmul_right)
 alias("mm", matmul)
 
 
@@ -229,4 +230,4 @@ def _einsum(g: Any, y: Any, i: int, *operands: Any, subscripts: str) -> Any:
     return einsum.of(g, *[value for _, value in others], subscripts=asked)
 
 
-einsum = numpy_op(np.einsum, forward=_einsum_forward, each=_einsum, arrange=_einsum_arguments)
+einsum: Op = numpy_op(np.einsum, forward=_einsum_forward, each=_einsum, arrange=_einsum_arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.op import Op
 from aiograd.autograd.ops.table import composite, conj, describe, new_op, numpy_op, spread
 
 # `np.sum` and `np.max` end here, after some Python. Arguments by position (array, axis, dtype, out,
@@ -89,10 +90,10 @@ def _sum_forward(
     return _total(a, axis, dtype, None, keepdims)
 
 
-sum = numpy_op(np.sum, _sum, forward=_sum_forward)
-mean = numpy_op(np.mean, _mean)
-var = numpy_op(np.var, _var)
-std = numpy_op(np.std, _std)
+sum: Op = numpy_op(np.sum, _sum, forward=_sum_forward)
+mean: Op = numpy_op(np.mean, _mean)
+var: Op = numpy_op(np.var, _var)
+std: Op = numpy_op(np.std, _std)
 
 
 # ── extremes ────────────────────────────────────────────────────────────────────────────────────
@@ -106,10 +107,10 @@ def _extreme(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: Any = False) -
     return chosen * (kept(g, axis, keepdims, a.ndim) / ties)
 
 
-max = numpy_op(np.max, _extreme)
-min = numpy_op(np.min, _extreme)
-amax = numpy_op(np.amax, _extreme)
-amin = numpy_op(np.amin, _extreme)
+max: Op = numpy_op(np.max, _extreme)
+min: Op = numpy_op(np.min, _extreme)
+amax: Op = numpy_op(np.amax, _extreme)
+amin: Op = numpy_op(np.amin, _extreme)
 
 
 @composite(np.ptp)
@@ -170,9 +171,9 @@ def _cumsum(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None) 
     return np.flip(np.cumsum(np.flip(g, axis), axis=axis), axis)
 
 
-prod = numpy_op(np.prod, _prod)
-cumprod = numpy_op(np.cumprod, _cumprod)
-cumsum = numpy_op(np.cumsum, _cumsum)
+prod: Op = numpy_op(np.prod, _prod)
+cumprod: Op = numpy_op(np.cumprod, _cumprod)
+cumsum: Op = numpy_op(np.cumsum, _cumsum)
 
 
 # ── exponentials ────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.op import op
+from aiograd.autograd.methods import Methods
+from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 from aiograd.autograd.tensor import Tensor
 
@@ -31,25 +32,25 @@ def _reshape_forward(a: Any, shape: Any, order: Any = "C") -> Any:
 
 
 # `[...]` makes a view even where numpy gives the array itself, so that versions are shared.
-reshape = numpy_op(
+reshape: Op = numpy_op(
     np.reshape,
     lambda g, y, a, shape=None, order="C": np.reshape(g, a.shape, order),
     forward=_reshape_forward,
     signature=_reshape_forward,
 )
-ravel = numpy_op(
+ravel: Op = numpy_op(
     np.ravel,
     lambda g, y, a, order="C": np.reshape(g, a.shape, order),
     forward=lambda a, order="C": np.ravel(a, order)[...],
 )
-squeeze = numpy_op(
+squeeze: Op = numpy_op(
     np.squeeze,
     lambda g, y, a, axis=None: np.reshape(g, a.shape),
     forward=lambda a, axis=None: np.squeeze(a, axis)[...],
 )
-expand_dims = numpy_op(np.expand_dims, lambda g, y, a, axis=None: np.reshape(g, a.shape))
+expand_dims: Op = numpy_op(np.expand_dims, lambda g, y, a, axis=None: np.reshape(g, a.shape))
 # The sweep sums over the axes that were stretched (`sweep.conform`).
-broadcast_to = numpy_op(np.broadcast_to, lambda g, y, a, shape=None: g)
+broadcast_to: Op = numpy_op(np.broadcast_to, lambda g, y, a, shape=None: g)
 
 
 def _reshape(self: Tensor, *shape: Any, order: Any = "C") -> Tensor:
@@ -102,11 +103,11 @@ def _transpose(g: Any, y: Any, a: Any, axes: Sequence[int] | None = None) -> Any
     return np.transpose(g, back)
 
 
-transpose = numpy_op(np.transpose, _transpose)
-swapaxes = numpy_op(
+transpose: Op = numpy_op(np.transpose, _transpose)
+swapaxes: Op = numpy_op(
     np.swapaxes, lambda g, y, a, axis1=0, axis2=0: np.swapaxes(g, axis1, axis2), arrays=1
 )
-moveaxis = numpy_op(
+moveaxis: Op = numpy_op(
     np.moveaxis, lambda g, y, a, source=0, destination=0: np.moveaxis(g, destination, source)
 )
 
@@ -137,10 +138,10 @@ def _method_transpose(self: Tensor, *axes: Any) -> Tensor:
 
 # ── turning and rolling ─────────────────────────────────────────────────────────────────────────
 
-flip = numpy_op(np.flip, lambda g, y, a, axis=None: np.flip(g, axis))
-fliplr = numpy_op(np.fliplr, lambda g, y, a: np.fliplr(g))
-flipud = numpy_op(np.flipud, lambda g, y, a: np.flipud(g))
-rot90 = numpy_op(np.rot90, lambda g, y, a, k=1, axes=(0, 1): np.rot90(g, -k, axes))
+flip: Op = numpy_op(np.flip, lambda g, y, a, axis=None: np.flip(g, axis))
+fliplr: Op = numpy_op(np.fliplr, lambda g, y, a: np.fliplr(g))
+flipud: Op = numpy_op(np.flipud, lambda g, y, a: np.flipud(g))
+rot90: Op = numpy_op(np.rot90, lambda g, y, a, k=1, axes=(0, 1): np.rot90(g, -k, axes))
 
 
 def _roll(g: Any, y: Any, a: Any, shift: Any = 0, axis: Any = None) -> Any:
@@ -149,13 +150,13 @@ def _roll(g: Any, y: Any, a: Any, shift: Any = 0, axis: Any = None) -> Any:
     return np.roll(g, back, axis)
 
 
-roll = numpy_op(np.roll, _roll)
+roll: Op = numpy_op(np.roll, _roll)
 
 
 # ── triangles and diagonals ─────────────────────────────────────────────────────────────────────
 
-tril = numpy_op(np.tril, lambda g, y, a, k=0: np.tril(g, k))
-triu = numpy_op(np.triu, lambda g, y, a, k=0: np.triu(g, k))
+tril: Op = numpy_op(np.tril, lambda g, y, a, k=0: np.tril(g, k))
+triu: Op = numpy_op(np.triu, lambda g, y, a, k=0: np.triu(g, k))
 
 
 def _on_diagonal(g: Any, shape: tuple[int, ...], offset: int, axis1: int, axis2: int) -> Any:
@@ -171,11 +172,11 @@ def _on_diagonal(g: Any, shape: tuple[int, ...], offset: int, axis1: int, axis2:
     return np.moveaxis(spread, (-2, -1), (axis1, axis2))
 
 
-diagonal = numpy_op(
+diagonal: Op = numpy_op(
     np.diagonal,
     lambda g, y, a, offset=0, axis1=0, axis2=1: _on_diagonal(g, a.shape, offset, axis1, axis2),
 )
-diag = numpy_op(
+diag: Op = numpy_op(
     np.diag,
     lambda g, y, v, k=0: np.diagonal(g, k) if v.ndim == 1 else _on_diagonal(g, v.shape, k, 0, 1),
 )
@@ -201,7 +202,7 @@ def _unpad(g: Any, y: Any, a: Any, pad_width: Any = (), constant_values: Any = 0
     return g[tuple([slice(w[0], w[0] + n) for w, n in zip(pad_width, a.shape, strict=True)])]
 
 
-_bordered = op(
+_bordered: Op = op(
     "pad",
     lambda a, pad_width, constant_values=0: np.pad(a, pad_width, constant_values=constant_values),
     _unpad,
@@ -285,4 +286,4 @@ _METHODS: dict[str, Any] = {
     "imag": property(lambda self: np.imag(self)),
 }
 for _name, _method in _METHODS.items():
-    setattr(Tensor, _name, _method)
+    setattr(Methods, _name, _method)

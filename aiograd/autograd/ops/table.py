@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import OPS, Op, op, stacked
 from aiograd.autograd.op_nodes import LightNode, record
 from aiograd.autograd.ops.zero_stride import shown
 from aiograd.autograd.rules import Rule
+from aiograd.autograd.signatures import MethodOf
 from aiograd.autograd.spelling import accepts_dim
 from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 from aiograd.errors import GradError
@@ -65,6 +67,7 @@ def numpy_op(
     # help(ag.tanh) is numpy's text.
     made.__doc__ = function.__doc__
     if not own:
+        made.source = signature or function
         made.arity = function.nin if isinstance(function, np.ufunc) else arrays or len(rules)
         made.strict = isinstance(function, np.ufunc)
     _register(made, function)
@@ -79,6 +82,7 @@ def new_op(name: str, forward: Any, *rules: Rule | None, **options: Any) -> Op:
         options["arrange"] = _by_names(name, names, len(rules) or 1)
     made = op(name, forward, *rules, **options)
     if not own:
+        made.source = forward
         made.arity, made.strict = len(rules) or 1, False
     _register(made, None)
     return made
@@ -122,7 +126,7 @@ def _register(made: Any, function: Any) -> None:
     # ndarray decides which operations are methods. What Tensor defines itself (`sort`, which is in
     # place) stays.
     if hasattr(np.ndarray, name) and name not in Tensor.__dict__:
-        setattr(Tensor, name, as_method(made))
+        setattr(Methods, name, as_method(made))
 
 
 # ── arguments as users write them ───────────────────────────────────────────────────────────────
@@ -199,13 +203,13 @@ def attach_operators(name: str, made: Op) -> None:
     """Give Tensor the operators that a numpy ufunc stands for: `+`, its mirror image and `+=`."""
     if name in _OPERATORS:
         short = _OPERATORS[name]
-        setattr(Tensor, f"__{short}__", binary(made))
-        setattr(Tensor, f"__r{short}__", _reflected(made))
-        setattr(Tensor, f"__i{short}__", _in_place(made))
+        setattr(Methods, f"__{short}__", binary(made))
+        setattr(Methods, f"__r{short}__", _reflected(made))
+        setattr(Methods, f"__i{short}__", _in_place(made))
     elif name in _COMPARISONS:
-        setattr(Tensor, _COMPARISONS[name], _comparison(made))
+        setattr(Methods, _COMPARISONS[name], _comparison(made))
     elif name in _UNARY:
-        setattr(Tensor, _UNARY[name], lambda self: made.apply((self,), {}))
+        setattr(Methods, _UNARY[name], lambda self: made.apply((self,), {}))
 
 
 def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,8 +218,9 @@ def as_method(made: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return made(self, *args, **kwargs)
 
-    method.__name__ = method.__qualname__ = made.__name__
+    method.__name__, method.__qualname__ = made.__name__, f"Tensor.{made.__name__}"
     method.__doc__ = made.__doc__
+    method.__wrapped__ = MethodOf(made)  # type: ignore[attr-defined]  # has its signature
     return method
 
 
@@ -322,8 +327,8 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
 
 
 # numpy's divmod has two results and no rule; both parts have one.
-setattr(Tensor, "__divmod__", lambda a, b: (a // b, a % b))  # noqa: B010  attached, like the others
-setattr(Tensor, "__rdivmod__", lambda b, a: (a // b, a % b))  # noqa: B010
+setattr(Methods, "__divmod__", lambda a, b: (a // b, a % b))  # noqa: B010  attached, like the others
+setattr(Methods, "__rdivmod__", lambda b, a: (a // b, a % b))  # noqa: B010
 
 
 # ── for use in rules and forward functions ──────────────────────────────────────────────────────

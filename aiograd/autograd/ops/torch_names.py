@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiograd.autograd.methods import Methods
 from aiograd.autograd.ops.elementwise import astype
 from aiograd.autograd.ops.join import concatenate
 from aiograd.autograd.ops.shape import expand_dims, reshape, transpose
@@ -129,4 +130,4 @@ _METHODS: dict[str, Any] = {
 }  # fmt: skip
 for _name, _method in _METHODS.items():
     _method.__name__ = _method.__qualname__ = _name
-    setattr(Tensor, _name, _method)
+    setattr(Methods, _name, _method)

@@ -210,15 +210,15 @@ class ForkedWorker:
 
     def __init__(self, plan: WorkerPlan, server: ForkServer) -> None:
         self.plan = plan
-        self.log = OutputLog()
+        self.log: OutputLog = OutputLog()
         self.pid: int | None = None  # known when it was forked
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.killed = False  # perhaps before it was forked
+        self.killed: bool = False  # perhaps before it was forked
         self._server = server
         self._pidfd: int | None = None  # unlike a pid, it never refers to another process
         self._lifeline: int | None
         read, self._lifeline = os.pipe()
-        self.pipes = [read]  # the worker's ends
+        self.pipes: list[int] = [read]  # the worker's ends
         self._outputs = []
         for stream in ("stdout", "stderr"):
             ours, theirs = os.pipe()

@@ -209,7 +209,7 @@ class Child:
         does.
         """
         self.name = name
-        self.log = OutputLog()
+        self.log: OutputLog = OutputLog()
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
         # Not asyncio's own subprocesses: these are watched by SIGCHLD or by a thread for each.
@@ -223,7 +223,7 @@ class Child:
             start_new_session=True,
             pass_fds=pass_fds,
         )
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         self._pidfd = -1  # where the system has them, until the process ends
         close_in_children(self)  # a fork that keeps the lifeline would keep the child alive
         self._watch_exit()
@@ -309,6 +309,8 @@ class Child:
 
 class SpawnedWorker:
     """A worker in a process that was started by exec."""
+
+    log: OutputLog
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan

@@ -36,6 +36,10 @@ class ActivePass:
         "trace",
     )
 
+    context: Context
+    state: Pass
+    key: tuple[int, int]
+
     def __init__(
         self, context: Context, state: Pass, done: asyncio.Future[None] | None, losses: int
     ) -> None:
@@ -44,10 +48,10 @@ class ActivePass:
         self.done = done  # at the originator: ends with the pass
         # How many losses of peers were known when it began: the edges of those count as "none" in it,
         # while a loss that came later fails it.
-        self.losses = losses
-        self.draining = False  # a thread is computing
+        self.losses: int = losses
+        self.draining: bool = False  # a thread is computing
         self.inbox: list[tuple[Any, ...]] = []  # messages that came meanwhile
-        self.heavy = state.topology.heavy
+        self.heavy: bool = state.topology.heavy
         self._bucket: Bucket | None = None  # where its deadline waits
 
     @property

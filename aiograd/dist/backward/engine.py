@@ -76,9 +76,9 @@ class Engine:
 
     def __init__(self, channel: Channel, contexts: ContextLookup, lost_peers: LostPeers) -> None:
         self._channel, self._contexts, self._lost_peers = channel, contexts, lost_peers
-        self.passes = PassTable()
-        self.abort = AbortProtocol(channel, self.passes, contexts, lost_peers)
-        self.reports = OutcomeReports(channel, self.passes, contexts)
+        self.passes: PassTable = PassTable()
+        self.abort: AbortProtocol = AbortProtocol(channel, self.passes, contexts, lost_peers)
+        self.reports: OutcomeReports = OutcomeReports(channel, self.passes, contexts)
         # A restarted worker must not reuse the numbers of its former self.
         self._counter = itertools.count(channel.random_start())
 

@@ -48,7 +48,7 @@ class Outcomes:
     def __init__(self) -> None:
         # Grows with everything that is learned; 0: there is nothing to report. Calls of contexts
         # without a pass, so most calls, compare only this number.
-        self.version = 0
+        self.version: int = 0
         self.running: dict[int, None] = {}  # passes begun here and not decided
         self._limit, self._best, self._own = 0, -1, 0
         self._failed: list[int] = []  # passes begun here that failed

@@ -67,6 +67,11 @@ class Topology:
         "unreached",
     )
 
+    roots: list[Node]
+    gone: list[bytes]
+    capture: Collection[Node]
+    receives: dict[int, RecvNode]
+
     def __init__(
         self,
         sends: Mapping[int, SendNode],
@@ -80,7 +85,7 @@ class Topology:
     ) -> None:
         # What stands for graphs of another library, if there are any; `sends`, `roots` and `capture`
         # are without ports then.
-        self.condensed = condensed
+        self.condensed: Condensed | None = condensed
         self.roots, self.gone, self.capture = list(roots), list(gone), capture
         sends, self.receives = dict(sends), dict(receives)  # copies: threads may add to them
         self.loops: dict[RecvNode, list[Loop]] = {}  # what peers find on their own tapes
@@ -95,12 +100,12 @@ class Topology:
             else:
                 self.awaited[edge] = send
         # Dead ones count, too: the nodes behind them must get a "none" before they can run.
-        self.counts = contributions([*self.roots, *self.awaited.values(), *self.dead])
+        self.counts: dict[Node, int] = contributions([*self.roots, *self.awaited.values(), *self.dead])
         self._work = weigh(self.counts)
-        self.heavy = self._work > LONG
+        self.heavy: bool = self._work > LONG
         self._halves: Halves | None = None  # looked for only where a peer could wait
         self.unreached: list[RecvNode] = []  # no root depends on them: answered "none" at once
-        self.closes_loops = False  # whether a peer may find something on our tape
+        self.closes_loops: bool = False  # whether a peer may find something on our tape
         for node in self.receives.values():
             if node not in self.counts:
                 self.unreached.append(node)

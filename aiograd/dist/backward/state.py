@@ -77,6 +77,13 @@ class Terms(NamedTuple):
 class Pass:
     """The state of one pass on one worker."""
 
+    key: tuple[int, int]
+    originator: PeerInfo
+    here: PeerInfo
+    context_id: int
+    number: int
+    late: bool
+
     def __init__(
         self,
         key: PassKey,
@@ -90,13 +97,13 @@ class Pass:
         self.context_id, self.number = key
         self.topology = topology
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
-        self.awaited = dict(topology.awaited)  # a copy: the next pass may use the topology again
+        self.awaited: dict[int, SendNode] = dict(topology.awaited)  # a copy: the next pass may use the topology again
         self.credit = NONE
         self.informed: dict[bytes, str] = {}  # peers that got a message of ours, and their names
         self.heard: dict[bytes, str] = {}  # peers that sent us one
         # Participants that we know of, a bit for each rank: a set that costs a few bytes to send.
         self.reached = 1 << here.rank
-        self.sweep = Sweep(
+        self.sweep: Sweep = Sweep(
             (),
             retain_graph=terms.retain_graph,
             create_graph=terms.create_graph,

@@ -75,8 +75,8 @@ class Callee:
         self._channel, self._host, self._outbox = channel, host, channel.outbox
         guest = None if host.trusts(channel.peer) else channel.peer
         self._context = _context_for(host, guest)
-        self.responses = Responses(channel, host)
-        self.execution = Execution(channel, host, self.responses, guest)
+        self.responses: Responses = Responses(channel, host)
+        self.execution: Execution = Execution(channel, host, self.responses, guest)
         self._running = self.execution.running
         self._limit = host.options.outbound_buffer
         self._most = host.options.max_inflight

@@ -82,7 +82,7 @@ class Execution:
         self._guest = guest  # the peer, if it may call only what is exposed
         self._loop, self._deadlines = host.loop, host.deadlines
         self.running: dict[int, Invocation] = {}  # tracked, by number
-        self.abandoned = 0  # threads that compute for nobody
+        self.abandoned: int = 0  # threads that compute for nobody
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 

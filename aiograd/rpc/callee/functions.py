@@ -66,6 +66,10 @@ class Shipment:
 
     __slots__ = ("data", "flags", "idempotent", "kind", "name", "quiet")
 
+    name: str
+    data: bytes | None
+    flags: int
+
     def __init__(
         self,
         name: str,
@@ -75,10 +79,10 @@ class Shipment:
         func: Any = None,
     ) -> None:
         self.name, self.data, self.flags, self.kind = name, data, flags, kind
-        self.quiet = is_quiet(func)  # not counted as a call
+        self.quiet: bool = is_quiet(func)  # not counted as a call
         if self.quiet:
             self.kind = "look"
-        self.idempotent = is_idempotent(func)  # may be retried when a worker is lost
+        self.idempotent: bool = is_idempotent(func)  # may be retried when a worker is lost
 
 
 class ServiceShipments(dict[str, Shipment]):
@@ -380,11 +384,15 @@ class Target:
 
     __slots__ = ("error", "func", "kind", "mode", "name", "quiet")
 
+    func: Any
+    name: str
+    kind: str
+
     def __init__(self, func: Any, name: str, kind: str = "call") -> None:
         self.func, self.name, self.kind = func, name, kind
-        self.mode = INLINE if kind == "op" else run_mode(func)
+        self.mode: int = INLINE if kind == "op" else run_mode(func)
         self.error: BaseException | None = None  # why it cannot be called after all
-        self.quiet = is_quiet(func)
+        self.quiet: bool = is_quiet(func)
 
     @classmethod
     def broken(cls, name: str, error: BaseException) -> Target:

@@ -19,6 +19,10 @@ class Expiry(Protocol):
 class Invocation:
     """One call, request or post that a peer has made here."""
 
+    kind: int
+    flags: int
+    id: int
+
     # Defaults live in the class, because most invocations need few of these fields.
     size = 0  # bytes of its share in a batch
     charged = 0  # bytes that its arguments take of a partner's memory

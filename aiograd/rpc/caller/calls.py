@@ -60,6 +60,9 @@ _BUDGET_STEPS: Final = 50.0  # per second
 class Caller:
     """All calls and requests to one peer that have not ended."""
 
+    last_id: int
+    window: Window
+
     def __init__(self, channel: Channel, host: Host) -> None:
         self._channel, self._host = channel, host
         self._outbox, self._deadlines = channel.outbox, host.deadlines

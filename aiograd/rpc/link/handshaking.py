@@ -83,7 +83,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self.transport: Any = None
-        self.remote = ""  # address of the other side, as far as the transport knows it
+        self.remote: str = ""  # address of the other side, as far as the transport knows it
         self.error: Exception | None = None
         self.answered = False  # any bytes at all came back
         self.late = False  # there was no proof in time
@@ -286,9 +286,11 @@ class Authenticator:
         if len(identity.cluster) != 16:
             raise ValueError("a cluster id has 16 bytes")
         self.identity = identity
-        self.timeout = options.handshake_timeout
+        self.timeout: float = options.handshake_timeout
         tls = options.tls
-        self.credentials = Credentials(tls, self.timeout) if tls is not None else None
+        self.credentials: Credentials | None = (
+            Credentials(tls, self.timeout) if tls is not None else None
+        )
         self._keyring = Keyring(secret)
         self._token_bytes, self._directory = token_bytes, directory
         # Where this worker listens is not known yet, and does not matter for its terms.

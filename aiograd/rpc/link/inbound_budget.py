@@ -23,7 +23,7 @@ class Budget:
 
     def __init__(self, most: int, limits: Limits) -> None:
         self._most, self._limits = most, limits
-        self.used = 0
+        self.used: int = 0
 
     def reserve(self, size: int) -> bool:
         """Take memory for a message of `size` bytes; False if there is not enough."""

@@ -34,7 +34,7 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.connection import Connection
-from aiograd.rpc.link.inbound_budget import Accounts
+from aiograd.rpc.link.inbound_budget import Accounts, Budget
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
@@ -171,32 +171,36 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
 class Link:
     """One peer, and one session with it."""
 
+    agent: LinkHost
+    peer: PeerInfo
+    ready: bool
+
     def __init__(self, agent: LinkHost, peer: PeerInfo, after: Loss | None = None) -> None:
         self.agent, self.peer = agent, peer
         self.after = after  # the loss before this session, until it has begun
         self.state = LinkState.NEW
         self.ready = False  # open: small messages may go straight to the outbox
         self.error: Exception | None = None  # why it is lost or closed
-        self.suspect = False
+        self.suspect: bool = False
         self.connection: Connection | None = None
         self.address = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
         limit = agent.options.outbound_buffer if agent.options.resume else 0
-        self.session = Session(limit, after.fence if after is not None else 0)
+        self.session: Session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
-        self.restricted = agent.restricts(peer)  # plain data only, functions by name only
-        self.codec = agent.codec_for(peer)
+        self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
+        self.codec: Codec | DataCodec = agent.codec_for(peer)
         self.max_message = agent.options.max_message  # the smaller one of both sides
-        self.outbox = Outbox(agent.loop, self.session, self._large_sent)
+        self.outbox: Outbox = Outbox(agent.loop, self.session, self._large_sent)
         # All links of a partner's name share one part of the memory; trusted peers share the rest.
-        self.budget = agent.accounts.of(peer.name) if self.restricted else agent.budget
-        self.caller = Caller(self, agent)
-        self.replies = Replies(self, agent, self.caller, agent)
-        self.callee = Callee(self, agent)
+        self.budget: Budget = agent.accounts.of(peer.name) if self.restricted else agent.budget
+        self.caller: Caller = Caller(self, agent)
+        self.replies: Replies = Replies(self, agent, self.caller, agent)
+        self.callee: Callee = Callee(self, agent)
         self.numbers: OrderedDict[Shipment, int] = OrderedDict()  # functions the peer knows
         self._next_number = 0
-        self.receiver = Receiver(self, self.callee, self.replies, self.budget, agent.name)
+        self.receiver: Receiver = Receiver(self, self.callee, self.replies, self.budget, agent.name)
         if agent.runtime.spin:
             self.receiver.after_batch = agent.polling.stay_awake
         self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)

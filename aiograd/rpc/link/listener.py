@@ -231,6 +231,8 @@ class Listener:
 class PendingHandshake(HandshakeProtocol):
     """The protocol of a connection that came in, until it is authenticated."""
 
+    remote: str
+
     def __init__(self, listener: Listener, authenticator: Authenticator, address: str) -> None:
         super().__init__(
             authenticator.handshake(),

@@ -86,7 +86,7 @@ class Receiver:
         self._behind = 0  # bytes of small messages that wait for large ones
         self._shared: SharedMemory | None = None
         self._closed = False
-        self.goodbye = False  # the peer has said that it leaves
+        self.goodbye: bool = False  # the peer has said that it leaves
         self.after_batch: Callable[[], None] | None = None  # keeps the loop awake after traffic
         self._handlers: dict[int, Handler] = {
             CALL: self._on_call,

@@ -58,11 +58,14 @@ class OpenCall:
 
     __slots__ = ("body", "flags", "head", "id", "sealed")
 
+    head: tuple[int, int, float, int]
+    id: int
+
     def __init__(self, head: Head, id: int, body: Any) -> None:
         self.head, self.id = head, id
         self.flags = head[1]
-        self.body = body  # an entry of a batch, or the bytes of a frame of its own
-        self.sealed = False  # no change is possible any more
+        self.body: Any = body  # an entry of a batch, or the bytes of a frame of its own
+        self.sealed: bool = False  # no change is possible any more
 
     def piggyback(self) -> bool:
         """Let the reply bring a copy of the result; False if the call cannot be changed."""
@@ -108,14 +111,14 @@ class Outbox:
         self._parcels: deque[_Parcel] = deque()
         self._numbers = 0
         self._transport: Any = None
-        self.paused = False  # the transport takes nothing more for now
-        self.scheduled = False  # a flush comes at the end of this tick
-        self.corked = False  # while a batch is read: everything it causes leaves in one write
+        self.paused: bool = False  # the transport takes nothing more for now
+        self.scheduled: bool = False  # a flush comes at the end of this tick
+        self.corked: bool = False  # while a batch is read: everything it causes leaves in one write
         self._lazy = 0  # headers and bodies in the queue that are in no hurry
         self._counted = 0  # headers and bodies in the queue whose bytes were added up so far
         self._counted_bytes = 0
         self._delayed = False  # a timer will flush them
-        self.waiting = 0  # bytes of large messages that have not left
+        self.waiting: int = 0  # bytes of large messages that have not left
         self.place: Place | None = None  # puts pieces of these into memory that the peer can see
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────

@@ -75,7 +75,7 @@ class SharedMemory:
         self._idle = 0  # heartbeats since our region was used
         # Offsets of blocks to release. A deque, because finalizers in any thread append to it.
         self.unused: deque[int] = deque()
-        self.urgent = False  # the peer's next chunk waits for one of them
+        self.urgent: bool = False  # the peer's next chunk waits for one of them
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
@@ -193,9 +193,9 @@ class OwnRegion:
         memory = mmap.mmap(self._file, size)
         mark = memory[:16] = os.urandom(16)  # a peer that opened another file does not find it
         self._memory = np.frombuffer(memory, np.uint8)
-        self.arena = Arena(size, start=ALIGN)
+        self.arena: Arena = Arena(size, start=ALIGN)
         self.chunks: set[int] = set()  # offsets of chunks in flight
-        self.offer = _OFFER.pack(self._file, size, mark)
+        self.offer: bytes = _OFFER.pack(self._file, size, mark)
 
     def write(self, segments: Sequence[memoryview], size: int) -> bytes | None:
         """Copy segments into one block: offset and lengths as a frame's body; None without room."""

@@ -99,7 +99,7 @@ class LoopLag:
     def __init__(self, worker: MeasuredWorker) -> None:
         self._worker = worker
         self._timer: asyncio.TimerHandle | None = None
-        self.samples = 0
+        self.samples: int = 0
         self.total = self.largest = 0.0
 
     def start(self) -> None:

@@ -84,7 +84,7 @@ class Profile:
         self, details: bool = False, within: Profile | None = None, limit: int = LIMIT
     ) -> None:
         self.events: list[Span] = []
-        self.dropped = 0  # spans that ended when there were `limit` already
+        self.dropped: int = 0  # spans that ended when there were `limit` already
         self.details: bool = details or (within is not None and within.details)
         self._within, self._limit = within, limit
         # Shared with the outer recording: a span appears in both, under one id.

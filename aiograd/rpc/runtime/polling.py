@@ -30,12 +30,14 @@ _CROWDED = 100e-6
 class Polling:
     """Keeps one loop awake for `runtime.spin` seconds after each read."""
 
+    rest: int
+
     def __init__(self, loop: asyncio.AbstractEventLoop, runtime: Runtime, pool: ThreadPool) -> None:
         self._loop, self._runtime, self._pool = loop, runtime, pool
         self._until = 0.0
         self._misses = 0
         self._busy = False  # there was traffic since the last iteration
-        self.awake = False
+        self.awake: bool = False
         self.rest = 0  # reads still to come until the loop spins again
         self.closed = False
 

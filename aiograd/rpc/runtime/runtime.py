@@ -24,13 +24,16 @@ class Runtime:
     latency between processes of one machine; `crowded` says that the loop shares its core.
     """
 
+    spin: float
+    crowded: bool
+
     def __init__(
         self, network: Network | None = None, spin: float = 0.0, crowded: bool = False
     ) -> None:
-        self.network = network if network is not None else Network()
+        self.network: Network = network if network is not None else Network()
         self.spin, self.crowded = spin, crowded
         # For jitter and choices, never for secrets: the simulator seeds it.
-        self.random = random.Random()
+        self.random: random.Random = random.Random()
 
     def time(self) -> float:
         """Return seconds of a clock that never goes back."""

@@ -193,6 +193,8 @@ class InprocTransport(asyncio.Transport):
 class InprocListener:
     """A name in an `InprocNetwork` under which connections are accepted."""
 
+    address: str
+
     def __init__(self, network: InprocNetwork, address: str) -> None:
         self._network, self.address = network, address
 

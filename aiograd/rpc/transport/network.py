@@ -72,7 +72,7 @@ class Network:
     """Unix and TCP sockets, and the memory network of this object."""
 
     def __init__(self) -> None:
-        self.memory = InprocNetwork()
+        self.memory: InprocNetwork = InprocNetwork()
 
     async def listen(
         self,

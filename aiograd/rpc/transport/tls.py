@@ -71,8 +71,8 @@ class Credentials:
         self.timeout = timeout  # seconds for the TLS handshake
         try:
             self._own = ssl.PEM_cert_to_DER_cert(_first(Path(tls.cert).read_text()))
-            self.server = self._context(tls, ssl.PROTOCOL_TLS_SERVER)
-            self.client = self._context(tls, ssl.PROTOCOL_TLS_CLIENT)
+            self.server: ssl.SSLContext = self._context(tls, ssl.PROTOCOL_TLS_SERVER)
+            self.client: ssl.SSLContext = self._context(tls, ssl.PROTOCOL_TLS_CLIENT)
         except (OSError, ValueError) as error:  # SSLError is an OSError
             raise SecurityError(f"cannot use the certificates of {tls}: {error}") from error
 

@@ -63,9 +63,9 @@ class Protocol:
 
     def __init__(self, me: PeerInfo) -> None:
         self.me = me
-        self.owner_table = OwnerTable(me)
-        self.user_table = UserTable()
-        self.audit = Audit()  # forks we sent
+        self.owner_table: OwnerTable = OwnerTable(me)
+        self.user_table: UserTable = UserTable()
+        self.audit: Audit = Audit()  # forks we sent
         self._shared: dict[RefId, RefId] = {}  # audited fork of our own value → its reference
         self._counter = itertools.count()
         self._stamp = stamp_of(me.incarnation)

@@ -103,16 +103,20 @@ class OwnerRecord:
         "waiters",
     )
 
+    ready: bool
+
     def __init__(self, ref_id: RefId, call_site: CallSite = UNKNOWN_SITE) -> None:
-        self.id = ref_id
-        self.call_site = call_site  # where user code created it; for reports of leaks
+        self.id: tuple[int, int, int] = ref_id
+        self.call_site: tuple[str, int] = (
+            call_site  # where user code created it; for reports of leaks
+        )
         self.value: Any = None
         self.error: Exception | None = None  # the outcome instead of a value
         self.traceback: TracebackType | None = None  # of the error, as it was raised
         self.ready = False  # value or error is there
-        self.running = False  # the creating function is here and has not ended
-        self.abandoned = False  # the creator released it before the creation arrived
-        self.local_refs = 0  # RRefs here that were received before the value was ready
+        self.running: bool = False  # the creating function is here and has not ended
+        self.abandoned: bool = False  # the creator released it before the creation arrived
+        self.local_refs: int = 0  # RRefs here that were received before the value was ready
         self.on_answered: Callbacks = ()  # called once: a creation sent to ourselves has ended
         # Why a creator on this worker stopped waiting. Not `error`: the function may still run,
         # and other workers that were given the reference get its outcome.
@@ -170,17 +174,17 @@ class UserRecord:
     )
 
     def __init__(self, ref_id: RefId, fork: RefId, owner: PeerInfo, use: Use) -> None:
-        self.id = ref_id
-        self.fork = fork
-        self.owner = owner
-        self.use = use
+        self.id: tuple[int, int, int] = ref_id
+        self.fork: tuple[int, int, int] = fork
+        self.owner: PeerInfo = owner
+        self.use: Use = use
         # The owner has not answered the creation. It outlives CREATING: a release tells the owner
         # whether the creation may still be under way.
-        self.never_created = use is CREATING
+        self.never_created: bool = use is CREATING
         self.parent: PeerInfo | None = None  # the sharer, which waits for our confirmation
-        self.claim = BY_CREATOR  # BY_…: what the parent knew when it shared
-        self.children = 0  # forks made from this one that the owner has not confirmed
-        self.dropped = False  # by user code
+        self.claim: int = BY_CREATOR  # BY_…: what the parent knew when it shared
+        self.children: int = 0  # forks made from this one that the owner has not confirmed
+        self.dropped: bool = False  # by user code
         self.error: Exception | None = None
         self.on_confirmed: Callbacks = ()  # called once, on CONFIRMED or FAILED
         self.on_failed: Callbacks = ()  # called once, on FAILED

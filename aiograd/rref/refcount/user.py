@@ -38,7 +38,7 @@ class Batch:
     __slots__ = ("accepts", "forks", "releases", "to")
 
     def __init__(self, to: PeerInfo) -> None:
-        self.to = to
+        self.to: PeerInfo = to
         self.forks: list[UserRecord] = []  # to the owner: we hold these
         self.accepts: list[RefId] = []  # to the parent: these children are confirmed
         self.releases: list[UserRecord] = []  # to the owner: we are done with these

@@ -90,7 +90,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._random = rng
         self._still = 0  # callbacks since time passed last
         self._made = 0  # tasks and futures so far
-        self.steps = 0  # callbacks run so far
+        self.steps: int = 0  # callbacks run so far
         # Called before each callback with its owner: crash points are counted, and happen, here.
         self.boundary: Callable[[Owner | None], None] | None = None
         # Threads that wait for a lock: (lock, context, go on, turn). `threads` adds to it.

@@ -68,6 +68,8 @@ class Wire:
     `context` is that of callbacks which belong to no node: a crash must not stop the network.
     """
 
+    settings: WireSettings
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -89,7 +91,7 @@ class Wire:
         # When an end noticed that a fault had broken its connection, and between which hosts:
         # from this `schedule.Harm` concludes which losses are justified.
         self.breaks: list[tuple[float, frozenset[str]]] = []
-        self.healed = asyncio.Event()
+        self.healed: asyncio.Event = asyncio.Event()
         self._numbers = 0
 
     def open_path(self, sender: str, to: str) -> bool:
@@ -177,20 +179,23 @@ class Wire:
 class Stream:
     """One direction of a connection."""
 
+    source: SimTransport
+    sink: SimTransport
+
     def __init__(self, wire: Wire, source: SimTransport, sink: SimTransport) -> None:
         self._wire, self.source, self.sink = wire, source, sink
-        self.unsent = bytearray()
+        self.unsent: bytearray = bytearray()
         self.ended = False  # after the unsent bytes comes the end of the stream
         self._end_sent = False
         self._flight: deque[bytes] = deque()  # b"" is the end of the stream
         self._stalled = False  # the first piece in flight waits for the path
-        self.carried = 0  # bytes in flight or unread at the sink
+        self.carried: int = 0  # bytes in flight or unread at the sink
         self._last = 0.0  # when the last piece arrives
         self._unacked: deque[float] = deque()  # when each unacknowledged piece was sent
         self._timer: asyncio.TimerHandle | None = None
         self.left: int | None = None  # bytes until a fault resets the connection
-        self.total = 0
-        self.dead = False
+        self.total: int = 0
+        self.dead: bool = False
 
     def pump(self) -> None:
         """Send as much as the window allows, in pieces of random sizes."""
@@ -335,6 +340,12 @@ class SimTransport(asyncio.Transport):
     `gone`: its process does not have it any more. `silent`: its host has no power, so that it
     neither acknowledges nor resets.
     """
+
+    node: Host
+    number: int
+    role: str
+    gone: bool
+    silent: bool
 
     outgoing: Stream
 
@@ -609,6 +620,8 @@ class HostNetwork(Network):
 
 class HostListener:
     """An address of a simulated host."""
+
+    address: str
 
     def __init__(self, wire: Wire, address: str, node: Host) -> None:
         self._wire, self.address, self._node = wire, address, node

@@ -178,9 +178,9 @@ class Harm:
         self._world = world
         self.nodes: set[str] = set()  # workers that any other may have lost
         self.pairs: set[frozenset[str]] = set()  # two that may have lost each other
-        self.any = False
+        self.any: bool = False
         self.kinds: set[str] = set()
-        self.until = 0.0  # when the last of it is over
+        self.until: float = 0.0  # when the last of it is over
         self._everyone = False  # any worker may have lost any other
         self._away = 0.0  # seconds for which workers were paused or slow, together
         # (hosts, from, to): while workers were paused, or paths cut, clogged or reset
@@ -247,7 +247,7 @@ class Player:
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         self.world = world
-        self.harm = Harm(world)
+        self.harm: Harm = Harm(world)
         self._timed = sorted((f for f in faults if not f.on), key=lambda f: f.at)
         self._triggered = [f for f in faults if f.on]
         self.messages: Counter[str] = Counter()  # sent so far, by kind

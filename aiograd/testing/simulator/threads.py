@@ -35,7 +35,7 @@ class Turn:
         self._threads = threading.Semaphore(0)
         self._loops = threading.Semaphore(0)
         self.crashed = False
-        self.ended = False
+        self.ended: bool = False
 
     def give(self) -> None:
         """On the loop: let the thread run until it ends or waits.
@@ -69,6 +69,8 @@ _local = threading.local()
 
 class Threads:
     """All threads of one simulated node."""
+
+    loop: SimLoop
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop, self.random = loop, rng

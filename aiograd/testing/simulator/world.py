@@ -84,8 +84,10 @@ class SimRuntime(Runtime):
         super().__init__(HostNetwork(node.world.wire, node))
         self._node = node
         # One generator per start: what one node draws must not shift the draws of others.
-        self.random = random.Random(f"{node.world.seed} {node.name} {node.start_number}")
-        self.threads = Threads(node.world.loop, self.random)
+        self.random: random.Random = random.Random(
+            f"{node.world.seed} {node.name} {node.start_number}"
+        )
+        self.threads: Threads = Threads(node.world.loop, self.random)
 
     def time(self) -> float:
         """Virtual time, the same for all nodes."""
@@ -110,19 +112,24 @@ class SimRuntime(Runtime):
 class Node:
     """One start of one worker."""
 
+    world: World
+    name: str
+    rank: int
+    start_number: int
+
     def __init__(self, world: World, name: str, rank: int, start_number: int) -> None:
         self.world, self.name, self.rank, self.start_number = world, name, rank, start_number
         self.alive = True
         self.silent = False  # its host lost power, instead of its process crashing
-        self.died = math.inf
+        self.died: float = math.inf
         # The next four are what `loop.Owner` asks for.
-        self.busy_until = 0.0
-        self.cost = 0.0
+        self.busy_until: float = 0.0
+        self.cost: float = 0.0
         self.held: deque[asyncio.Handle] = deque()
         self.discarded: list[Any] = []
-        self.context = contextvars.Context()
+        self.context: contextvars.Context = contextvars.Context()
         self.context.run(OWNER.set, self)
-        self.runtime = SimRuntime(self)
+        self.runtime: SimRuntime = SimRuntime(self)
         self.agent: Agent
         self.parts: list[Any] = []
         self.shelf: dict[Any, Any] = {}  # what programs leave on this node
@@ -213,20 +220,20 @@ class World:
         trace: bool = False,
     ) -> None:
         self.seed = seed
-        self.options = options if options is not None else Options()
+        self.options: Options = options if options is not None else Options()
         # One generator per purpose, each seeded by name: a new draw in one place leaves the
         # meaning of a seed everywhere else as it was.
-        self.loop = SimLoop(random.Random(f"{seed} order"))
-        self.trace = Trace(self.loop, all_of_it=trace)
-        self.context = contextvars.Context()  # of what belongs to no node
+        self.loop: SimLoop = SimLoop(random.Random(f"{seed} order"))
+        self.trace: Trace = Trace(self.loop, all_of_it=trace)
+        self.context: contextvars.Context = contextvars.Context()  # of what belongs to no node
         rng = random.Random(f"{seed} wire")
-        self.wire = Wire(self.loop, rng, wire or WireSettings(), self.trace, self.context)
+        self.wire: Wire = Wire(self.loop, rng, wire or WireSettings(), self.trace, self.context)
         self.nodes: dict[str, Node] = {}  # the latest start of each worker
         self.dead: list[Node] = []
         # (node, name of a worker) → from when on the node may be told of its next restart
         self._told: dict[tuple[Node, str], float] = {}
         self.on_send: OnSend | None = None  # decides about every message; set before `start`
-        self.random = random.Random(f"{seed} world")
+        self.random: random.Random = random.Random(f"{seed} world")
         # What a run keeps beside the nodes, by its class: code that runs on a node finds it here.
         self.parts: dict[type[Any], Any] = {}
 

@@ -133,9 +133,12 @@ class Report:
 class Soak:
     """One soak under way: the `Site` of its jobs."""
 
+    cluster: LocalCluster
+    report: Report
+
     def __init__(self, cluster: LocalCluster, report: Report, actors: int, every: float) -> None:
         self.cluster, self.report = cluster, report
-        self.names = [worker.name for worker in cluster.workers]
+        self.names: list[str] = [worker.name for worker in cluster.workers]
         self.shelf: list[tuple[RRef[Any], float]] = []
         self._loop = asyncio.get_running_loop()
         self._actors, self._every = actors, every

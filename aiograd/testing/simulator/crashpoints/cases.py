@@ -105,7 +105,7 @@ class Boundaries:
     def __init__(self, world: World, trial: Trial, harm: Harm, case: Case) -> None:
         self._world, self._trial, self._harm, self._case = world, trial, harm, case
         self.points: list[Point] = []
-        self.counting = False
+        self.counting: bool = False
         self._last: Owner | None = None
 
     def callback(self, owner: Owner | None) -> None:

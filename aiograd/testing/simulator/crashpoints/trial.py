@@ -43,6 +43,15 @@ RETAINED: Final = frozenset({"retain", "create", "pair"})  # kinds of passes tha
 class Trial:
     """One run of one program: the state of its passes, and what is wrong."""
 
+    program: Program
+    world: World
+    ledger: Ledger
+    victim: str
+    fault: str
+    kind: str
+    blamed: str
+    why: str
+
     def __init__(self, program: Program, world: World, ledger: Ledger) -> None:
         self.program, self.world, self.ledger = program, world, ledger
         self.context_id: int | None = None
@@ -55,8 +64,8 @@ class Trial:
         self.before: set[int] = set()  # passes that had begun before the last one
         self.victim, self.fault = "", ""
         self.lost = b""  # the incarnation of the victim
-        self.known_by = math.inf  # when all workers can know of the loss
-        self.knew = False  # the originator knew of the loss when the last pass began
+        self.known_by: float = math.inf  # when all workers can know of the loss
+        self.knew: bool = False  # the originator knew of the loss when the last pass began
         self._calls = 0
         self._wrong: set[tuple[str, str]] = set()
 

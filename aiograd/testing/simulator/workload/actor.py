@@ -20,9 +20,14 @@ class Actor:
     It draws from a generator of its own, so that faults change what it meets, not what it does.
     """
 
+    ledger: Ledger
+    node: Node
+    number: int
+    names: list[str]
+
     def __init__(self, ledger: Ledger, node: Node, number: int, names: list[str]) -> None:
         self.ledger, self.node, self.number, self.names = ledger, node, number, names
-        self.random = random.Random(f"{ledger.world.seed} actor {number}")
+        self.random: random.Random = random.Random(f"{ledger.world.seed} actor {number}")
         self._calls = 0
 
     async def run(self, acts: list[Act], count: int) -> None:

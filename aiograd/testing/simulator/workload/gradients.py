@@ -196,6 +196,11 @@ class Expected:
     `starts` are the starts of all workers before the forward pass: a later one has other leaves.
     """
 
+    actor: Actor
+    ctx: Any
+    xs: list[Tensor]
+    starts: dict[str, int]
+
     def __init__(
         self,
         actor: Actor,
@@ -205,7 +210,7 @@ class Expected:
         starts: dict[str, int],
     ) -> None:
         self.actor, self.ctx, self.xs, self.starts = actor, ctx, xs, starts
-        self.copies = [leaf(0), leaf(1)]
+        self.copies: list[Tensor] = [leaf(0), leaf(1)]
         self.ws: dict[tuple[str, int], Tensor] = {}
         oracle(expression, self.copies, self.ws).sum().backward()
 

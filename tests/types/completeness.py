@@ -1,0 +1,16 @@
+"""Ask pyright how much of the public interface has types, and fail below a bound."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+BOUND = 89.5  # percent
+
+command = [sys.executable, "-m", "pyright", "--verifytypes", "aiograd", "--ignoreexternal"]
+report = subprocess.run(command, capture_output=True, text=True).stdout
+found = re.search(r"Type completeness score: ([\d.]+)%", report)
+score = float(found.group(1)) if found else 0.0
+if score < BOUND:
+    sys.exit(f"{report}\n{score} % of the public interface has types; {BOUND} % is the bound")

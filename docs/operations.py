@@ -53,9 +53,9 @@ def page() -> str:
         parts.append(f"## {title}\n")
         parts += [entry(name, NAMES[name]) for name in names]
     for module in ("linalg", "fft"):
-        space = vars(getattr(aiograd, module))
+        space = getattr(aiograd, module)
         parts.append(f"## aiograd.{module}\n")
-        parts += [entry(f"{module}.{name}", space[name]) for name in sorted(space)]
+        parts += [entry(f"{module}.{name}", getattr(space, name)) for name in sorted(space.__all__)]
     return "\n".join(parts)
 
 

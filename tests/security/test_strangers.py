@@ -289,6 +289,7 @@ async def test_strangers_that_hold_all_places_make_room_for_a_member():
                     break
                 except AuthError:
                     continue
+        assert worker.links.get(member.incarnation) is not None
         for _, writer in idle:
             writer.transport.abort()
     finally:

@@ -15,6 +15,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what torch says about itself
     SUITES = load()
 TESTS = names_of(SUITES)
+# Lower it when one of them passes; the goal is 5.
+MISSING = 12
 LISTED = {**OUT_OF_SCOPE, **EXCEPTIONS}
 # Slow, because most of them hang until they are ended: only on demand.
 TRY_EXCEPTIONS = "AIOGRAD_TRY_EXCEPTIONS" in os.environ
@@ -46,7 +48,7 @@ def test_every_exception_is_a_test_of_torch() -> None:
         assert fnmatch.filter(TESTS, name), f"{name} names no test"
 
 
-def test_at_most_five_tests_that_concern_the_drop_in_are_missing() -> None:
+def test_the_list_of_missing_tests_has_not_grown() -> None:
     promised = [test for test in TESTS if reason_of(test, OUT_OF_SCOPE) is None]
     missing = [test for test in promised if reason_of(test, EXCEPTIONS) is not None]
-    assert len(missing) <= 13, missing
+    assert len(missing) <= MISSING, missing

@@ -62,7 +62,7 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@touch $@
 
 torch: .venv-torch/.ok  ## torch tensors: travel, gradients, PROGRAMS= random programs against plain torch
-	@$(if $(PROGRAMS),AIOGRAD_TORCH_PROGRAMS=$(PROGRAMS)) .venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
+	@$(if $(PROGRAMS),AIOGRAD_TORCH_PROGRAMS=$(PROGRAMS)) .venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/compat
 
 oracle: .venv-torch/.ok  ## values and gradients against torch 2.13
 	@.venv-torch/bin/python -m pytest tests/oracle

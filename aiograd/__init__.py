@@ -17,6 +17,7 @@ The public names, and nothing else. What is inside:
     rref/        values that stay with their owner
     dist/        gradients across workers
     torch/       torch tensors: how they travel, and gradients through their graphs
+    compat/      ways in for programs that were written for other libraries
     nn/          models
     optim/       optimisers
     cluster/     starting and stopping workers

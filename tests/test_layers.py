@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dist": {"autograd", "wire", "rpc", "rref", "viz"},
     "viz": {"autograd"},
     "torch": {"autograd", "wire", "rpc", "dist"},
+    "compat": {"autograd", "rpc", "rref", "dist", "torch", "cluster"},
     "nn": {"autograd", "rpc", "rref", "dist"},
     "optim": {"autograd", "rpc", "rref", "dist"},
     "cluster": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "viz"},

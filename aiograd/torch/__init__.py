@@ -11,6 +11,7 @@
     engine   runs of torch's engine over a part of a graph; the one user of private calls
     stages   a torch graph condensed into ordinary nodes of the tape
     library  what `dist.foreign` asks of a library of tensors
+    optim    torch's optimisers at the owner: a step on a copy, which is then published
 
 Each imports only modules above it. A torch tensor that is sent, or arrives, loads this package by
 itself; `import aiograd` never does.

@@ -290,7 +290,7 @@ class Member:
 # ── forms ───────────────────────────────────────────────────────────────────────────────────────
 
 # What follows from a roster reaches directory, links and collectives of every member. So everything
-# in it is checked before anything is changed, whoever sent it.
+# in it is checked before anything is changed, from any sender.
 _ADDRESSES: Final = 16  # of one worker
 _ADDRESS: Final = 1024  # characters
 

@@ -1,7 +1,7 @@
 """Workers that call each other. Knows neither tensors nor references.
 
     api                  the public functions: rpc_async, rpc_sync, rpc_stream, run_sync, Group
-    balance              `Group.map`: the next item to whoever is free
+    balance              `Group.map`: the next item to the member that is free
     progress             bars of called functions, shown at the caller; as_completed
     agent                one worker: puts the parts together; call, request, post, stream
     options              every setting, with its reason

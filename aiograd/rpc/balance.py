@@ -1,4 +1,4 @@
-"""`Group.map`: many calls shared among several workers, the next one to whoever is free.
+"""`Group.map`: many calls shared among several workers, the next one to the one that is free.
 
     items ──▶ member with room ──▶ call ──▶ its result in place ──▶ the next item to that member
 
@@ -94,7 +94,7 @@ class BalancedMap:
         member.busy += 1
         self._open.add(future)
         begun = self._agent.loop.time()
-        # The callback runs in the context of whoever called `map`: later calls belong to the same
+        # The callback runs in the context in which `map` was called: later calls belong to the same
         # autograd context, deadline and recording as the first ones.
         future.add_done_callback(lambda done: self._done(member, index, begun, done))
 

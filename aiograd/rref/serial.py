@@ -152,7 +152,7 @@ def _leave(turns: Turns, queue: _Queue, place: _Place) -> None:
     place.over = True
     places = queue.places
     if places[0] is not place:
-        return  # it never came to its turn; whoever is before it skips it
+        return  # it never came to its turn; the call before it skips it
     while places and places[0].over:
         places.popleft()
     if not places:

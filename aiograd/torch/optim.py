@@ -5,8 +5,8 @@
 
 torch steps in place. Where several trainers share parameters, the step of one then changes what
 the forward pass of another has saved, and torch refuses that one's backward pass. Here a step is
-made on a copy, which then becomes the memory of the parameter; whoever saved the old memory keeps
-it. So each trainer gets the gradient of the values it saw.
+made on a copy, which then becomes the memory of the parameter; a graph that saved the old memory
+keeps it. So each trainer gets the gradient of the values it saw.
 
 torch saves a parameter as the object, not as its memory, so that a new memory would be seen by old
 graphs, and give wrong gradients without a word. `pinned` saves the memory instead.

@@ -4,7 +4,7 @@
 
 A stage is the set of torch nodes that depend on exactly the same entries. It runs as one call of
 torch's C++ engine, so hooks, saved tensors, custom Functions, anomaly mode, sparse gradients and
-`create_graph` are the engine's business. Which stage waits for what is the business of the sweep.
+`create_graph` are handled by the engine. The sweep decides which stage waits for what.
 
 Why this is exact. Every torch node is in one stage, and a stage runs when all of its entries were
 answered, so a node runs once, on the sum of its gradients. Within a run, a node of the stage

@@ -3,7 +3,7 @@
     sender    function ─▶ its code + the globals that it uses, each pickled on its own
     receiver  code + the namespace of that script, in which new definitions are set
 
-So functions of one script or notebook share their globals on a worker, whoever sent them: what one
+So functions of one script or notebook share their globals on a worker, from any sender: what one
 sets with `global`, the others see there. A name is *defined* by what its sender pickled; what a
 function sets at the receiver is *state* of that worker. A definition is set
 

@@ -323,8 +323,8 @@ class Execution:
         elif invocation.in_thread:
             self.abandoned += 1
             self.running.pop(invocation.id, None)
-            # Thousands may wait for a thread. Whoever takes the arguments out first has them: the
-            # thread that is about to run the function, or nobody.
+            # Thousands may wait for a thread. Either the thread that is about to run the
+            # function takes the arguments out first, or this method does.
             if invocation.token is None and invocation.__dict__.pop("args", None) is not None:
                 invocation.kwargs = None
                 if invocation.charged:

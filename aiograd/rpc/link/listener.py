@@ -47,7 +47,7 @@ _security = logging.getLogger("aiograd.security")
 MAX_UNAUTHENTICATED: Final = 64
 MAX_UNAUTHENTICATED_PER_HOST: Final = 16  # so that one host cannot keep all others out
 # Seconds after which a connection that has proven nothing makes room for another one: a member
-# needs two round trips, and whoever only holds a place must not keep members out.
+# needs two round trips, and an idle stranger must not keep members out.
 _MAKES_ROOM: Final = 0.5
 # Refusals. The names are claims, so anybody could fill this; the last few are enough for a person
 # who looks for a missing worker.
@@ -258,7 +258,7 @@ class PendingHandshake(HandshakeProtocol):
 
     def tls_failed(self, error: Exception) -> None:
         """End the handshake of a client that did not speak TLS, or has no valid certificate."""
-        # Whoever only opens a connection, as monitoring does, is not worth a warning.
+        # A peer that only opens a connection, as monitoring does, is not worth a warning.
         self.answered = isinstance(error, ssl.SSLError)
         self.fail(AuthError(f"no TLS: {explain_failure(error)}"))
 

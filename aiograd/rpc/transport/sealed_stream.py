@@ -4,7 +4,7 @@
 
     record    length u32 · bytes · MAC of counter and bytes (16 bytes)
 
-The handshake proves who is at the other end once. Whoever passes the bytes on, such as another user
+The handshake proves who is at the other end once. A relay between the two, such as another user
 of this host who was first to bind the rendezvous port, could still change what follows, and run
 code in both workers. So both sides derive keys from the proven secret (`Handshake.session_keys`),
 one for each direction and each connection, and check every record before anything reads a byte of

@@ -231,7 +231,8 @@ async def test_no_call_is_tried_again_past_its_deadline(cluster):
         with pytest.raises(WorkerLost):
             await ag.rpc_async("worker0", visit, (1, False), timeout=0.5)
         assert time.monotonic() - began < 4 * 0.5
-        assert refused[FAILED] <= 2
+        # With jitter the pauses are at least 0.15, 0.3 and 0.6 s: the third one ends too late.
+        assert refused[FAILED] <= 3
 
 
 async def test_an_error_of_the_function_itself_is_final(cluster):

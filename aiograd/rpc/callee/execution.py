@@ -323,10 +323,10 @@ class Execution:
         elif invocation.in_thread:
             self.abandoned += 1
             self.running.pop(invocation.id, None)
-            # Thousands may wait for a thread. Either the thread that is about to run the
-            # function takes the arguments out first, or this method does.
-            if invocation.token is None and invocation.__dict__.pop("args", None) is not None:
-                invocation.kwargs = None
+            # Thousands may wait for a thread: their arguments are dropped now. None, not (): a
+            # thread that takes the job in this moment must not run the function without them.
+            if invocation.token is None and not invocation.begun:
+                invocation.args = invocation.kwargs = None
                 if invocation.charged:
                     self.discharge(invocation)
 
@@ -360,9 +360,9 @@ class _ThreadJob:
             return  # abandoned while it waited for a thread
         assert invocation.context is not None
         kwargs = invocation.kwargs or {}
-        # Taken out, see `_abandon`. The field has a default in the class, so it can be read still.
-        args = invocation.__dict__.pop("args", None)
-        if args is None:
+        invocation.begun = True
+        args = invocation.args
+        if args is None:  # dropped by `_abandon`
             return
         try:
             self._value = invocation.context.run(invocation.func, *args, **kwargs)

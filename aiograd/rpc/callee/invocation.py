@@ -39,6 +39,7 @@ class Invocation:
     refused = False  # its function or service never began
     abandoned = False  # nobody waits for the answer any more
     in_thread = False
+    begun = False  # a thread runs it
     stream: Any = None  # the writer's end, if it gives items
     record: bool | None = None  # the caller wants to know what it does; True: in detail
     visit: Any = None  # while that is recorded

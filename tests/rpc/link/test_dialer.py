@@ -157,7 +157,8 @@ async def test_a_reset_of_the_first_handshake_is_tried_again_until_the_handshake
             start = time.monotonic()
             with pytest.raises(ConnectionResetError):
                 await a.connect(f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            assert time.monotonic() - start >= 0.6
+            # Not the whole time: a pause that would end too late is not begun.
+            assert time.monotonic() - start >= 0.3
             assert resets > 1
     finally:
         server.close()

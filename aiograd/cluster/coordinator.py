@@ -107,7 +107,7 @@ class Coordinator:
                 while connected:
                     await self._member.changed.wait()
 
-    async def wait_for(self, names: Iterable[str]) -> None:
+    async def wait_until_known(self, names: Iterable[str]) -> None:
         """Wait until all of these are members and all members know them."""
         names, roster = set(names), self._member.roster
         # A member whose `join` is still to be answered is not known to all members yet.

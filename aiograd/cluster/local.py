@@ -409,7 +409,7 @@ class LocalCluster:
 
     async def _wait_until_joined(self, starts: dict[str, StartedWorker]) -> None:
         """Wait for all of them; RpcError, with its last output, for the first one that failed."""
-        joined = asyncio.ensure_future(self.driver.coordinator.wait_for(starts))
+        joined = asyncio.ensure_future(self.driver.coordinator.wait_until_known(starts))
         waits: list[asyncio.Future[Any]] = [joined, *(start.ended for start in starts.values())]
         try:
             await asyncio.wait(waits, timeout=JOIN_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)

@@ -227,7 +227,8 @@ async def test_a_failure_of_the_coordinator_does_not_stop_its_announcements(work
 
         monkeypatch.setattr(first.member.collectives, "gone", fail)
         await third.close(graceful=False)
-        await until(lambda: [each.name for each in second.workers()] == ["worker0", "worker1"])
+        await until(lambda: len(second.workers()) == 2)
+        assert [each.name for each in second.workers()] == ["worker0", "worker1"]
 
 
 async def test_a_malformed_change_of_the_roster_changes_nothing(registry):

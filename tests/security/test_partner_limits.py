@@ -88,6 +88,7 @@ async def test_arguments_of_calls_that_run_count_for_their_partner(worker):
     rogue.send(*calls)
     account = worker.accounts.of("clinic")
     await until(lambda: account.used >= 8 * 240_000)
+    assert worker.budget.used >= account.used  # the share is a part of the whole
     rogue.send(*[frame(CANCEL, id=n) for n in range(1, 9)])
     await until(lambda: account.used == 0)
     await honest()

@@ -319,7 +319,7 @@ async def test_a_worker_joins_by_hand_over_tls(papers, tmp_path):
             *("--secret-file", str(secret), "--transport", "tcp"),
             *("--cert", str(theirs.cert), "--key", str(theirs.key), "--ca", str(theirs.ca)),
         )
-        await boss.coordinator.wait_for(["helper"])
+        await boss.coordinator.wait_until_known(["helper"])
         assert await boss.agent.call("helper", math.sqrt, (49.0,)) == 7.0
         link = boss.agent.link("helper")
         assert link.connection.transport.get_extra_info("ssl_object") is not None

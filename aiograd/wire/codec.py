@@ -304,6 +304,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.departure: Any = None
         self.buffers: list[pickle.PickleBuffer] = []
         self.travelled = NO
+        self.reduced = False  # whether a reducer that is not for arrays made something on the way
         self.needs: set[str] | None = None  # in a definition: the globals that its functions use
 
     def encode(self, value: Any, departure: Any) -> Payload:
@@ -314,7 +315,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget the value, also after a failure in the middle of it."""
+        # CPython frees the objects of a memo one by one, while a collection still visits all of
+        # them. Freeing what a reducer made may start one: by code in `__del__`, or by releasing the
+        # GIL, as torch's tensors do, to a thread that collects. So nothing is freed until the memo
+        # is empty. What was given is held by the caller, and arrays and atoms run no code.
+        made = self.memo.copy() if self.reduced else None
         self.clear_memo()
+        if made is not None:
+            self.reduced = False
         self._file.seek(0)
         self._file.truncate()
         self.departure = None
@@ -337,7 +345,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reducer: Any = self._reducers.get(type(obj), _UNKNOWN)
         if reducer is _UNKNOWN:
             reducer = self.codec.reducer_of(type(obj))
-        return NotImplemented if reducer is None else reducer(self, obj)
+        if reducer is None:
+            self.reduced = True
+            return NotImplemented
+        return reducer(self, obj)
 
 
 def _reduce_array(pickler: _Pickler, array: np.ndarray) -> Any:
@@ -350,6 +361,7 @@ def _reduce_traveller(pickler: _Pickler, value: Any) -> Any:
     if pickler.needs is not None:
         raise _NotByItself
     pickler.travelled = YES
+    pickler.reduced = True
     return _arrive, (traveller.tag, traveller.depart(value, pickler.departure))
 
 
@@ -357,6 +369,7 @@ def _reduce_code(pickler: _Pickler, code: Any) -> Any:
     # Part of every array and traveller; cloudpickle would search the modules for them each time.
     if code is rebuild_array or code is _arrive:
         return NotImplemented
+    pickler.reduced = True
     if (
         type(code) is types.FunctionType
         and shares_globals(code)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import io
+import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -290,3 +293,36 @@ def test_a_failed_encoding_leaves_nothing_behind(codec):
     payload = codec.encode([1, 2], None)
     assert payload.buffers == []
     assert codec.decode(payload.data) == [1, 2]
+
+
+COLLECTS = """
+import gc
+from aiograd.wire.codec import Codec, Travellers
+
+class Temporary:
+    def __reduce__(self):
+        return str, ("x",)
+
+    def __del__(self):
+        gc.collect()
+
+class Sent:
+    def __reduce__(self):
+        return list, (tuple([[Temporary(), (str(i),)] for i in range(8)]),)
+
+codec = Codec(Travellers())
+for _ in range(5):
+    codec.encode([Sent(), Sent()], None)
+"""
+
+
+def test_a_collection_while_a_pickler_forgets_what_reducers_made_finds_no_freed_object():
+    # With the debug allocator freed memory is overwritten: the crash is certain.
+    environ = {**os.environ, "PYTHONMALLOC": "debug"}
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", COLLECTS],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

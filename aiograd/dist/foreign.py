@@ -52,8 +52,12 @@ class Library(Packer, Protocol):
         roots: Sequence[Node],
         sends: Mapping[int, SendNode],
         captures: Sequence[Node],
+        keep: bool,
     ) -> Condensed:
-        """Make nodes of ours of the graph behind all ports among roots and parents of sends."""
+        """Make nodes of ours of the graph behind all ports among roots and parents of sends.
+
+        `keep`: the gradients of leaves are for the context, so that hooks of leaves' nodes run.
+        """
 
     def add(self, old: Any, new: Any) -> Any:
         """Return the sum of two gradients, in memory of its own."""

@@ -7,6 +7,8 @@ Forward, an edge is one message that carried tensors with gradients. In backward
 exactly once per pass: the receiver's RecvNode ends its part of the tape, its gradients travel
 back, and the sender's SendNode feeds them into the tape there. Both ends know the edge by the
 same id. Both also know which of its tensors close a loop (see `loops`): a bit per tensor.
+
+A `LastStep` is another end of the tape: what a library does with gradients of leaves at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.autograd.graph import Hook, Joint, Node
+from aiograd.autograd.graph import Accumulate, Hook, Joint, Node
 
 
 class SendNode(Joint):
@@ -89,3 +91,19 @@ class RecvNode(Joint):
         self.parents = ()
         self.outputs = outputs
         self.shape, self.dtype, self.hooks = (), None, None
+
+
+class LastStep(Joint):
+    """What a library does with the gradients of leaves before the context keeps them.
+
+    It may block until other processes do the same, as hooks that average gradients over a process
+    group do. So it runs last: when this worker has sent everything in the pass, and awaits nothing.
+    """
+
+    __slots__ = ("leaves",)
+
+    leaves: list[Accumulate]  # one per slot
+
+    def finish(self, grads: Sequence[Any], create_graph: bool) -> Sequence[Any]:
+        """Return the gradient to keep for each leaf; a slot is None where none came."""
+        raise AssertionError(f"{self.name} does not finish gradients")

@@ -2,6 +2,7 @@
 
 plain      from some edges to captured ones, all of which are ends of the graph
 bordered   from some edges up to *exits*, nodes behind which the graph goes on
+leaves     the nodes of leaves alone, with their hooks
 
 The engine cannot be told to stop at an exit. A capture there runs the tensor hooks of the exit on a
 part of its gradient; if the exit leads to another one (a shared weight, a residual connection), the
@@ -156,6 +157,71 @@ def run_hooks(
     return run_plain(edges, gradients, edges, True, create_graph)
 
 
+# ── nodes of leaves ─────────────────────────────────────────────────────────────────────────────
+
+
+class _Feed(torch.autograd.Function):  # type: ignore[misc]
+    """A root whose gradients for its inputs, the leaves, are known."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[torch.Tensor], *leaves: torch.Tensor) -> Any:
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return None, *ctx.gradients
+
+
+def run_leaves(
+    leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return what the hooks of the leaves' AccumulateGrad nodes make of gradients.
+
+    torch's distributed engine does it, in a context of its own that no worker shares: it runs these
+    hooks and keeps the gradients in the context, where DistributedDataParallel finds and averages
+    them. The ordinary engine would write to `.grad`.
+    """
+    engine = _distributed_engine()
+    context = engine._new_context()._context_id()
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            root = _Feed.apply(gradients, *leaves)
+        engine.backward(context, [root], False)
+        found = {id(leaf): gradient for leaf, gradient in engine.get_gradients(context).items()}
+    except RuntimeError as error:
+        if "python_error" in str(error):  # torch does not say which
+            raise GradError("a hook of an AccumulateGrad node raised", "hook") from error
+        raise
+    finally:
+        engine._release_context(context)
+    return [found[id(leaf)] for leaf in leaves]
+
+
+def _distributed_engine() -> Any:
+    if not hasattr(torch._C, "_distributed_autograd") and hasattr(torch._C, "_dist_autograd_init"):
+        torch._C._dist_autograd_init()  # as `import torch.distributed.autograd` does it
+    engine = getattr(torch._C, "_distributed_autograd", None)
+    if engine is None:
+        raise GradError(
+            "this torch was built without torch.distributed.autograd, which runs hooks on "
+            "AccumulateGrad nodes; put the hooks on tensors instead",
+            "hook",
+        )
+    # Once per process; torch's own RPC may have done it with its rank.
+    with contextlib.suppress(RuntimeError):
+        engine._init(0)
+    return engine
+
+
+def may_have_reducers() -> bool:
+    """Tell whether leaves may have hooks that Python cannot see: those of a reducer in C++.
+
+    DistributedDataParallel needs a process group; torch does not tell which leaves it observes.
+    """
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
 def _taker(
     wanted: Sequence[tuple[int, Place]], taken: dict[Place, torch.Tensor], thread: int
 ) -> Callable[[Any, Any], None]:
@@ -205,28 +271,41 @@ def _refuse_compiled() -> None:
 # ── whose memory it is ──────────────────────────────────────────────────────────────────────────
 
 
-def holders(gradient: torch.Tensor) -> tuple[int, int, int]:
-    """Count the holders of a tensor: of its storage, in C++ and in Python.
+def is_alone(found: Sequence[Any], place: int) -> bool:
+    """Tell whether nothing else holds a gradient that a run has just given, nor its memory.
 
-    Called with the gradient as an element of a sequence, as `_probe` does, or the count is off.
+    Of a sparse one, that nothing else holds the tensor: torch does not show who holds its parts.
     """
+    return _holders(found, place) == (_ALONE if _is_dense(found[place]) else _ALONE_SPARSE)
+
+
+def _is_dense(gradient: torch.Tensor) -> bool:
+    return bool(gradient.layout is torch.strided)
+
+
+def _holders(found: Sequence[Any], place: int) -> tuple[int, int, int]:
+    """Count the holders of a gradient's storage, and of the tensor in C++ and in Python.
+
+    By its place in a sequence: a name or a loop of the caller's would be one more.
+    """
+    gradient = found[place]
     return (
-        _storage_holders(gradient.untyped_storage()._cdata),
+        _storage_holders(gradient.untyped_storage()._cdata) if _is_dense(gradient) else 0,
         gradient._use_count(),
         sys.getrefcount(gradient),
     )
 
 
-def _probe() -> tuple[int, int, int]:
+def _probe(sparse: bool) -> tuple[int, int, int]:
     """Count the holders of a gradient that a run has just made."""
-    leaf = torch.zeros(1, requires_grad=True)
-    edges = [get_gradient_edge(leaf * 2)]
-    found = list(run_plain(edges, [torch.ones(1)], [get_gradient_edge(leaf)], False, False))
-    counts = (0, 0, 0)
-    for gradient in found:
-        assert gradient is not None
-        counts = holders(gradient)
-    return counts
+    leaf = torch.zeros(1, 1, requires_grad=True)
+    zero = torch.zeros(1, dtype=torch.int64)
+    made = torch.nn.functional.embedding(zero, leaf, sparse=True) if sparse else leaf * 2
+    edges, ends = [get_gradient_edge(made)], [get_gradient_edge(leaf)]
+    return _holders(list(run_plain(edges, [torch.ones(1, 1)], ends, False, False)), 0)
 
 
-ALONE: Final = _probe()  # measured, since it differs between versions of Python and torch
+# Measured, since it differs between versions of Python and torch.
+with torch.enable_grad():
+    _ALONE: Final = _probe(sparse=False)
+    _ALONE_SPARSE: Final = _probe(sparse=True)

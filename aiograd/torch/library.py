@@ -77,9 +77,10 @@ class Torch:
         roots: Sequence[Node],
         sends: Mapping[int, SendNode],
         captures: Sequence[Node],
+        keep: bool,
     ) -> Condensed:
         """Make stages of the graph behind all ports among these nodes."""
-        return condense(roots, sends, captures)
+        return condense(roots, sends, captures, keep)
 
     def add(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Return the sum of two gradients."""

@@ -123,20 +123,45 @@ class TorchNode(Joint):
 class Leaf(Accumulate):
     """A torch leaf as a sink: what arrives here is its gradient, in memory of its own."""
 
-    __slots__ = ("hooked",)
+    __slots__ = ("_node_hooks", "hooked", "observed")
     work = 0.0  # nothing is computed here
 
     def __init__(self, variable: torch.Tensor) -> None:
         self.variable = variable
         self.parents, self.hooks = (), None
         self.shape, self.dtype = tuple(variable.shape), None
-        self.hooked = bool(variable._backward_hooks)  # when the stages were made
+        # When the stages were made: whether the tensor has hooks, and whether its node has.
+        self.hooked, self.observed = bool(variable._backward_hooks), False
+        self._node_hooks: tuple[Any, ...] = ()
+
+    def observe(self, node: GraphNode) -> bool:
+        """Note whether code in Python has put hooks on the leaf's node."""
+        found = []
+        for register in (node.register_prehook, node.register_hook):
+            # torch shows the hooks of a node only to who adds one.
+            handle = register(_no_hook)
+            found.append(handle.hooks_dict_ref())
+            handle.remove()
+        self._node_hooks = tuple(found)
+        self.observed = any(found)
+        return self.observed
+
+    def fits(self) -> bool:
+        """Tell whether it has hooks where it had some when the stages were made."""
+        variable: Any = self.variable
+        if bool(variable._backward_hooks) != self.hooked:
+            return False
+        return not self._node_hooks or any(self._node_hooks) == self.observed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Leaf) and other.variable is self.variable
 
     def __hash__(self) -> int:
         return hash(self.variable)
+
+
+def _no_hook(*_: Any) -> None:
+    pass
 
 
 def shown(node: Any) -> Node:

@@ -14,6 +14,9 @@ sums it up.
 
 A leaf without hooks may end several stages, and the sweep adds up its gradients. A leaf with hooks
 and a received tensor count as inner nodes: their hooks run once, on the sum.
+
+Hooks on the AccumulateGrad node of a leaf, as DistributedDataParallel has them, may block until
+other processes have come as far. Such leaves end at `Accumulation`, the last step of a pass.
 """
 
 from __future__ import annotations
@@ -28,9 +31,18 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from aiograd.autograd.graph import Joint, Node, Part
-from aiograd.dist.nodes import SendNode
+from aiograd.dist.nodes import LastStep, SendNode
 from aiograd.errors import GradError
-from aiograd.torch.engine import ALONE, Place, holders, plus, run_bordered, run_hooks, run_plain
+from aiograd.torch.engine import (
+    Place,
+    is_alone,
+    may_have_reducers,
+    plus,
+    run_bordered,
+    run_hooks,
+    run_leaves,
+    run_plain,
+)
 from aiograd.torch.memory import span
 from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Port
 
@@ -82,12 +94,17 @@ class Stage(Joint):
             if translated is error:
                 raise
             raise translated from error
-        for index, gradient in enumerate(found):
-            if gradient is not None:
-                parent = self.parents[index]
-                if parent.__class__ is Leaf:
-                    alone = gradient.layout is torch.strided and holders(gradient) == ALONE
-                    found[index] = owned(gradient, parent.variable, alone)
+        # All of them are asked about before one is copied: the copy would make the other one of two
+        # leaves with the same gradient its only holder, and which one it is should not matter.
+        places = [
+            place
+            for place, parent in enumerate(self.parents)
+            if parent.__class__ is Leaf and found[place] is not None
+        ]
+        alone = [is_alone(found, place) for place in places]
+        for place, is_own in zip(places, alone, strict=True):
+            leaf: Any = self.parents[place]
+            found[place] = owned(found[place], leaf.variable, is_own)
         return found
 
     def _run_plain(self, grads: list[Any], create_graph: bool, retain: bool) -> list[Any]:
@@ -137,9 +154,9 @@ class LeafEntry(Node):
     name = "AccumulateGrad"
     work = 0.0
 
-    def __init__(self, leaf: Leaf) -> None:
+    def __init__(self, leaf: Leaf, end: Node) -> None:
         self.leaf = leaf
-        self.parents = (leaf,)
+        self.parents = (end,)
         self.shape, self.dtype, self.hooks = (), None, None
 
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
@@ -154,6 +171,50 @@ class LeafEntry(Node):
         if grad.dtype is not variable.dtype:
             grad = grad.to(variable.dtype)
         return (owned(grad, variable, False),)
+
+
+class Accumulation(LastStep):
+    """The nodes of leaves that have hooks: run once, all together, on the sums."""
+
+    __slots__ = ("_nodes",)
+    name = "AccumulateGrad"
+    leaves: list[Any]
+
+    def __init__(self) -> None:
+        self.leaves = []
+        self._nodes: list[Any] = []  # keeps them, and so their hooks
+        self.parents, self.shape, self.dtype, self.hooks = (), (), None, None
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """The number of slots."""
+        return len(self.leaves)
+
+    def add(self, leaf: Leaf, node: Any) -> Part:
+        """Return what feeds the node of a leaf."""
+        self.leaves.append(leaf)
+        self._nodes.append(node)
+        return Part(self, len(self.leaves) - 1, (), None)
+
+    def finish(self, grads: Sequence[Any], create_graph: bool) -> Sequence[Any]:
+        """Run the nodes of the leaves that have got a gradient."""
+        found = list(grads)
+        fed = [place for place, grad in enumerate(grads) if grad is not None]
+        leaves = [self.leaves[place].variable for place in fed]
+        # The tensors themselves, not detached ones: torch copies what others hold, and tells by
+        # the references to the tensor, not to its memory.
+        given = [grads[place].detach() if create_graph else grads[place] for place in fed]
+        made = run_leaves(leaves, given)
+        for place, gradient in zip(fed, made, strict=True):
+            if not create_graph:
+                found[place] = gradient
+            elif not torch.equal(gradient, grads[place]):
+                raise GradError(
+                    "a hook of an AccumulateGrad node, perhaps of DistributedDataParallel, has "
+                    "changed a gradient; it cannot be recorded with create_graph=True",
+                    "hook",
+                )
+        return found
 
 
 class Captured(Node):
@@ -180,7 +241,10 @@ def owned(gradient: torch.Tensor, variable: torch.Tensor, alone: bool) -> torch.
     if gradient.requires_grad:
         return gradient if alone else gradient.clone()
     if gradient.layout is not torch.strided:
-        return gradient.clone()
+        if not alone or gradient.layout is not torch.sparse_coo:
+            return gradient.clone()
+        dense = gradient._indices().is_contiguous() and gradient._values().is_contiguous()
+        return gradient if dense else gradient.clone()
     strides = variable.stride() if variable.layout is torch.strided else None
     is_dense = strides is not None and span(variable.shape, strides) == variable.numel()
     if alone and (gradient.stride() == strides if is_dense else gradient.is_contiguous()):
@@ -196,11 +260,15 @@ def owned(gradient: torch.Tensor, variable: torch.Tensor, alone: bool) -> torch.
 class Condensed:
     """The stages of a torch graph, and what stands for each port in a pass."""
 
-    def __init__(self, roots: Sequence[Node]) -> None:
+    def __init__(self, roots: Sequence[Node], keep: bool) -> None:
         self.roots = list(roots)  # of the pass, ports among them: they keep the graph alive
+        self.keep = keep  # whether gradients of leaves are for the context
+        self.reducers = keep and may_have_reducers()
         self.stands: dict[Node, Node] = {}  # entries: roots, and parents of SendNodes
         self.wanted: dict[Node, Node] = {}  # what derivatives are asked for by
         self.leaves: dict[Any, Leaf] = {}  # by torch's node
+        self.accumulation = Accumulation()
+        self.last: dict[Any, Part] = {}  # leaves that end there, by torch's node
         # Received tensors that went back as they were, which nothing here observes: by edge and
         # place. Their gradients need not enter the graph, see `dist.backward.loops`.
         self.looping: dict[tuple[int, int], Port] = {}
@@ -210,7 +278,14 @@ class Condensed:
         leaf = self.leaves.get(node)
         if leaf is None:
             leaf = self.leaves[node] = Leaf(node.variable)
+            observed = self.keep and leaf.observe(node)
+            if observed or self.reducers:
+                self.last[node] = self.accumulation.add(leaf, node)
         return leaf
+
+    def end(self, node: Any) -> Node:
+        """Return where the gradients of a leaf end: in its sink, or at the hooks of its node."""
+        return self.last.get(node) or self.leaf(node)
 
     def send(self, send: SendNode) -> SendNode:
         """Return a sending end without ports."""
@@ -224,19 +299,23 @@ class Condensed:
                     loops &= ~(1 << place)  # the gradient has to come round, for its observers
         return SendNode(send.edge, send.peer, send.incarnation, tuple(parents), loops)
 
-    def fits(self) -> bool:
+    def fits(self, keep: bool) -> bool:
         """Tell whether nothing has got its first hook, or lost its last one, since."""
-        leaves: Iterable[Any] = self.leaves.values()
+        if keep is not self.keep or (keep and may_have_reducers()) is not self.reducers:
+            return False
         if any(port.observed for port in self.looping.values()):
             return False
-        return all(bool(leaf.variable._backward_hooks) == leaf.hooked for leaf in leaves)
+        return all(leaf.fits() for leaf in self.leaves.values())
 
 
 def condense(
-    roots: Sequence[Node], sends: Mapping[int, SendNode], captures: Sequence[Node]
+    roots: Sequence[Node], sends: Mapping[int, SendNode], captures: Sequence[Node], keep: bool
 ) -> Condensed:
-    """Make stages of everything that ports among roots and parents of SendNodes reach."""
-    made = Condensed(roots)
+    """Make stages of everything that ports among roots and parents of SendNodes reach.
+
+    `keep`: gradients of leaves are for the context, and hooks of their nodes run.
+    """
+    made = Condensed(roots, keep)
     # All roots are fed at once, so they are one entry.
     entries = [ports for ports in [_ports(roots)] if ports]
     for edge, send in sends.items():
@@ -291,6 +370,8 @@ class _Graph:
             kind = node.__class__
             if kind is ACCUMULATE or kind is RECEIVED:
                 nexts[node] = ()
+                if kind is ACCUMULATE:
+                    self.made.leaf(node)
                 continue
             nexts[node] = edges = node.next_functions
             for behind, _ in edges:
@@ -317,7 +398,7 @@ class _Graph:
 
     def make_stages(self, captures: Sequence[Port]) -> None:
         """Make the stages, and what stands for the ports."""
-        made, sets = self.made, self.sets
+        made, sets, last = self.made, self.sets, self.made.last
         for ports in self.entries:
             for port in ports:
                 if port not in made.stands:
@@ -325,6 +406,7 @@ class _Graph:
         exits: dict[int, dict[Place, Any]] = {}  # set → exit → whether it ends that stage itself
         makers: dict[int, dict[Any, list[tuple[int, Place]]]] = {}
         bordered: set[int] = set()
+        borders = self.several or any(made.leaf(node).hooked for node in last)
         members: dict[int, list[Any]] = {}
         for node, edges in self.nexts.items():
             known = sets[node]
@@ -341,16 +423,22 @@ class _Graph:
                 if not ends and sets[behind] == known:
                     continue
                 place = (behind, number)
-                if ends and (sets[behind] == known or self._is_simple(behind)):
+                if behind in last:
+                    # Its node is not run here. A capture would call the hooks of the tensor, which
+                    # are called with those of the node.
+                    leaving[place] = not made.leaf(behind).hooked
+                    if not leaving[place]:
+                        bordered.add(known)
+                elif ends and (sets[behind] == known or self._is_simple(behind)):
                     leaving[place] = True
                 else:
                     leaving[place] = False
                     bordered.add(known)
-                if self.several:
+                if borders:
                     makers.setdefault(known, {}).setdefault(node, []).append((index, place))
         for leaving in list(exits.values()):
             for place, ends in leaving.items():
-                if not ends:
+                if not ends and place[0] not in last:
                     self._part(place)
         # Ends that are fed from outside of their stage are exits of it, too.
         for place in self.parts:
@@ -376,7 +464,7 @@ class _Graph:
                 stage.own = frozenset(
                     place
                     for place, ends in leaving.items()
-                    if ends and not self._is_simple(place[0])
+                    if ends and place[0] not in last and not self._is_simple(place[0])
                 )
                 stage.low = tuple([node for node in nodes if node._sequence_nr() < 2])
             else:
@@ -403,8 +491,9 @@ class _Graph:
         return node.__class__ is ACCUMULATE and not self.made.leaf(node).hooked
 
     def _entry(self, place: Place) -> Node:
-        if self._is_simple(place[0]):
-            return LeafEntry(self.made.leaf(place[0]))
+        node = place[0]
+        if node in self.made.last or self._is_simple(node):
+            return LeafEntry(self.made.leaf(node), self.made.end(node))
         return self._part(place)
 
     def _stage(self, known: int) -> Stage:
@@ -423,14 +512,14 @@ class _Graph:
         return part
 
     def _parent(self, place: Place, ends: bool) -> Node:
-        if not ends:
+        if not ends and place[0] not in self.made.last:
             return self._part(place)
         return self._end(place)
 
     def _end(self, place: Place) -> Node:
         node, number = place
         if node.__class__ is ACCUMULATE:
-            return self.made.leaf(node)
+            return self.made.end(node)
         part = self.received.get(place)
         if part is None:
             part = self.received[place] = Part(node.end, node.places[number], (), None)

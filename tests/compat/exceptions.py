@@ -12,13 +12,6 @@ BUILTIN = "matches the text of TorchScript's schemas; ours raises the operator's
 OPEN = "rank 0 leaves before others join: an open group ends with rank 0"
 # Decided otherwise.
 ENDS = "asserts that a pass over an unused result never ends; ours ends (programs/rules.py)"
-# Missing.
-DDP = "DistributedDataParallel has hooks on AccumulateGrad nodes, which a context does not run"
-CRASH = (
-    "the interpreter crashed in 2 of 40 runs: a collection beside `torch` graphs of another thread"
-)
-COPIES = "asserts that a gradient is the very memory that a function of the user returned"
-
 OUT_OF_SCOPE = {
     "RpcTest.test_async_record_function*": PROFILER,
     "RpcTest.test_profiler_*": PROFILER,
@@ -39,13 +32,4 @@ OUT_OF_SCOPE = {
 }
 EXCEPTIONS = {
     "DistAutogradTest.test_backward_unused_send_function": ENDS,
-    "DistAutogradTest.test_no_grad_copy": COPIES,
-    "DistAutogradTest.test_no_grad_copy_sparse": COPIES,
-    "DistAutogradTest.test_grad_copy_sparse_indices_extra_ref": COPIES,
-    "DistAutogradTest.test_post_hooks": DDP,
-    "DistAutogradTest.test_async_dist_autograd": CRASH,
-    "DdpUnderDistAutogradTest.test_backward_ddp_inside": DDP,
-    "DdpUnderDistAutogradTest.test_backward_ddp_outside": DDP,
-    "DdpUnderDistAutogradTest.test_backward_ddp_outside_uneven_inputs": DDP,
-    "DdpComparisonTest.*": DDP,
 }

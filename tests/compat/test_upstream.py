@@ -15,8 +15,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what torch says about itself
     SUITES = load()
 TESTS = names_of(SUITES)
-# Lower it when one of them passes; the goal is 5.
-MISSING = 13
+# Never to be raised.
+MISSING = 1
 LISTED = {**OUT_OF_SCOPE, **EXCEPTIONS}
 # Slow, because most of them hang until they are ended: only on demand.
 TRY_EXCEPTIONS = "AIOGRAD_TRY_EXCEPTIONS" in os.environ

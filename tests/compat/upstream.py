@@ -149,6 +149,7 @@ def _rank(suite: Any, test: str, rank: int, folder: str, on_torch: bool) -> int:
         # After the import of the tests: functions that torch compiles there name torch's own RRef.
         # In the forked process only: this one may have other tests to run.
         install()
+    _keep_process_groups()
     case = suite(test)
     case.rank, case.file_name = rank, f"{folder}/store"
     try:
@@ -159,6 +160,23 @@ def _rank(suite: Any, test: str, rank: int, folder: str, on_torch: bool) -> int:
     except SystemExit as error:  # torch's decorators leave with a status that says why
         return SKIPPED if error.code else 0
     return 0
+
+
+def _keep_process_groups() -> None:
+    """Keep what torch's tests destroy until the process ends.
+
+    A process group of gloo that is freed joins its threads and holds the GIL meanwhile, for which
+    one of them may wait: on torch's own agent `test_ddp_comparison_uneven_inputs` hung in 8 of 60
+    runs.
+    """
+    groups = importlib.import_module("torch.distributed.distributed_c10d")
+    destroy, kept = groups.destroy_process_group, []
+
+    def keep(group: Any = None) -> None:
+        kept.append(groups._get_default_group())
+        destroy(group)
+
+    importlib.import_module("torch.distributed").destroy_process_group = keep
 
 
 def _wait(pids: set[int], deadline: float) -> tuple[dict[int, int], bool]:

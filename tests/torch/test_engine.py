@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from aiograd.torch.engine import ALONE, holders, plus, run_bordered, run_plain
+from aiograd.torch.engine import is_alone, plus, run_bordered, run_plain
 
 
 def test_the_engine_takes_ready_nodes_by_their_number_the_highest_first():
@@ -111,11 +111,11 @@ def test_a_gradient_that_somebody_holds_is_told_apart():
     leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     ends = [get_gradient_edge(leaf), get_gradient_edge(other)]
     alone = list(run_plain([get_gradient_edge(leaf * other)], [torch.ones(2)], ends, False, False))
-    for gradient in alone:
-        assert holders(gradient) == ALONE
+    assert is_alone(alone, 0)
+    assert is_alone(alone, 1)
     shared = list(run_plain([get_gradient_edge(leaf + other)], [torch.ones(2)], ends, False, False))
-    for gradient in shared:
-        assert holders(gradient) != ALONE
+    assert not is_alone(shared, 0)
+    assert not is_alone(shared, 1)
 
 
 def test_sparse_and_dense_gradients_add_up_in_either_order():

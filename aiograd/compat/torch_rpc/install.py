@@ -52,7 +52,8 @@ def install() -> None:
     _complete()
     for name in list(sys.modules):
         module = sys.modules[name]
-        if name.startswith("aiograd.") or not isinstance(module, ModuleType):
+        # torch's modules in C++ stay whole: `aiograd.torch.engine` uses one.
+        if name.startswith(("aiograd.", "torch._C")) or not isinstance(module, ModuleType):
             continue
         _rebind(vars(module), replaced)
     for theirs, ours in _MODULES.items():

@@ -215,13 +215,13 @@ class Engine:
         gone = [peer for peer in context.edge_peers if peer in context.lost]
         known = context.topology
         if known is not None and not capture and not context.hooks:
-            if known.fits(roots, gone, len(sends), len(receives)):
+            if known.fits(roots, gone, len(sends), len(receives), terms.keep):
                 return known
         again = terms.retain_graph and not capture and not context.hooks
         condensed = None
         if context.foreign is not None:
             sends = dict(sends)  # a copy: threads may add to it
-            condensed = context.foreign.condense(roots, sends, capture)
+            condensed = context.foreign.condense(roots, sends, capture, terms.keep)
             sends = {edge: condensed.send(send) for edge, send in sends.items()}
             roots = [condensed.stands.get(node, node) for node in roots]
             capture = [condensed.wanted.get(node, node) for node in capture]

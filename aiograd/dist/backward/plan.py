@@ -42,7 +42,7 @@ class Condensed(Protocol):
     def wanted(self) -> Mapping[Node, Node]:
         """For each port that derivatives are asked for by, the node to capture."""
 
-    def fits(self) -> bool:
+    def fits(self, keep: bool) -> bool:
         """Tell whether another pass from the same roots would be condensed to the same."""
 
 
@@ -128,7 +128,12 @@ class Topology:
         return self._halves
 
     def fits(
-        self, roots: Collection[Node], gone: Collection[bytes], sends: int, receives: int
+        self,
+        roots: Collection[Node],
+        gone: Collection[bytes],
+        sends: int,
+        receives: int,
+        keep: bool = True,
     ) -> bool:
         """Tell whether a pass from these roots visits the same.
 
@@ -142,7 +147,7 @@ class Topology:
             or self.gone != gone
         ):
             return False
-        if self.condensed is not None and not self.condensed.fits():
+        if self.condensed is not None and not self.condensed.fits(keep):
             return False
         # A hook that was added since is code of the user's: the drain must leave the loop, and loops
         # must not pass it by. A pass with hooks is weighed anew each time.

@@ -3,7 +3,7 @@
     feed(...)     a message of the pass came in (or, at the originator, the roots)
     drain()       run what became ready; this step computes, and may run in a thread
     collect(...)  what to send now, one message per peer; whether this worker is through
-    drain_late()  if `late`: compute what `drain` has deferred, and collect again
+    drain_late()  if `late`: compute what `drain` has deferred, or the last steps, and collect again
 
 Every edge is answered exactly once, with gradients or with none, so nothing waits for a reply
 nobody used; `loops` says how some are answered before their gradients have gone round. Three rules
@@ -46,7 +46,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.dist.backward.credit import ALL, NONE, Credit, is_all, split, together
 from aiograd.dist.backward.loops import Closing, Loop
 from aiograd.dist.backward.plan import Topology
-from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.nodes import LastStep, RecvNode, SendNode
 from aiograd.errors import BackwardFailed, GradError, WorkerLost
 from aiograd.rpc.directory import PeerInfo
 
@@ -123,6 +123,7 @@ class Pass:
         # that: a pass that counted as complete while a thread computes would show partial gradients.
         self._fed = False
         self.late = False  # work was deferred
+        self._last: list[tuple[LastStep, list[Any]]] = []  # with the gradients of their leaves
         # Nobody will answer for a receiver that is gone. "None" is right unless a root depends on
         # what it received, and then a gradient for its RecvNode fails the pass (see `_answer`).
         for send in topology.dead:
@@ -131,7 +132,7 @@ class Pass:
     @property
     def complete(self) -> bool:
         """Whether every awaited answer has come and all work here is done."""
-        if self.awaited or self._fed or self.late:
+        if self.awaited or self._fed or self.late or self._last:
             return False
         # Answered edges may still wait for gradients of our own tape.
         return self._closing is None or not self._closing.open
@@ -220,8 +221,19 @@ class Pass:
         return sinks
 
     def drain_late(self) -> list[tuple[Node, Any]]:
-        """Run the deferred work."""
-        return self.sweep.drain_late()
+        """Run the deferred work; the last steps of the pass if there is no other."""
+        if self.sweep.late:
+            return self.sweep.drain_late()
+        last, self._last = self._last, []
+        sinks: list[tuple[Node, Any]] = []
+        for step, gradients in last:
+            try:
+                found = step.finish(gradients, self.terms.create_graph)
+            except Exception:
+                self.sweep.failed = step
+                raise
+            sinks += zip(step.leaves, found, strict=True)
+        return sinks
 
     def _is_urgent(self, sinks: Iterable[tuple[Node, Any]]) -> bool:
         """Whether a peer could compute with one of these gradients while we do the deferred work."""
@@ -239,8 +251,14 @@ class Pass:
         for node, gradient in sinks:
             if isinstance(node, RecvNode):
                 self._answer(node, gradient)
-            elif gradient is not None and isinstance(node, Accumulate) and self.terms.keep:
-                self.gradients[node.variable] = gradient
+            elif isinstance(node, Accumulate):
+                if gradient is not None and self.terms.keep:
+                    self.gradients[node.variable] = gradient
+            elif gradient is not None and isinstance(node, LastStep):
+                self._last.append((node, gradient))
+        # They may block until peers have gone on, so everything for peers must have left before.
+        if self._last and not self.awaited and (self._closing is None or not self._closing.open):
+            self.late = True
         # With the first answers, so that in ordinary programs the listing costs no message of its own.
         if self._first:
             self._first = False

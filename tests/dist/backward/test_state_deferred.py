@@ -12,7 +12,7 @@ from aiograd.autograd.op_nodes import OpNode
 from aiograd.autograd.sweep import contributions
 from aiograd.autograd.tensor import wrap
 from aiograd.dist.backward import plan
-from aiograd.dist.nodes import RecvNode, SendNode
+from aiograd.dist.nodes import LastStep, RecvNode, SendNode
 from aiograd.dist.backward.credit import ALL, is_all, together
 from aiograd.dist.backward.state import Pass, Terms
 from aiograd.dist.backward.plan import Topology, halves
@@ -126,6 +126,42 @@ def test_nothing_is_deferred_when_gradients_go_to_the_originator_only():
     assert part.complete
     assert w in part.gradients
     assert is_all(message.credit)
+
+
+class Doubling(LastStep):
+    """A last step over one leaf, which has to see that nothing else is left to do."""
+
+    def __init__(self, leaf: ag.Tensor) -> None:
+        self.leaves = [leaf.accumulator()]
+        self.outputs = 1
+        self.parents, self.shape, self.dtype, self.hooks = (), (), None, None
+
+    def finish(self, grads, create_graph):
+        return [grads[0] * 2]
+
+
+@pytest.mark.parametrize("originator", ["before", "somebody else"])
+def test_a_last_step_runs_when_everything_was_sent_and_nothing_is_awaited(originator):
+    """It may block until a peer has gone on, so no peer may wait for this worker."""
+    x, w = received(), ag.ones(2, requires_grad=True)
+    part = Part(Doubling(w), 0, (2,), w.dtype)
+    sends = {
+        2: SendNode(2, "after", b"after", (part,)),
+        3: SendNode(3, "after", b"after", (parent_of(x * 2),)),
+    }
+    home, here = worker(originator), worker("here")
+    play = Pass((1, 7), home, here, Terms(), Topology(sends, {1: x._node.joint}))
+    play.feed(worker("after"), [(2, [np.ones(2)], None)], None, ALL, 0)
+    assert not [m for m in play.collect(play.drain()) if m.answers]
+    assert not play.late, "an answer is missing"
+    assert not play.complete
+    play.feed(worker("after"), [(3, [np.ones((SIZE, SIZE), np.float32)], None)], None, ALL, 0)
+    assert [m.name for m in play.collect(play.drain()) if m.answers] == ["before"]
+    assert play.late
+    assert not play.complete
+    play.collect(play.drain_late())
+    assert play.complete
+    assert play.gradients[w].tolist() == [2, 2]
 
 
 # ── across workers ──────────────────────────────────────────────────────────────────────────────

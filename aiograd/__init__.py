@@ -113,7 +113,7 @@ __version__ = "0.1.0"
 
 # Imported when asked for: a worker that only serves calls starts faster without models, optimisers
 # and pictures.
-_LATER = ("nn", "optim", "testing", "viz", "cluster", "save", "load")
+_LATER = ("nn", "optim", "testing", "viz", "cluster", "torch", "save", "load")
 
 
 def _import_later(name: str) -> Any:
@@ -124,7 +124,12 @@ def _import_later(name: str) -> Any:
     if name in _LATER:
         import importlib
 
-        return importlib.import_module(f"aiograd.{name}")
+        try:
+            return importlib.import_module(f"aiograd.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != name:  # only `torch` has the name of what it needs
+                raise
+            raise ImportError(f"ag.{name} needs {name}: pip install 'aiograd[{name}]'") from error
     raise AttributeError(f"module 'aiograd' has no attribute {name!r}")
 
 
@@ -138,7 +143,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from aiograd import cluster, nn, optim, testing, viz
+    from aiograd import cluster, nn, optim, testing, torch, viz
     from aiograd.nn.files import load, save
 
 __all__ = [

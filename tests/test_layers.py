@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rref": {"wire", "rpc"},
     "dist": {"autograd", "wire", "rpc", "rref", "viz"},
     "viz": {"autograd"},
-    "torch": {"autograd", "wire", "rpc", "dist"},
+    "torch": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim"},
     "compat": {"autograd", "rpc", "rref", "dist", "torch", "cluster"},
     "nn": {"autograd", "rpc", "rref", "dist"},
     "optim": {"autograd", "rpc", "rref", "dist"},

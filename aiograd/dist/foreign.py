@@ -74,6 +74,9 @@ class Library(Packer, Protocol):
     def checkpoint(self, call: Callable[[], Any]) -> Any:
         """Run a function whose graph is recomputed in the backward pass."""
 
+    def concatenate(self, tensors: Sequence[Any]) -> Any:
+        """Join tensors along their first axis."""
+
     def show(self, tensor: Any) -> tuple[Any, Callable[[], bool]]:
         """Return what a boundary hook sees of a tensor, and whether the hook has written to it."""
 

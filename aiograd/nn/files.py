@@ -6,9 +6,10 @@ that a crash leaves the old one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,24 @@ def save(path: Path, tensors: Mapping[str, Any]) -> None:
     if isinstance(path, Mapping) or not isinstance(tensors, Mapping):
         raise TypeError("save takes a path and then a mapping from names to tensors")
     arrays = {str(name): _array(str(name), value) for name, value in tensors.items()}
-    path = os.fspath(path)
-    # In the same folder, since a rename is only atomic within one file system; with our process in
-    # its name, since several workers may save at once.
-    partial = f"{path}.{os.getpid()}.partial"
-    try:
-        if path.endswith(".safetensors"):
+    with replacing(path) as partial:
+        if os.fspath(path).endswith(".safetensors"):
             # safetensors writes the memory as it lies, without regard to strides.
             contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             _safetensors().save_file(contiguous, partial)
         else:
             _write_npz(partial, arrays)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[str]:
+    """Give the name of a file to write, which takes the place of `path` when it is complete."""
+    path = os.fspath(path)
+    # In the same folder, since a rename is only atomic within one file system; with our process in
+    # its name, since several workers may save at once.
+    partial = f"{path}.{os.getpid()}.partial"
+    try:
+        yield partial
         os.replace(partial, path)
     # An interrupt too must not leave half a file behind.
     except BaseException:

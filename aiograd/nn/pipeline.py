@@ -7,6 +7,8 @@ Stages work at the same time on different micro-batches. Two schedules:
   way as there are stages, so a stage never keeps more than that many graphs.
 
 The same pipeline does inference: `y = await pipe(x)`.
+
+Stages may be modules of torch, for torch tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from aiograd.autograd.checkpoint import checkpoint
 from aiograd.autograd.ops.join import concatenate
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
+from aiograd.dist.foreign import library_of
 from aiograd.dist.registry import current_context
 from aiograd.nn.module import Module
-from aiograd.nn.remote import RemoteModule, list_parameters
+from aiograd.nn.remote import RemoteModule, is_module, list_parameters
 from aiograd.rpc.api import rpc_async
 from aiograd.rref.rref import RRef
 
@@ -81,12 +84,12 @@ class Pipeline:
         self.stages: list[RRef[Any]] = [_module_of(stage) for stage in stages]
         self.schedule, self.microbatches, self.recompute = schedule, count, recompute
 
-    async def __call__(self, x: Any) -> Tensor:
+    async def __call__(self, x: Any) -> Any:
         """Run the whole batch forward, micro-batches overlapping, and return the joined result."""
         lanes = self._lanes()
         parts = await _all_or_none([self._forward(part, lanes) for part in self._split(x)])
-        joined: Tensor = concatenate(parts)
-        return joined
+        library = library_of(parts[0])
+        return concatenate(parts) if library is None else library.concatenate(parts)
 
     async def remote_parameters(self) -> list[RRef[Any]]:
         """Return an RRef to every parameter of every stage, for a DistributedOptimizer."""
@@ -99,7 +102,7 @@ class Pipeline:
         self,
         x: Any,
         targets: Any,
-        loss: Callable[[Tensor, Any], Any],
+        loss: Callable[[Any, Any], Any],
         context: Context | None = None,
     ) -> float:
         """Run a batch forward and backward by the schedule; return the mean loss.
@@ -111,25 +114,24 @@ class Pipeline:
         """
         ctx = context if context is not None else current_context()
         inputs, wanted = self._split(x), self._split(targets)
-        rows = len(np.asarray(x) if not isinstance(x, Tensor) else x.data)
+        rows = sum(len(part) for part in inputs)
         lanes = self._lanes()
         # The only difference in memory between the schedules: how many micro-batches have a graph.
         under_way = asyncio.Semaphore(len(self.stages) if self.schedule == "1f1b" else len(inputs))
 
-        async def forward(part: Any, target: Any) -> Tensor:
+        async def forward(part: Any, target: Any) -> Any:
             """Return the loss of one micro-batch as its share of the whole."""
             share = loss(await self._forward(part, lanes), target)
             share = await share if inspect.isawaitable(share) else share
             # Weighted by rows: the last micro-batch may be smaller, and the sum must be the mean of
             # the batch.
-            weighted: Tensor = share * (len(part) / rows)
-            return weighted
+            return share * (len(part) / rows)
 
         # What x was made from is one graph for all micro-batches, and the first pass through it
         # would free it for the others. So micro-batches end at x, and one pass carries their
         # gradients on.
-        in_front = isinstance(x, Tensor) and x.grad_fn is not None
-        fronts: list[Tensor] = []  # their gradients are those that arrived at x
+        in_front = _is_tensor(x) and x.grad_fn is not None
+        fronts: list[Any] = []  # their gradients are those that arrived at x
 
         async def there_and_back(part: Any, target: Any) -> float:
             """Run one micro-batch forward and backward; for 1f1b."""
@@ -141,8 +143,8 @@ class Pipeline:
                 if gradient is not None:
                     # A scalar whose gradient at x is the one that arrived: what `ctx.backward` can
                     # start from.
-                    fronts.append((part * np.conjugate(gradient.numpy())).sum())
-                return float(share)
+                    fronts.append((part * gradient.detach().conj()).sum())
+                return float(share.item())
 
         pairs = list(zip(inputs, wanted, strict=True))
         if self.schedule == "1f1b":
@@ -153,7 +155,7 @@ class Pipeline:
             shares = await _all_or_none([forward(*pair) for pair in pairs])
             # One pass from all losses: their graphs share the leaves, which are visited once.
             await ctx.backward(*shares)
-            losses = [float(share) for share in shares]
+            losses = [float(share.item()) for share in shares]
         return float(sum(losses))
 
     def _lanes(self) -> list[asyncio.Lock]:
@@ -171,11 +173,9 @@ class Pipeline:
 
     def _split(self, batch: Any) -> list[Any]:
         """Cut a batch into micro-batches of nearly equal size; views, not copies."""
-        if isinstance(batch, Tensor):
-            rows = batch.shape[0]
-        else:
+        if not _is_tensor(batch):
             batch = np.asarray(batch)
-            rows = len(batch)
+        rows = len(batch)
         if not rows:
             raise ValueError("a pipeline needs at least one row to work on; the batch is empty")
         count = min(self.microbatches, rows)
@@ -201,6 +201,10 @@ async def _all_or_none(work: list[Any]) -> list[Any]:
         raise
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or library_of(value) is not None
+
+
 def _module_of(stage: RemoteModule[Any] | RRef[Any]) -> RRef[Any]:
     """Return the reference to a stage's module."""
     if isinstance(stage, RemoteModule):
@@ -213,6 +217,16 @@ def _module_of(stage: RemoteModule[Any] | RRef[Any]) -> RRef[Any]:
 def _run_stage(stage: RRef[Any], value: Any, recompute: bool) -> Any:
     """Run a stage at its owner; with `recompute`, save its input instead of its graph."""
     module = stage.local_value()
-    if not isinstance(module, Module):
+    if not is_module(module):
         raise ValueError(f"a stage holds {type(module).__name__}, which is no nn.Module")
-    return checkpoint(module.forward)(value) if recompute else module(value)
+    if not recompute:
+        return module(value)
+    # Of another library's, the call itself: its hooks belong to it.
+    return checkpoint(module.forward if isinstance(module, Module) else _called(module))(value)
+
+
+def _called(module: Any) -> Callable[[Any], Any]:
+    def call(value: Any) -> Any:
+        return module(value)
+
+    return call

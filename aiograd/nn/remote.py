@@ -7,17 +7,23 @@ gradients stay on the owner.
 Where the caller is a guest (see `Options.mode`), the class must be exposed. It may then make such
 modules, run those to which it holds a reference, and get references to their parameters. Of other
 modules it may run an exposed `forward`.
+
+Modules of other libraries take part if their library has told how it keeps them in files (`KINDS`).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Generator
 from typing import (
     Any,
+    Final,
     Generic,
     NoReturn,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     TypeVarTuple,
@@ -106,7 +112,7 @@ class RemoteModule(Generic[M_co]):
         args: tuple[Any, ...] = (),
         kwargs: Kwargs = None,
     ) -> None:
-        if isinstance(cls, Module):
+        if is_module(cls):
             name = type(cls).__name__
             raise TypeError(
                 f"a RemoteModule is made of a class and its arguments, not of an instance: "
@@ -132,7 +138,7 @@ class RemoteModule(Generic[M_co]):
 
         Not a keyword of the call: all keywords belong to the module's `forward`.
         """
-        made: Self = _rebuild(self.__getstate__())  # type: ignore[assignment]
+        made: Self = _rebuild(type(self), self.__getstate__())
         made.timeout = None if seconds is None else check_timeout(seconds)
         return made
 
@@ -199,7 +205,7 @@ class RemoteModule(Generic[M_co]):
         return {name: self.__dict__[name] for name in _TRAVELS}
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.__getstate__(),)
+        return _rebuild, (type(self), self.__getstate__())
 
     def __repr__(self) -> str:
         return f"<RemoteModule on {self.on}>"
@@ -213,13 +219,60 @@ class RemoteModule(Generic[M_co]):
         raise AttributeError(f"a RemoteModule has no attribute {name!r}")
 
 
-def _rebuild(state: dict[str, Any]) -> RemoteModule[Any]:
-    made: RemoteModule[Any] = RemoteModule.__new__(RemoteModule)
+def _rebuild(cls: Any, state: dict[str, Any]) -> Any:
+    made = cls.__new__(cls)
     made.__dict__.update(state)
     return made
 
 
 # ── at the owner ────────────────────────────────────────────────────────────────────────────────
+
+
+class ModuleKind(Protocol):
+    """Modules of one library."""
+
+    @property
+    def module_class(self) -> type:
+        """The base of its modules; they have `forward`, `parameters` and `train` as ours have."""
+
+    def save(self, path: files.Path, module: Any) -> None:
+        """Write the state of a module to a file."""
+
+    def load(self, path: files.Path, module: Any) -> None:
+        """Read the state of a module from a file that `save` wrote."""
+
+
+class _OwnModules:
+    module_class = Module
+
+    def save(self, path: files.Path, module: Module) -> None:
+        files.save(path, module.state_dict())
+
+    def load(self, path: files.Path, module: Module) -> None:
+        module.load_state_dict(files.load(path))
+
+
+KINDS: Final[list[ModuleKind]] = [_OwnModules()]  # ours, and those of libraries that were used
+# Bases of other libraries' modules, and the module of ours that adds their kind when imported.
+_KNOWN: Final = {"torch.nn.modules.module.Module": "aiograd.torch.nn"}
+
+
+def kind_of(value: Any) -> ModuleKind | None:
+    """Return the library of a module; None if it is no module."""
+    for kind in KINDS:
+        if isinstance(value, kind.module_class):
+            return kind
+    for base in type(value).__mro__:
+        ours = _KNOWN.get(f"{base.__module__}.{base.__qualname__}")
+        if ours is not None and ours not in sys.modules:
+            importlib.import_module(ours)
+            return kind_of(value)
+    return None
+
+
+def is_module(value: Any) -> bool:
+    """Tell whether something is a module, of ours or of another library that is loaded."""
+    return kind_of(value) is not None
 
 
 @expose
@@ -229,17 +282,17 @@ def create_module(cls: Callable[..., M], args: Any, kwargs: Any) -> M:
     if current_guest() is not None and not is_exposed(cls):
         raise _refusal(cls)
     module = cls(*args, **kwargs)
-    if not isinstance(module, Module):
+    if not is_module(module):
         raise ValueError(
             f"a RemoteModule needs a class of nn.Module, but {cls!r} made {type(module).__name__}"
         )
     return module
 
 
-def _module(rref: RRef[Any], method: str = "") -> Module:
+def _module(rref: RRef[Any], method: str = "") -> Any:
     """Return the module behind a reference, if the caller may use it."""
     module: Any = rref.local_value()
-    if not isinstance(module, Module):
+    if not is_module(module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
     if current_guest() is None or is_exposed(type(module)) or exposed_method(module, method):
         return module
@@ -272,11 +325,13 @@ def set_training(rref: RRef[Any], mode: bool) -> None:
 
 # Not exposed: a guest must not choose files on this machine.
 def _save(rref: RRef[Any], path: str) -> None:
-    files.save(path, _module(rref).state_dict())
+    module = _module(rref)
+    kind_of(module).save(path, module)  # type: ignore[union-attr]
 
 
 def _load(rref: RRef[Any], path: str) -> None:
-    _module(rref).load_state_dict(files.load(path))
+    module = _module(rref)
+    kind_of(module).load(path, module)  # type: ignore[union-attr]
 
 
 __all__ = ["RemoteModule"]

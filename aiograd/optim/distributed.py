@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
@@ -53,6 +53,9 @@ class DistributedOptimizer:
         0.1
     """
 
+    # What owners make their optimisers with; another library's has another one.
+    _make_local: ClassVar[Callable[..., Any]] = staticmethod(owned.make)
+
     def __init__(
         self,
         cls: type[Optimizer],
@@ -83,22 +86,22 @@ class DistributedOptimizer:
         self.staleness = staleness
         # Started here and awaited later, so that all owners work at once.
         self._making = {
-            owner: rpc_async(owner, owned.make, args=(cls, rrefs, args, kwargs))
+            owner: rpc_async(owner, self._make_local, args=(cls, rrefs, args, kwargs))
             for owner, rrefs in owners.items()
         }
         # Owner → its local optimiser, once made.
-        self._locals: dict[str, RRef[Optimizer]] | None = None
+        self._locals: dict[str, RRef[owned.LocalOptimizer]] | None = None
         self._groups: list[Group] = []
         self._first: list[Group] = []  # the same as the owners made them
         # What was ever different from that. A setting that was changed back must be sent too:
         # owners have the changed one.
         self._changed: list[set[str]] = []
 
-    def __await__(self) -> Generator[Any, None, DistributedOptimizer]:
+    def __await__(self) -> Generator[Any, None, Self]:
         yield from self._made().__await__()
         return self
 
-    async def _made(self) -> dict[str, RRef[Optimizer]]:
+    async def _made(self) -> dict[str, RRef[owned.LocalOptimizer]]:
         """Wait until every owner has its local optimiser; return the references."""
         if self._locals is None:
             made = await _all(self._making)

@@ -7,6 +7,9 @@ or nowhere, and no other trainer that takes turns steps in between.
 
 A guest (see `Options.mode`) may have optimisers of exposed classes, of the parameters to which it
 holds references, and use gradients of contexts that it takes part in.
+
+Nothing here knows whose tensors the parameters are: an optimiser of another library takes part
+behind a `LocalOptimizer` of its own, as `aiograd.torch.optim` has one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aiograd.autograd.tensor import Tensor
 from aiograd.dist.context import Context
@@ -40,7 +43,7 @@ class History:
         # so that the history keeps no parameter alive; the entry goes with the parameter.
         self._steps: dict[int, deque[tuple[int, int]]] = {}
 
-    def add(self, params: Iterable[Tensor], step: int, context_id: int, oldest: int) -> None:
+    def add(self, params: Iterable[Any], step: int, context_id: int, oldest: int) -> None:
         """Note a step; those up to `oldest` were seen by every live context and are dropped."""
         for param in params:
             known = self._steps.get(id(param))
@@ -52,11 +55,11 @@ class History:
                 known.popleft()
             known.append((step, context_id))
 
-    def behind(self, params: Iterable[Tensor], since: int, context_id: int) -> int:
+    def behind(self, params: Iterable[Any], since: int, context_id: int) -> int:
         """Return how often other contexts have changed the most changed of these parameters."""
         return max((self._count(param, since, context_id) for param in params), default=0)
 
-    def _count(self, param: Tensor, since: int, context_id: int) -> int:
+    def _count(self, param: Any, since: int, context_id: int) -> int:
         known = self._steps.get(id(param), ())
         return sum(step > since and context != context_id for step, context in known)
 
@@ -81,30 +84,96 @@ def _steps() -> Steps:
     return found
 
 
+class LocalOptimizer(Protocol):
+    """An optimiser of some parameters of this worker."""
+
+    @property
+    def optimizer(self) -> Any:
+        """The library's optimiser: its class must be exposed to guests who use it."""
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """The settings of its steps, by group."""
+
+    @property
+    def params(self) -> list[Any]:
+        """The parameters that it changes."""
+
+    def step_with(self, gradients: Mapping[Any, Any]) -> None:
+        """Step; graphs and messages that have seen a parameter keep the memory they saw."""
+
+    def norm(self, gradients: Iterable[Any]) -> float:
+        """Return the norm of all gradients taken as one vector."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the parameters, as a copy."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave."""
+
+
+class OwnOptimizer:
+    """A `LocalOptimizer` of Tensors."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.norm = gradient_norm
+        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """The settings of its steps, by group."""
+        return self.optimizer.param_groups
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters that it changes."""
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    def step_with(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Step; graphs and messages of other trainers keep the array they saw."""
+        for param in self.params:
+            if param in gradients:
+                param.renew()
+        self.optimizer.step_with(gradients)
+
+
 @expose
 def make(
     cls: type[Optimizer], params: list[RRef[Tensor]], args: Any, kwargs: Any
-) -> tuple[RRef[Optimizer], list[Group]]:
+) -> tuple[RRef[LocalOptimizer], list[Group]]:
     """Make the local optimiser; return a reference to it, and the settings it starts with."""
-    _check_guest(cls)
-    local = cls([param.local_value() for param in params], *args, **kwargs)
+    check_guest(cls, Optimizer)
+    made = cls([param.local_value() for param in params], *args, **kwargs)
+    if not isinstance(made, Optimizer):
+        raise TypeError(
+            f"a DistributedOptimizer takes a class of ag.optim, not {cls!r}; for optimisers of "
+            "torch there is ag.torch.DistributedOptimizer"
+        )
+    return referred(OwnOptimizer(made))
+
+
+def referred(local: LocalOptimizer) -> tuple[RRef[LocalOptimizer], list[Group]]:
+    """Return what a distributed optimiser keeps of a local one."""
     return RRef(local), settings_of(local.param_groups)
 
 
-def _check_guest(cls: Any) -> None:
-    """Raise NotAllowed if the caller is a guest and the class is not exposed to guests."""
+def check_guest(cls: Any, base: type = object) -> None:
+    """Raise NotAllowed if the caller is a guest, and the class no `base` that guests may use."""
     if current_guest() is None:
         return
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer) and is_exposed(cls)):
+    if not (isinstance(cls, type) and issubclass(cls, base) and is_exposed(cls)):
         name = getattr(cls, "__name__", type(cls).__name__)
         raise NotAllowed(f"{name} is no optimiser that is exposed here", current_agent().name)
 
 
-def _local(optimizer: RRef[Optimizer]) -> Optimizer:
+def _local(optimizer: RRef[LocalOptimizer]) -> LocalOptimizer:
     """Return the optimiser that the caller means, if it may use it."""
-    local: Optimizer = optimizer.local_value()
-    _check_guest(type(local))
-    return local
+    local: Any = optimizer.local_value()
+    # Whatever it is: a guest may send any reference.
+    check_guest(type(getattr(local, "optimizer", None)))
+    checked: LocalOptimizer = local
+    return checked
 
 
 def _context(context_id: int) -> Context:
@@ -120,20 +189,19 @@ def settings_of(groups: Iterable[Group]) -> list[Group]:
     return [{key: value for key, value in g.items() if key != "params"} for g in groups]
 
 
-def _use(local: Optimizer, settings: list[Group]) -> None:
+def _use(local: LocalOptimizer, settings: list[Group]) -> None:
     for group, wanted in zip(local.param_groups, settings, strict=True):
         group.update(wanted)
 
 
-def _own_gradients(local: Optimizer, context: Context) -> dict[Tensor, Tensor]:
+def _own_gradients(local: LocalOptimizer, context: Context) -> dict[Any, Any]:
     """Return the gradients of the optimiser's parameters in the context."""
     gradients = context.gradients
-    params = (param for group in local.param_groups for param in group["params"])
-    return {param: gradients[param] for param in params if param in gradients}
+    return {param: gradients[param] for param in local.params if param in gradients}
 
 
 @expose
-async def take_turn(optimizer: RRef[Optimizer], context_id: int) -> AsyncIterator[int]:
+async def take_turn(optimizer: RRef[LocalOptimizer], context_id: int) -> AsyncIterator[int]:
     """Yield one item, how far the caller's gradients are behind, and hold the turn.
 
     It is the caller's turn until it closes the stream.
@@ -151,30 +219,27 @@ async def take_turn(optimizer: RRef[Optimizer], context_id: int) -> AsyncIterato
 
 
 @expose
-def step(optimizer: RRef[Optimizer], context_id: int, settings: list[Group]) -> None:
+def step(optimizer: RRef[LocalOptimizer], context_id: int, settings: list[Group]) -> None:
     """Step with these settings, on the parameters that have a gradient in the context."""
     context, local, steps = _context(context_id), _local(optimizer), _steps()
     changing = _own_gradients(local, context)
     with steps.lock:
         _use(local, settings)
-        for param in changing:
-            # Graphs and messages of other trainers keep the array they saw.
-            param.renew()
-        local.step_with(context.gradients)
+        local.step_with(changing)
         # Numbered while the lock is held, so that numbers rise in the order of the steps.
         number, oldest = context.home.count_step()
         steps.history.add(changing, number, context_id, oldest)
 
 
 @expose
-def squared_norm(optimizer: RRef[Optimizer], context_id: int) -> float:
+def squared_norm(optimizer: RRef[LocalOptimizer], context_id: int) -> float:
     """Return the squared norm of the gradients here; squares of owners add up."""
-    own = _own_gradients(_local(optimizer), _context(context_id))
-    return gradient_norm(own.values()) ** 2
+    local = _local(optimizer)
+    return local.norm(_own_gradients(local, _context(context_id)).values()) ** 2
 
 
 @expose
-def scale(optimizer: RRef[Optimizer], context_id: int, factor: float) -> None:
+def scale(optimizer: RRef[LocalOptimizer], context_id: int, factor: float) -> None:
     """Multiply the gradients here by a factor, in the context."""
     context = _context(context_id)
     for param, gradient in _own_gradients(_local(optimizer), context).items():
@@ -183,7 +248,7 @@ def scale(optimizer: RRef[Optimizer], context_id: int, factor: float) -> None:
 
 
 @expose
-def state_dict(optimizer: RRef[Optimizer], settings: list[Group]) -> Any:
+def state_dict(optimizer: RRef[LocalOptimizer], settings: list[Group]) -> Any:
     """Return the local optimiser's state, with the caller's settings."""
     local = _local(optimizer)
     with _steps().lock:
@@ -192,7 +257,7 @@ def state_dict(optimizer: RRef[Optimizer], settings: list[Group]) -> Any:
 
 
 @expose
-def load_state_dict(optimizer: RRef[Optimizer], state: Any) -> None:
+def load_state_dict(optimizer: RRef[LocalOptimizer], state: Any) -> None:
     """Restore the local optimiser's state."""
     local = _local(optimizer)
     with _steps().lock:

@@ -2,9 +2,9 @@
 
 It decides for each call and request to whom, until when and by which path it goes (`call` chooses
 between the fast and the general one), and is where other layers plug in: `travellers`, `baggage`,
-`result_store`, `services`, `lost`, `returned`, `post_refused`, `ops`, `fault_injector`, `parts`.
-`envelope` packs a call, and the link to its peer sends it and settles its future. The cluster layer
-knows who the peers are, and fills the `directory`.
+`result_store`, `services`, `lost`, `returned`, `post_refused`, `ops`, `fault_injector`, `wrapper`,
+`parts`. `envelope` packs a call, and the link to its peer sends it and settles its future. The
+cluster layer knows who the peers are, and fills the `directory`.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ class Agent:
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
         self.fault_injector: FaultInjector | None = None
         self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
+        # Gives what runs in place of a function that is called here; None: the function itself.
+        self.wrapper: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
         # Our own.
         self.codec: Codec = Codec(self.travellers)

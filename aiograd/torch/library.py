@@ -104,6 +104,10 @@ class Torch:
         """Run a function whose graph is recomputed in the backward pass."""
         return checkpoint(call, use_reentrant=False)
 
+    def concatenate(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join tensors along their first axis."""
+        return torch.cat(list(tensors))
+
     def pack(self, gradient: torch.Tensor, buffers: list[PickleBuffer]) -> list[Any] | None:
         """Return a dense gradient as plain data; None for one that is sparse or recorded."""
         if gradient.requires_grad or gradient.layout is not torch.strided or gradient.is_quantized:

@@ -1,35 +1,36 @@
 """Optimisers of torch at the owner of the parameters, for gradients that are in a context.
 
     step     gradients of the context ─▶ torch's optimiser, on a copy ─▶ published in the parameter
-    pinned   what a forward pass saves of a parameter stays as the pass saw it
 
 torch steps in place. Where several trainers share parameters, the step of one then changes what
 the forward pass of another has saved, and torch refuses that one's backward pass. Here a step is
-made on a copy, which then becomes the memory of the parameter; a graph that saved the old memory
-keeps it. So each trainer gets the gradient of the values it saw.
-
-torch saves a parameter as the object, not as its memory, so that a new memory would be seen by old
-graphs, and give wrong gradients without a word. `pinned` saves the memory instead.
+made on a copy, which then becomes the memory of the parameter (`published.py`). So each trainer
+gets the gradient of the values it saw.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import math
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
-from aiograd.dist.registry import contexts, resolve
+from aiograd import optim
+from aiograd.dist.registry import resolve
+from aiograd.optim import owned
+from aiograd.optim.optimizer import Group
+from aiograd.rpc.agent import current_agent
+from aiograd.rpc.api import expose
+from aiograd.rref.rref import RRef
+from aiograd.torch.published import pin_this_thread, pinned, publish, register, runs_pinned
 
-__all__ = ["LocalOptimizer", "pinned"]
+__all__ = ["DistributedOptimizer", "LocalOptimizer", "pinned"]
 
 # One step at a time in a process: trainers have optimisers of their own for the same parameters.
 _steps = threading.Lock()
-# Parameters whose memory is replaced by steps. By identity: `==` of tensors compares elements.
-_published: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
 class LocalOptimizer:
@@ -38,50 +39,65 @@ class LocalOptimizer:
     def __init__(
         self, cls: Any, parameters: Iterable[torch.Tensor], *args: Any, **kwargs: Any
     ) -> None:
-        self.parameters = list(parameters)
+        self.params = list(parameters)
+        if len({id(parameter) for parameter in self.params}) < len(self.params):
+            raise ValueError("a parameter was given to the optimizer twice")
         # The optimiser works on these; their memory is that of the parameters, or the next one.
-        self._copies = [_copy_of(parameter) for parameter in self.parameters]
+        self._copies = [_copy_of(parameter) for parameter in self.params]
         self.optimizer = cls(self._copies, *args, **kwargs)
-        # Old memory with the contexts that may read it: a kernel in another thread does not own
-        # what it reads, and would read freed memory.
-        self._old: list[tuple[list[torch.Tensor], list[Any]]] = []
-        for parameter in self.parameters:
-            _published[id(parameter)] = weakref.ref(parameter, _forget(id(parameter)))
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"an optimiser of torch is needed, and {cls!r} made "
+                f"{type(self.optimizer).__name__}; for those of ag.optim there is "
+                "ag.optim.DistributedOptimizer"
+            )
+        for parameter in self.params:
+            register(parameter)
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """The settings of its steps, by group."""
+        groups: list[Group] = self.optimizer.param_groups
+        return groups
 
     def step(self, ctx_or_id: Any) -> None:
         """Step with the gradients of a context; parameters without one stay as they are."""
-        gradients = resolve(ctx_or_id).gradients
+        self.step_with(resolve(ctx_or_id).gradients)
+
+    def step_with(self, gradients: Mapping[Any, Any]) -> None:
+        """Step with these gradients, by parameter; graphs keep the memory they saw."""
         # By identity: the mapping's keys are tensors.
         found = {id(leaf): gradient for leaf, gradient in gradients.items()}
         with _steps, torch.no_grad():
             stepped = []
-            for parameter, copy in zip(self.parameters, self._copies, strict=True):
+            for parameter, copied in zip(self.params, self._copies, strict=True):
                 gradient = found.get(id(parameter))
-                copy.grad = gradient
+                copied.grad = gradient
                 if gradient is not None:
                     # From the parameter: another optimiser, or the user, may have changed it.
-                    copy.data = parameter.detach().clone(memory_format=torch.preserve_format)
-                    stepped.append((parameter, copy))
-            with torch.enable_grad():  # torch's optimisers switch it off themselves
-                self.optimizer.step()
-            self._publish(stepped)
-            for copy in self._copies:
-                copy.grad = None
+                    copied.data = parameter.detach().clone(memory_format=torch.preserve_format)
+                    stepped.append((parameter, copied))
+            try:
+                with torch.enable_grad():  # torch's optimisers switch it off themselves
+                    self.optimizer.step()
+            finally:
+                for copied in self._copies:
+                    copied.grad = None
+            publish(stepped)
 
-    def _publish(self, stepped: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        old = [parameter.data for parameter, _ in stepped]
-        for parameter, copy in stepped:
-            parameter.data = copy.data
-        self._old = [each for each in self._old if not all(context.released for context in each[1])]
-        self._old.append((old, contexts().all()))
+    def norm(self, gradients: Iterable[torch.Tensor]) -> float:
+        """Return the norm of all gradients taken as one vector."""
+        numbers = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        return math.sqrt(sum(float(torch.linalg.vector_norm(each)) ** 2 for each in numbers))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the parameters, as a copy: steps change it in place."""
+        state: dict[str, Any] = copy.deepcopy(self.optimizer.state_dict())
+        return state
 
-def _forget(key: int) -> Callable[[Any], None]:
-    def forget(ended: Any) -> None:
-        if _published.get(key) is ended:  # else the id is that of another parameter by now
-            del _published[key]
-
-    return forget
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave."""
+        self.optimizer.load_state_dict(state)
 
 
 def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -95,33 +111,39 @@ def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().clone().requires_grad_(parameter.requires_grad)
 
 
-@contextlib.contextmanager
-def pinned() -> Iterator[None]:
-    """Let graphs that are built in this block, in this thread, keep the memory of parameters."""
-    if not _published:  # nothing is ever replaced: torch's own way is cheaper
-        yield
-        return
-    with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
-        yield
+@expose
+def make(
+    cls: Any, params: list[RRef[Any]], args: Any, kwargs: Any
+) -> tuple[RRef[owned.LocalOptimizer], list[Group]]:
+    """Make the local optimiser; return a reference to it, and the settings it starts with."""
+    owned.check_guest(cls, torch.optim.Optimizer)
+    local = LocalOptimizer(cls, [param.local_value() for param in params], *args, **kwargs)
+    agent = current_agent()
+    if agent.wrapper is None:
+        # From now on all graphs here keep the parameters they saw.
+        agent.wrapper = runs_pinned
+        agent.loop.call_soon_threadsafe(pin_this_thread)
+    return owned.referred(local)
 
 
-def _pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    # A view of a parameter, such as the transposed weight of a linear layer, keeps its own memory.
-    known = _published.get(id(tensor))
-    parameter = None if known is None else known()
-    if parameter is not None and parameter is tensor:
-        # The memory as it is now: steps replace it.
-        return parameter.detach(), tensor._version
-    return tensor, tensor._version
+class DistributedOptimizer(optim.DistributedOptimizer):
+    """`opt = await ag.torch.DistributedOptimizer(torch.optim.SGD, param_rrefs, lr=0.1)`.
 
+    Everything that `ag.optim.DistributedOptimizer` has, over an optimiser of torch at each owner:
+    one call per owner and step, `clip_grad_norm`, `state_dict`, schedulers of `ag.optim`, a bound
+    on `staleness`. Gradients are those of the context; no `.grad` is touched. A step replaces the
+    memory of a parameter, so several trainers may share it, and forward passes that are under way
+    keep what they saw.
+    """
 
-def _unpack(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
-    """Return what was saved; torch leaves it to hooks to see that nobody has written into it."""
-    tensor, version = saved
-    if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: a tensor of shape {list(tensor.shape)} is at version {tensor._version}; "
-            f"expected version {version} instead"
-        )
-    return tensor
+    _make_local: ClassVar[Callable[..., Any]] = staticmethod(make)
+
+    def __init__(
+        self,
+        cls: type[torch.optim.Optimizer],
+        param_rrefs: Iterable[RRef[Any]],
+        *args: Any,
+        staleness: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(cls, param_rrefs, *args, staleness=staleness, **kwargs)

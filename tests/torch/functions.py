@@ -19,6 +19,14 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=DTYPE).requires_grad_()
 
 
+def fill(module: torch.nn.Module, seed: int = 0) -> None:
+    """Give a module first values of its own: makers share torch's generator, and run at once."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=DTYPE) / 2)
+
+
 def times(x: torch.Tensor, name: str = "u") -> torch.Tensor:
     return x * LEAVES[name]
 

@@ -114,6 +114,7 @@ class Callee:
             and (not keep or target.kind == "op")
             and host.profiles is None  # a recording wants to know when each began and ended
             and host.fault_injector is None  # wants to see replies one by one
+            and (host.wrapper is None or target.kind == "op")
         )
         here = target.mode == INLINE
         deadline = self.execution.deadline(budget)

@@ -48,6 +48,8 @@ class ExecutionHost(ResponseHost, Protocol):
     """What running functions needs of the worker."""
 
     profiles: Any  # recordings of everything that is called here; None: there are none
+    # Gives what runs in place of a function that is called here; None: the function itself.
+    wrapper: Callable[[Callable[..., Any]], Callable[..., Any]] | None
 
     @property
     def services(self) -> dict[str, Callable[..., Any]]: ...
@@ -102,6 +104,8 @@ class Execution:
                 self.enter_scope(invocation.context, self.deadline(invocation.budget))
         if invocation.record is not None or host.profiles is not None:
             invocation.visit = visit(invocation, host)
+        if host.wrapper is not None and target.kind != "op":
+            invocation.func = host.wrapper(invocation.func)
         context = invocation.context
         if here:
             assert context is not None

@@ -116,7 +116,9 @@ class CheckpointNode(Joint):
         self.function, self.draws = function, draws
         self.call: functools.partial[Any] | None = call  # None once freed
         self.inputs, self.metas = _inputs(call), metas
-        self.seen = [_Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)]
+        self.seen: list[_Seen] = [
+            _Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)
+        ]
         # The nodes that gradients are for, the inputs first. Kept beside `parents`, because a
         # checkpoint around this one replaces parents by its own borders (`_cut`), while the
         # function will meet the nodes themselves.

@@ -7,6 +7,8 @@ message is one edge, however many tensors it carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import Token
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -198,8 +200,8 @@ class ContextBaggage:
     ) -> None:
         self._contexts, self._reports, self._access = contexts, reports, access
         # Bound, not wrapped: every call asks for them.
-        self.current = contexts.current
-        self.enter = CURRENT.set
+        self.current: Callable[[], Context | None] = contexts.current
+        self.enter: Callable[[Context | None], Token[Context | None]] = CURRENT.set
 
     def depart(self, carried: Context | None, departure: Departure) -> Any:
         """Return what rides with a message, and make the sending end of its edge.

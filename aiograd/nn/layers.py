@@ -303,10 +303,12 @@ class LayerNorm(Module):
             (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         )
         self.eps = eps
-        self.weight = self.bias = None
+        self.weight: Parameter | None = None
+        self.bias: Parameter | None = None
         if elementwise_affine:
             # Begins as the identity: scale one, shift zero.
-            self.weight = init.ones(empty_parameter(*self.normalized_shape, dtype=dtype))
+            self.weight = empty_parameter(*self.normalized_shape, dtype=dtype)
+            init.ones(self.weight)
             self.bias = empty_parameter(*self.normalized_shape, dtype=dtype)
 
     def forward(self, input: Any) -> Tensor:
@@ -400,7 +402,7 @@ class BatchNorm1d(_BatchNorm):
     (5, 3)
     """
 
-    dims = (2, 3)
+    dims: tuple[int, ...] = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
@@ -410,4 +412,4 @@ class BatchNorm2d(_BatchNorm):
     (5, 3, 4, 4)
     """
 
-    dims = (4,)
+    dims: tuple[int, ...] = (4,)

@@ -44,8 +44,8 @@ def _complex(function: Any, back: Any) -> Op:
     return numpy_op(function, rule)
 
 
-fft = _complex(np.fft.fft, np.fft.ifft)
-ifft = _complex(np.fft.ifft, np.fft.fft)
+fft: Op = _complex(np.fft.fft, np.fft.ifft)
+ifft: Op = _complex(np.fft.ifft, np.fft.fft)
 
 
 def _rfft(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
@@ -116,14 +116,14 @@ def _half(inner: Callable[..., Any], half: Any, reference: Any, default: Any, la
     return composite(reference)(transform)
 
 
-rfft2 = _half(fft, rfft, np.fft.rfft2, (-2, -1), last=False)
-rfftn = _half(fft, rfft, np.fft.rfftn, None, last=False)
-irfft2 = _half(ifft, irfft, np.fft.irfft2, (-2, -1), last=True)
-irfftn = _half(ifft, irfft, np.fft.irfftn, None, last=True)
-fft2 = _over_axes(fft, np.fft.fft2, (-2, -1))
-ifft2 = _over_axes(ifft, np.fft.ifft2, (-2, -1))
-fftn = _over_axes(fft, np.fft.fftn, None)
-ifftn = _over_axes(ifft, np.fft.ifftn, None)
+rfft2: Callable[..., Any] = _half(fft, rfft, np.fft.rfft2, (-2, -1), last=False)
+rfftn: Callable[..., Any] = _half(fft, rfft, np.fft.rfftn, None, last=False)
+irfft2: Callable[..., Any] = _half(ifft, irfft, np.fft.irfft2, (-2, -1), last=True)
+irfftn: Callable[..., Any] = _half(ifft, irfft, np.fft.irfftn, None, last=True)
+fft2: Callable[..., Any] = _over_axes(fft, np.fft.fft2, (-2, -1))
+ifft2: Callable[..., Any] = _over_axes(ifft, np.fft.ifft2, (-2, -1))
+fftn: Callable[..., Any] = _over_axes(fft, np.fft.fftn, None)
+ifftn: Callable[..., Any] = _over_axes(ifft, np.fft.ifftn, None)
 
 fftshift: Op = numpy_op(np.fft.fftshift, lambda g, y, a, axes=None: np.fft.ifftshift(g, axes))
 ifftshift: Op = numpy_op(np.fft.ifftshift, lambda g, y, a, axes=None: np.fft.fftshift(g, axes))

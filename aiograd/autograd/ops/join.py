@@ -147,8 +147,8 @@ def _splitter(function: Any) -> Op:
     )
 
 
-split = _splitter(np.split)
-array_split = _splitter(np.array_split)
+split: Op = _splitter(np.split)
+array_split: Op = _splitter(np.array_split)
 
 
 @composite(np.hsplit)

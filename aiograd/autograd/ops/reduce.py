@@ -206,7 +206,7 @@ def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False
     return kept(g, axis, keepdims, a.ndim) * conj(share)
 
 
-logsumexp = new_op("logsumexp", _logsumexp_forward, _logsumexp)
+logsumexp: Op = new_op("logsumexp", _logsumexp_forward, _logsumexp)
 
 describe(
     {

@@ -87,9 +87,9 @@ def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
     return composite(function)(atleast)
 
 
-atleast_1d = _at_least(np.atleast_1d, 1)
-atleast_2d = _at_least(np.atleast_2d, 2)
-atleast_3d = _at_least(np.atleast_3d, 3)
+atleast_1d: Callable[..., Any] = _at_least(np.atleast_1d, 1)
+atleast_2d: Callable[..., Any] = _at_least(np.atleast_2d, 2)
+atleast_3d: Callable[..., Any] = _at_least(np.atleast_3d, 3)
 
 
 # ── order of axes ───────────────────────────────────────────────────────────────────────────────

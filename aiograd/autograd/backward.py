@@ -96,13 +96,13 @@ def accumulated(old: Tensor, new: Tensor) -> Tensor:
     # One of them was made with create_graph: a sum in place would cut it off its graph.
     if old.requires_grad or new.requires_grad:
         return old + new
-    if old.data.__class__ is np.ndarray and new.data.__class__ is np.ndarray:
+    if old.raw.__class__ is np.ndarray and new.raw.__class__ is np.ndarray:
         # In place as in torch, so a user who kept `x.grad` sees it grow; the version tells graphs
         # that saved it.
-        old.data += new.data
+        old.raw += new.raw
         old._written()
         return old
-    return wrap(old.data + new.data)
+    return wrap(old.raw + new.raw)
 
 
 def refuse_received(sink: Node) -> None:
@@ -236,7 +236,7 @@ def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tu
 
 
 def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
-    data = root.data
+    data = root.raw
     if value is None:
         if data.size != 1:
             raise GradError(
@@ -256,4 +256,4 @@ def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
         )
     if create_graph:
         return value if isinstance(value, Tensor) else wrap(value)
-    return value.data if isinstance(value, Tensor) else value
+    return value.raw if isinstance(value, Tensor) else value

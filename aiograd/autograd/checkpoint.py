@@ -26,6 +26,7 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Hook, Joint, Node, Part, freed, modified
+from aiograd.autograd.handed_out import counter_of
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.random import Replayable
 from aiograd.autograd.sweep import Sweep
@@ -56,7 +57,7 @@ class Checkpointed:
         # The function's own nodes died with its graph. What is still alive is held from outside: a
         # result that the function only reads, so a gradient must reach it.
         known = [node for other in others if (node := other()) is not None]
-        metas = tuple((t.data.shape, t.data.dtype) for t, _ in outputs)
+        metas = tuple((t.raw.shape, t.raw.dtype) for t, _ in outputs)
         # One node, with all outputs as its parts, stands for the whole function.
         node = CheckpointNode(self.function.__name__, call, draws, leaves, known, metas)
         for index, (output, recorded) in enumerate(outputs):
@@ -210,7 +211,8 @@ class _Seen(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether the tensor was written to, or given another array, since then."""
-        return self.tensor._cell is not self.cell or self.cell[0] != self.version
+        same = counter_of(self.tensor._cell) is counter_of(self.cell)
+        return not same or self.cell[0] != self.version
 
 
 def _first_run(

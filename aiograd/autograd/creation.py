@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.handed_out import watched_source
 from aiograd.autograd.random import Generator, generator_or_default
 from aiograd.autograd.tensor import Tensor, check_numbers, wrap
 
@@ -21,7 +22,7 @@ def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
     (2, 2)
     """
     if isinstance(data, Tensor):
-        data = data.data
+        data = data.raw
     elif isinstance(data, list | tuple):
         data = _values(data)
     return Tensor(data, requires_grad, dtype)
@@ -42,13 +43,19 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     >>> array[0] = 5
     >>> t
     tensor([5., 0.])
+
+    A write to the array that a graph would have to know of makes that graph's backward pass a
+    GradError; the limits are in `autograd/handed_out.py`.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
     check_numbers(array.dtype, "an array")
     # A view, and not the array: a subclass (a matrix, a masked array) has its own arithmetic. The
     # memory is shared either way.
-    return _made(array.view(np.ndarray), requires_grad)
+    result = _made(array.view(np.ndarray), requires_grad)
+    if array.flags.writeable:
+        result._cell = watched_source(result.raw)
+    return result
 
 
 def _made(array: Any, requires_grad: bool) -> Tensor:
@@ -102,7 +109,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = F
     """
     size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     # The value alone: a new tensor is a leaf.
-    value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
+    value = fill_value.raw if isinstance(fill_value, Tensor) else fill_value
     return _made(np.full(size, value, dtype), requires_grad)
 
 

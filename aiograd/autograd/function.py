@@ -107,7 +107,7 @@ class _Saved:
         self.cell = tensor._cell
         self.version = tensor._cell[0]
         self.output = next((i for i, out in enumerate(outputs) if out is tensor), None)
-        self.data = tensor.data
+        self.data = tensor.raw
         self.tensor = tensor if self.output is None else None
 
     def restore(self, name: str, node: FunctionNode | None) -> Tensor:
@@ -322,7 +322,7 @@ def _only_once(grad: Any, node: FunctionNode) -> Any:
     """Return a gradient whose own derivative is an error."""
     if grad is None:
         return None
-    data = grad.data if isinstance(grad, Tensor) else np.asarray(grad)
+    data = grad.raw if isinstance(grad, Tensor) else np.asarray(grad)
     return wrap(data, _Once(node, data)) if data.dtype.kind in "fc" else grad
 
 

@@ -81,8 +81,8 @@ class Accumulate(Node):
         # refers back to this node only weakly, so that the two are no cycle.
         self.variable: Tensor = variable
         self.parents = ()
-        self.shape = variable.data.shape
-        self.dtype = variable.data.dtype
+        self.shape = variable.raw.shape
+        self.dtype = variable.raw.dtype
         self.hooks = None
 
 

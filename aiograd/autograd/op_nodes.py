@@ -283,7 +283,7 @@ def record_all(
     """Make the results of an operation with several outputs remember how they were made."""
     plan = _plan(op, kwargs, parents)
     saved, cells, version = _save(plan, args)
-    arrays = tuple([tensor.data for tensor in results])
+    arrays = tuple([tensor.raw for tensor in results])
     if plan.keeps_result:
         saved[0] = arrays
         for tensor in results:
@@ -295,7 +295,7 @@ def record_all(
     node = JointOpNode(op, plan, parents, (saved, cells, version), kwargs, metas)
     for index, tensor in enumerate(results):
         # Counts and positions among the outputs have no gradient.
-        if tensor.data.dtype.kind in "fc":
+        if tensor.raw.dtype.kind in "fc":
             tensor._node = Part(node, index, *metas[index])
 
 
@@ -333,14 +333,14 @@ def _save(plan: Plan, args: Sequence[Any]) -> Saved:
                 cell = arg._cell = [0]
             else:
                 version += cell[0]
-            saved[i + 1] = arg.data
+            saved[i + 1] = arg.raw
             cells.append(cell)
         else:
             saved[i + 1] = arg
             cells.append(_NEVER)
     for i in plan.shapes:
         arg = args[i]
-        saved[i + 1] = Meta(arg.data if isinstance(arg, Tensor) else arg)
+        saved[i + 1] = Meta(arg.raw if isinstance(arg, Tensor) else arg)
     return saved, cells, version
 
 
@@ -366,15 +366,15 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
 
     Without this, a write through one name goes unnoticed by a graph that saved the other.
     """
-    data, base = result.data, result.data.base
+    data, base = result.raw, result.raw.base
     for arg in args:
         # The cheap tests first. The last one is for views that name another base: those that
         # strides were given for. It compares bounds only and may say yes to neighbours in one
         # buffer; they then count too many writes, which is safe.
         if isinstance(arg, Tensor) and (
-            arg.data is base
-            or arg.data.base is base
-            or (arg.data.__class__ is _ndarray and np.may_share_memory(arg.data, data))
+            arg.raw is base
+            or arg.raw.base is base
+            or (arg.raw.__class__ is _ndarray and np.may_share_memory(arg.raw, data))
         ):
             if arg._cell is None:
                 arg._cell = [0] if result._cell is None else result._cell

@@ -287,8 +287,8 @@ class Sweep:
                 # Hooks of a leaf sit on the tensor and run here, on the sum: its node may be a new
                 # one in every graph.
                 grad = _run_hooks(leaf._hooks.values(), grad, node, self.create_graph)
-            if leaf.data.__class__ is not _ndarray:
-                grad = _in_layout_of(leaf.data, grad)
+            if leaf.raw.__class__ is not _ndarray:
+                grad = _in_layout_of(leaf.raw, grad)
             if grad.__class__ is _ndarray:
                 # A view shows memory of another array, often read-only (the gradient of a sum).
                 # Memory in odd order would slow down optimisers and messages. Else the number of
@@ -393,7 +393,7 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
             grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))
     elif grad.__class__ is not _ndarray:
         if isinstance(grad, Tensor):
-            grad = grad.data
+            grad = grad.raw
         # A rule may return a Python number.
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad)

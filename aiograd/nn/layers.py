@@ -111,7 +111,7 @@ class Embedding(Module):
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             # It gets no gradient either, so it stays zero.
-            self.weight.data[padding_idx] = 0
+            self.weight.raw[padding_idx] = 0
 
     def forward(self, input: Any) -> Tensor:
         """Return the rows with these numbers: one axis more than the input has."""
@@ -155,7 +155,7 @@ class EmbeddingBag(Module):
         self.weight: Parameter = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
-            self.weight.data[padding_idx] = 0
+            self.weight.raw[padding_idx] = 0
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
         """Reduce the rows of each bag: a row of a matrix, or a run of a vector from an offset."""
@@ -377,7 +377,7 @@ class _BatchNorm(Module):
             )
         if self.training and self.num_batches_tracked is not None:
             # Written in place, through the tensor: a `state_dict` shares its memory.
-            self.num_batches_tracked[...] = self.num_batches_tracked.data + 1
+            self.num_batches_tracked[...] = self.num_batches_tracked.raw + 1
         result: Tensor = functional.batch_norm(
             input,
             self.running_mean,

@@ -111,7 +111,7 @@ class Pipeline:
         """
         ctx = context if context is not None else current_context()
         inputs, wanted = self._split(x), self._split(targets)
-        rows = len(np.asarray(x) if not isinstance(x, Tensor) else x.data)
+        rows = len(np.asarray(x) if not isinstance(x, Tensor) else x.raw)
         lanes = self._lanes()
         # The only difference in memory between the schedules: how many micro-batches have a graph.
         under_way = asyncio.Semaphore(len(self.stages) if self.schedule == "1f1b" else len(inputs))

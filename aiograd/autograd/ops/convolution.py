@@ -306,7 +306,7 @@ def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
     # A border that never wins.
     a, kernel, step = _prepared(input, kernel_size, stride, padding, -np.inf)
-    return _picked(a, chosen=_largest(a.data, kernel, step), kernel=kernel, stride=step)
+    return _picked(a, chosen=_largest(a.raw, kernel, step), kernel=kernel, stride=step)
 
 
 def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
@@ -337,4 +337,4 @@ def avg_pool2d(
     # How many elements of each window lie in the image, from one image of ones.
     ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
     sizes = _pooled(ones, kernel_size, stride, padding).sum(axis=(2, 3))
-    return view.sum(axis=(2, 3)) / sizes.data
+    return view.sum(axis=(2, 3)) / sizes.raw

@@ -188,7 +188,7 @@ def where(condition: Any, *choices: Any) -> Any:
     """
     if choices:
         return _chosen(condition, *choices)
-    return tuple(wrap(found) for found in np.nonzero(as_tensor(condition).data))
+    return tuple(wrap(found) for found in np.nonzero(as_tensor(condition).raw))
 
 
 def _clip_arguments(

@@ -48,7 +48,7 @@ scattered: Op = op(
 def _kept(index: Any) -> Any:
     """Return a copy of the index: its owner may change the arrays before backward reads them."""
     if isinstance(index, Tensor):
-        return index.data.copy()
+        return index.raw.copy()
     if isinstance(index, np.ndarray):
         return index.copy()
     if isinstance(index, tuple):
@@ -236,7 +236,7 @@ def _partition(g: Any, y: Any, a: Any, kth: Any = 0, axis: int | None = -1) -> A
 
 def plain(a: Any) -> Any:
     """Return the array of a Tensor, for questions that have no gradient."""
-    return a.data if isinstance(a, Tensor) else a
+    return a.raw if isinstance(a, Tensor) else a
 
 
 sort: Op = numpy_op(np.sort, _sort)

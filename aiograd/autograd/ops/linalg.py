@@ -213,7 +213,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     if full_matrices and a.shape[-1] != a.shape[-2]:
         if a.requires_grad and recording.get():
             raise TypeError("svd() has a gradient rule for full_matrices=False only")
-        return Svd(*[wrap(part) for part in la.svd(a.data)])
+        return Svd(*[wrap(part) for part in la.svd(a.raw)])
     return Svd(*_svd_op(a))
 
 
@@ -371,7 +371,7 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
     if ord < 1:
         # The slope at an entry that is zero would be infinite; it is taken as zero. The inner
         # `where` keeps the infinity out of the gradient, the outer one puts the value right.
-        zero = size.data == 0
+        zero = size.raw == 0
         powers = np.where(zero, 0.0 if ord > 0 else np.inf, np.where(zero, 1, size) ** ord)
     else:
         powers = size**ord

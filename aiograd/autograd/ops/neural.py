@@ -274,21 +274,21 @@ def batch_norm(
         y = standardize(a, axis=axis, eps=eps)
         if training and running_mean is not None and running_var is not None:
             n = a.size // a.shape[1]
-            _blend(running_mean, a.data.mean(axis=axis), momentum)
+            _blend(running_mean, a.raw.mean(axis=axis), momentum)
             # The running variance is the unbiased one, that of the batch is not: as in torch.
-            _blend(running_var, a.data.var(axis=axis) * (n / max(n - 1, 1)), momentum)
+            _blend(running_var, a.raw.var(axis=axis) * (n / max(n - 1, 1)), momentum)
     else:
         mean, var = as_tensor(running_mean), as_tensor(running_var)
         # Running statistics are constants: no gradient reaches them.
-        scale = 1 / np.sqrt(var.data + np.asarray(eps, var.dtype))
-        y = (a - mean.data.reshape(column)) * scale.reshape(column)
+        scale = 1 / np.sqrt(var.raw + np.asarray(eps, var.dtype))
+        y = (a - mean.raw.reshape(column)) * scale.reshape(column)
     y = y if weight is None else y * as_tensor(weight).reshape(column)
     return y if bias is None else y + as_tensor(bias).reshape(column)
 
 
 def _blend(running: Any, value: Any, momentum: float) -> None:
     """Move running statistics towards those of a batch, in place."""
-    array = running.data if isinstance(running, Tensor) else running
+    array = running.raw if isinstance(running, Tensor) else running
     array *= 1 - momentum
     array += momentum * value
     if isinstance(running, Tensor):
@@ -364,7 +364,7 @@ def nll_loss(
     1.3863
     """
     input = as_tensor(input)
-    classes = np.asarray(target.data if isinstance(target, Tensor) else target)
+    classes = np.asarray(target.raw if isinstance(target, Tensor) else target)
     if classes.dtype.kind not in "iu":
         raise TypeError(f"classes must be integers, not {classes.dtype}")
     axis = 0 if input.ndim == 1 else 1
@@ -376,7 +376,7 @@ def nll_loss(
     picked = np.take_along_axis(input, np.expand_dims(safe, axis), axis=axis)
     share = kept.astype(input.dtype)
     if weight is not None:
-        share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
+        share = share * np.asarray(weight.raw if isinstance(weight, Tensor) else weight)[safe]
     loss = -np.squeeze(picked, axis=axis) * share
     if reduction == "mean":
         # The mean by class weights, not by rows, as in torch.
@@ -429,8 +429,8 @@ def cross_entropy(
     1.3863
     """
     input, given = as_tensor(input), as_tensor(target)
-    if weight is None and not label_smoothing and _are_classes(given.data, input, ignore_index):
-        return _reduced(_class_loss(input, classes=given.data), reduction)
+    if weight is None and not label_smoothing and _are_classes(given.raw, input, ignore_index):
+        return _reduced(_class_loss(input, classes=given.raw), reduction)
     axis = 0 if input.ndim == 1 else 1
     logs = log_softmax(input, axis=axis)
     size = input.shape[axis]
@@ -438,10 +438,10 @@ def cross_entropy(
         hard = nll_loss(logs, given, weight, ignore_index, reduction)
         if not label_smoothing:
             return hard
-        kept = (given.data != ignore_index).astype(input.dtype)
+        kept = (given.raw != ignore_index).astype(input.dtype)
         smooth = -(logs * _class_column(weight, input.ndim, axis)).sum(axis=axis) * kept
         if reduction == "mean":
-            weights = _weight_of(given.data, weight, ignore_index, input.dtype)
+            weights = _weight_of(given.raw, weight, ignore_index, input.dtype)
             smooth = _shared(smooth.sum(), weights)
         else:
             smooth = _reduced(smooth, reduction)
@@ -449,14 +449,14 @@ def cross_entropy(
     target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
     loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
     # Probabilities have no single class, so torch divides by the number of rows, weights or not.
-    return loss.sum() / max(loss.data.size, 1) if reduction == "mean" else _reduced(loss, reduction)
+    return loss.sum() / max(loss.raw.size, 1) if reduction == "mean" else _reduced(loss, reduction)
 
 
 def _class_column(weight: Any, ndim: int, axis: int) -> Any:
     """Return class weights in a shape that broadcasts along the class axis."""
     if weight is None:
         return 1.0
-    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    array = np.asarray(weight.raw if isinstance(weight, Tensor) else weight)
     return array.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
@@ -465,7 +465,7 @@ def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
     kept = classes != ignore_index
     if weight is None:
         return kept.sum(dtype=dtype)
-    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    array = np.asarray(weight.raw if isinstance(weight, Tensor) else weight)
     return (array[np.where(kept, classes, 0)] * kept).sum()
 
 

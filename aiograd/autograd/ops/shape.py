@@ -78,7 +78,7 @@ def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
     def atleast(*arys: Any) -> Any:
         # The shape is asked of numpy, the reshape is recorded.
         grown = [
-            a if a.ndim >= ndim else reshape(a, function(a.data).shape)
+            a if a.ndim >= ndim else reshape(a, function(a.raw).shape)
             for a in (as_tensor(ary) for ary in arys)
         ]
         return grown[0] if len(grown) == 1 else tuple(grown)

@@ -29,7 +29,7 @@ def nanmean(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     """Average what is not nan."""
     a = as_tensor(a)
     # How many there are has no gradient.
-    known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
+    known = np.add.reduce(~np.isnan(a.raw), axis=axis, keepdims=keepdims)
     return nansum(a, axis=axis, keepdims=keepdims) / known.astype(a.dtype)
 
 
@@ -58,7 +58,7 @@ def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def nanvar(a: Any, axis: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
     """Give the variance of what is not nan."""
     a = as_tensor(a)
-    known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
+    known = np.add.reduce(~np.isnan(a.raw), axis=axis, keepdims=keepdims)
     away = a - nanmean(a, axis=axis, keepdims=True)
     squares = nansum(np.real(away * np.conj(away)), axis=axis, keepdims=keepdims)
     return squares / (known - ddof).astype(squares.dtype)

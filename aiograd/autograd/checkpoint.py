@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.handed_out import counter_of
@@ -135,7 +136,7 @@ class CheckpointNode(Joint):
         """The checkpointed function, as shown in errors and pictures."""
         return f"checkpoint({self.function})"
 
-    def run(self, grads: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grads: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`: run the function again, and sweep its graph up to the borders."""
         if self.call is None:
             raise freed(self.name)
@@ -186,7 +187,7 @@ class _Border(Node):
         """Let the graph go on behind this border; for second derivatives, after the replay."""
         self.parents = (self.behind,)
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """Pass the gradient on unchanged."""
         return (grad,)
 

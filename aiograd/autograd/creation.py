@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.handed_out import watched_source
 from aiograd.autograd.random import Generator, generator_or_default
 from aiograd.autograd.tensor import Tensor, check_numbers, wrap
 
 
-def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
+def tensor(data: Values, requires_grad: bool = False, dtype: Any = None) -> Tensor:
     """Copy data (an array, numbers, nested lists, another Tensor) into a new tensor.
 
     >>> ag.tensor([[1, 2], [3, 4]], dtype=ag.float32).shape
@@ -28,7 +29,7 @@ def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
     return Tensor(data, requires_grad, dtype)
 
 
-def _values(data: Any) -> Any:
+def _values(data: Values) -> Any:
     """Return nested lists with Tensors in them as nested lists of arrays."""
     if isinstance(data, list | tuple):
         return [_values(item) for item in data]
@@ -58,7 +59,7 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     return result
 
 
-def _made(array: Any, requires_grad: bool) -> Tensor:
+def _made(array: Array, requires_grad: bool) -> Tensor:
     result = wrap(array)
     if requires_grad:
         result.requires_grad = True
@@ -101,7 +102,7 @@ def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor
     return _made(np.empty(_shape(shape), dtype or np.float64), requires_grad)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def full(shape: Any, fill_value: Values, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor with one value everywhere.
 
     >>> ag.full((2,), 7.0)
@@ -236,7 +237,7 @@ def empty_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) ->
 
 
 def full_like(
-    other: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
+    other: Any, fill_value: Values, *, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Make a tensor of another one's shape and dtype, with one value everywhere.
 

@@ -27,6 +27,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from aiograd.autograd.array import Array
+
 SAMPLED: Final = 4 * 2**20  # bytes that are read of an array
 # And of the source of `from_numpy`. Less, because nobody asked for that array in order to write to
 # it, and every batch of a training loop comes from one: reading 400 KB twice takes 0.5 ms.
@@ -43,7 +45,9 @@ class Watch:
 
     __slots__ = ("_data", "_limit", "_seen", "_source", "_sum", "_version", "_views", "counter")
 
-    def __init__(self, counter: list[int], data: Any, *, seen: bool, source: bool = False) -> None:
+    def __init__(
+        self, counter: list[int], data: Array, *, seen: bool, source: bool = False
+    ) -> None:
         self.counter: list[int] = counter  # [version]
         self._data = [data]  # arrays over the memory: more than one if parts were handed out first
         self._seen = seen  # maybe by a graph: until then nothing need be compared
@@ -51,11 +55,11 @@ class Watch:
         self._limit = SOURCE_SAMPLED if source else SAMPLED
         # The arrays that were handed out and still live, by id of the reference: a reference has
         # the hash of its array, which has none.
-        self._views: dict[int, weakref.ref[Any]] = {}
+        self._views: dict[int, weakref.ref[Array]] = {}
         self._sum: int | None = None
         self._version = 0
 
-    def add(self, view: Any, data: Any) -> None:
+    def add(self, view: Array, data: Array) -> None:
         """Watch the memory of `data` while its view lives."""
         if self._seen:
             self.check()
@@ -67,7 +71,7 @@ class Watch:
         reference = weakref.ref(view, self._gone)
         self._views[id(reference)] = reference
 
-    def _gone(self, reference: weakref.ref[Any]) -> None:
+    def _gone(self, reference: weakref.ref[Array]) -> None:
         self._views.pop(id(reference), None)
         if self._seen:
             self.check()
@@ -79,7 +83,7 @@ class Watch:
         self._seen = True
         if self._source:
             self._source = _shared(self._data[0])
-            # Also when nobody holds it any more: whoever did may have written last.
+            # Also when nobody holds it any more: the last holder may have written.
             self.check()
         elif self._views:
             self.check()
@@ -116,11 +120,11 @@ class WatchedCell(list[int]):
         self.watch.counter[0] = version
 
 
-def hand_out(data: Any, cell: list[int] | None) -> tuple[Any, list[int]]:
+def hand_out(data: Array, cell: list[int] | None) -> tuple[Array, list[int]]:
     """Return an array over the memory of `data`, and the cell that counts its versions from now."""
     # Over a memoryview: the base of a slice then is this array, not `data`, so that a slice keeps
     # it alive and watched.
-    view = np.asarray(memoryview(data))
+    view: Array = np.asarray(data.data)
     if cell is None:
         cell = WatchedCell(Watch([0], data, seen=False))
     elif not isinstance(cell, WatchedCell):
@@ -132,7 +136,7 @@ def hand_out(data: Any, cell: list[int] | None) -> tuple[Any, list[int]]:
     return view, cell
 
 
-def watched_source(data: Any) -> list[int]:
+def watched_source(data: Array) -> list[int]:
     """Return the version cell of a tensor over the memory of somebody else's array."""
     return WatchedCell(Watch([0], data, seen=False, source=True))
 
@@ -148,7 +152,7 @@ def check_all() -> None:
         watch.check()
 
 
-def _shared(data: Any) -> bool:
+def _shared(data: Array) -> bool:
     """Whether anybody but this view can write to the memory of its base."""
     if data.base.__class__ is not np.ndarray or not data.base.flags.owndata:
         return True  # a memory map or a buffer: its holders are not known
@@ -156,13 +160,13 @@ def _shared(data: Any) -> bool:
     return sys.getrefcount(data.base) > 2
 
 
-def _covers(whole: Any, part: Any) -> bool:
+def _covers(whole: Array, part: Array) -> bool:
     """Whether one array lies between the first and the last byte of another."""
     (low, high), (first, last) = byte_bounds(whole), byte_bounds(part)
     return bool(low <= first and last <= high)
 
 
-def _checksum(data: Any, limit: int, start: int) -> int:
+def _checksum(data: Array, limit: int, start: int) -> int:
     if data.nbytes > limit:
         if data.flags.f_contiguous:
             data = data.T

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
@@ -66,8 +67,8 @@ class OpNode(Node):
         return self.op.name
 
     def run(
-        self, grad: Any, create_graph: bool, retain: bool, rules: Rules = None
-    ) -> Sequence[Any]:
+        self, grad: Gradient, create_graph: bool, retain: bool, rules: Rules = None
+    ) -> Sequence[Gradient]:
         """See `Node.run`. With `rules`, by these alone: one half of the operation's own."""
         saved = self.saved
         if saved is None:
@@ -103,7 +104,7 @@ class OpNode(Node):
             None if second is None else second(grad, y, a, b),
         )
 
-    def _run_any(self, grad: Any, saved: list[Any], rules: Rules) -> Sequence[Any]:
+    def _run_any(self, grad: Gradient, saved: list[Any], rules: Rules) -> Sequence[Gradient]:
         """Run the rules of any number of arguments, with parameters."""
         kwargs = self.kwargs
         if rules is not None:
@@ -145,7 +146,7 @@ class LightNode(Node):
         """The name of the operation."""
         return self.op.name
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`. The rules read the gradient alone, so the other arguments are None."""
         first, second = self.parents
         rule_a, rule_b = self.op.rules
@@ -195,7 +196,7 @@ class JointOpNode(Joint):
         """The name of the operation."""
         return self.op.name
 
-    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`. The one rule of the operation gets a gradient for every output."""
         if self.saved is None:
             raise freed(self.op.name)
@@ -382,7 +383,7 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
             return
 
 
-def _as_many(given: Any, node: OpNode | JointOpNode) -> Sequence[Any]:
+def _as_many(given: Any, node: OpNode | JointOpNode) -> Sequence[Gradient]:
     """Return what a rule for all arguments gave, one gradient for each of them."""
     found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
     # A list is easily one short in a rule that a user wrote; the sweep would then pair gradients

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
 from aiograd.autograd.handed_out import hand_out
@@ -89,7 +90,7 @@ class Tensor(Methods):
     _hooks: dict[int, Hook] | None  # of a leaf; those of other tensors sit on the node
     _accumulate: weakref.ref[Accumulate] | None
 
-    def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None) -> None:
+    def __init__(self, data: Values, requires_grad: bool = False, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
             data = data.raw
         if data is None:
@@ -203,13 +204,14 @@ class Tensor(Methods):
 
     # ── the value, without recording ────────────────────────────────────────────────────────────
 
-    def numpy(self) -> Any:
+    def numpy(self) -> Array:
         """Return the value as an array over the same memory; nothing is recorded.
 
         A write to it that a graph would have to know of makes that graph's backward pass a
         GradError; the limits are in `autograd/handed_out.py`.
         """
-        return self.raw.to_dense() if self.is_sparse else self.data
+        found: Array = self.raw.to_dense() if self.is_sparse else self.data
+        return found
 
     @property
     def data(self) -> Any:
@@ -247,9 +249,10 @@ class Tensor(Methods):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self._dense() if copy else self.numpy(), dtype=dtype, copy=copy)
 
-    def _dense(self) -> Any:
+    def _dense(self) -> Array:
         """Return the array for reading: nobody else gets to hold it."""
-        return self.raw if not self.is_sparse else self.raw.to_dense()
+        found: Array = self.raw if not self.is_sparse else self.raw.to_dense()
+        return found
 
     def item(self) -> Any:
         """Return the only element as a Python number."""
@@ -363,13 +366,13 @@ class Tensor(Methods):
         else:
             cell[0] += 1
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: Values) -> None:
         self._before_write(value)
         # The write itself is numpy's; a failed one is not counted.
         self.raw[plain_index(index)] = value.raw if isinstance(value, Tensor) else value
         self._written()
 
-    def copy_(self, value: Any) -> Tensor:
+    def copy_(self, value: Values) -> Tensor:
         """Overwrite the whole tensor in place, under the rules of `tensor[...] = value`."""
         self[...] = value
         return self
@@ -477,7 +480,7 @@ def is_sparse_array(data: Any) -> bool:
     return getattr(data, "is_sparse_array", False) is True
 
 
-def _same_memory(one: Any, other: Any) -> bool:
+def _same_memory(one: Array, other: Array) -> bool:
     """Whether two arrays show the same elements of the same memory."""
     return bool(
         one.__array_interface__["data"] == other.__array_interface__["data"]

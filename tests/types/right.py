@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
+import numpy as np
+
 import aiograd as ag
 
 
@@ -173,6 +175,7 @@ def tensors(x: ag.Tensor) -> ag.Tensor:
     assert_type(ag.nn.functional.cross_entropy(x, [1, 2]), ag.Tensor)
     assert_type(x.reshape(2, -1).transpose(1, 0).view(4), ag.Tensor)
     assert_type(x.float().shape, tuple[int, ...])
+    assert_type(x.numpy(), np.ndarray[Any, np.dtype[Any]])
     assert_type(list(x), list[ag.Tensor])
     assert_type(ag.sum([1, 2, 3]), ag.Tensor)
     with ag.no_grad():

@@ -106,6 +106,7 @@ def annotation(parameter: Parameter) -> str:
     """Return the type of a parameter: as it says, else by its name, else by its default."""
     own = parameter.annotation
     text = "Any" if own is Parameter.empty else own if isinstance(own, str) else own.__name__
+    text = "Any" if text in ("Array", "Values") else text  # the name says whether it may be None
     torch = {"dim": "axis", "keepdim": "keepdims", "dims": "axis"}.get(parameter.name)
     if torch is not None:
         return NAMED[torch]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite
 from aiograd.autograd.sparse import sparse_rows
@@ -48,7 +49,7 @@ _added_rows: Op = op(
 )
 
 
-def _row_numbers(input: Any, size: int) -> Any:
+def _row_numbers(input: Values, size: int) -> Any:
     """Return row numbers as integers, copied; raise IndexError for rows that do not exist."""
     rows = np.asarray(input.raw if isinstance(input, Tensor) else input)
     if rows.dtype.kind not in "iu" and rows.size:
@@ -62,9 +63,9 @@ def _row_numbers(input: Any, size: int) -> Any:
 
 
 def _embedding(
-    g: Any,
-    y: Any,
-    weight: Any,
+    g: Array,
+    y: Array,
+    weight: Array,
     rows: Any = None,
     padding_idx: int | None = None,
     sparse: bool = False,
@@ -83,7 +84,9 @@ _embedding_op: Op = op(
 
 
 @composite()
-def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: bool = False) -> Any:
+def embedding(
+    input: Values, weight: Values, padding_idx: int | None = None, sparse: bool = False
+) -> Any:
     """Pick rows of `weight` by number; the row `padding_idx` gets no gradient.
 
     >>> ag.embedding([1, 0], ag.eye(2)).tolist()
@@ -128,8 +131,8 @@ def _max_bags(picked: Any, bags: Any, count: int) -> Any:
 
 @composite()
 def embedding_bag(
-    input: Any,
-    weight: Any,
+    input: Values,
+    weight: Values,
     offsets: Any = None,
     mode: str = "mean",
     sparse: bool = False,

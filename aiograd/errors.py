@@ -468,7 +468,8 @@ class PassTimedOut(BackwardFailed, DeadlineExceeded):
         self.worker, self.op, self.why = worker, op, why
         self.function, self.seconds = "backward", seconds
 
-    __str__ = BackwardFailed.__str__
+    def __str__(self) -> str:
+        return BackwardFailed.__str__(self)
 
 
 # Also a GradError, with its reason, as the same mistake in a local pass would be.
@@ -484,4 +485,5 @@ class PassRefused(BackwardFailed, GradError):
         Exception.__init__(self, worker, op, why, reason)
         self.worker, self.op, self.why, self.reason = worker, op, why, reason
 
-    __str__ = BackwardFailed.__str__
+    def __str__(self) -> str:
+        return BackwardFailed.__str__(self)

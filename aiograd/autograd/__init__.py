@@ -1,5 +1,6 @@
 """Arrays that remember how they were made, and the derivatives that follow from it.
 
+    array             Array, Values, Gradient: what annotations call arrays
     random            where random numbers come from: manual_seed
     grad_mode         whether operations are recorded: a switch per task
     graph             the tape: nodes, edges, hooks

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd._frames import warn
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.graph import Accumulate, Joint, Node
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.sweep import Sweep, own
@@ -59,7 +60,7 @@ _of_one.__name__, _of_one.__qualname__ = "backward", "Tensor.backward"
 Tensor.backward = _of_one  # type: ignore[method-assign]
 
 
-def deposit(sink: Node, grad: Any) -> None:
+def deposit(sink: Node, grad: Gradient) -> None:
     """Add a gradient that arrived at a leaf to its `.grad`."""
     if not isinstance(sink, Accumulate):
         refuse_received(sink)
@@ -96,13 +97,13 @@ def accumulated(old: Tensor, new: Tensor) -> Tensor:
     # One of them was made with create_graph: a sum in place would cut it off its graph.
     if old.requires_grad or new.requires_grad:
         return old + new
-    if old.data.__class__ is np.ndarray and new.data.__class__ is np.ndarray:
+    if old.raw.__class__ is np.ndarray and new.raw.__class__ is np.ndarray:
         # In place as in torch, so a user who kept `x.grad` sees it grow; the version tells graphs
         # that saved it.
-        old.data += new.data
+        old.raw += new.raw
         old._written()
         return old
-    return wrap(old.data + new.data)
+    return wrap(old.raw + new.raw)
 
 
 def refuse_received(sink: Node) -> None:
@@ -150,7 +151,7 @@ def grad(
     return tuple(results(nodes, sweep.captured, allow_unused))
 
 
-def results(nodes: Sequence[Node], found: dict[Node, Any], allow_unused: bool) -> list[Any]:
+def results(nodes: Sequence[Node], found: dict[Node, Gradient], allow_unused: bool) -> list[Any]:
     """Return the gradients found for `nodes`, as Tensors whose memory nobody else holds."""
     values: list[Tensor | None] = []
     asked: set[Node] = set()
@@ -191,7 +192,7 @@ def entries(
     create_graph: bool = False,
     *,
     allow_leaf: bool = True,
-) -> list[tuple[Node, Any]]:
+) -> list[tuple[Node, Gradient]]:
     """Check the roots of a pass; return the node behind each one with the gradient it starts with.
 
     Local and distributed passes refuse the same roots, in the same words, with one difference,
@@ -217,7 +218,7 @@ def entries(
     return [_entry(root, value, create_graph, allow_leaf) for root, value in pairs]
 
 
-def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tuple[Node, Any]:
+def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tuple[Node, Gradient]:
     if not isinstance(root, Tensor):
         raise TypeError(f"backward starts from Tensors, not from {type(root).__name__}")
     node = parent_of(root)
@@ -236,7 +237,7 @@ def _entry(root: Any, gradient: Any, create_graph: bool, allow_leaf: bool) -> tu
 
 
 def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
-    data = root.data
+    data = root.raw
     if value is None:
         if data.size != 1:
             raise GradError(
@@ -256,4 +257,4 @@ def _root_gradient(root: Tensor, value: Any, create_graph: bool) -> Any:
         )
     if create_graph:
         return value if isinstance(value, Tensor) else wrap(value)
-    return value.data if isinstance(value, Tensor) else value
+    return value.raw if isinstance(value, Tensor) else value

@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Hook, Joint, Node, Part, freed, modified
+from aiograd.autograd.handed_out import counter_of
 from aiograd.autograd.op import parent_of
 from aiograd.autograd.random import Replayable
 from aiograd.autograd.sweep import Sweep
@@ -56,7 +58,7 @@ class Checkpointed:
         # The function's own nodes died with its graph. What is still alive is held from outside: a
         # result that the function only reads, so a gradient must reach it.
         known = [node for other in others if (node := other()) is not None]
-        metas = tuple((t.data.shape, t.data.dtype) for t, _ in outputs)
+        metas = tuple((t.raw.shape, t.raw.dtype) for t, _ in outputs)
         # One node, with all outputs as its parts, stands for the whole function.
         node = CheckpointNode(self.function.__name__, call, draws, leaves, known, metas)
         for index, (output, recorded) in enumerate(outputs):
@@ -116,7 +118,9 @@ class CheckpointNode(Joint):
         self.function, self.draws = function, draws
         self.call: functools.partial[Any] | None = call  # None once freed
         self.inputs, self.metas = _inputs(call), metas
-        self.seen = [_Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)]
+        self.seen: list[_Seen] = [
+            _Seen.now(t) for t in (*_tensors((call.args, call.keywords)), *leaves)
+        ]
         # The nodes that gradients are for, the inputs first. Kept beside `parents`, because a
         # checkpoint around this one replaces parents by its own borders (`_cut`), while the
         # function will meet the nodes themselves.
@@ -132,7 +136,7 @@ class CheckpointNode(Joint):
         """The checkpointed function, as shown in errors and pictures."""
         return f"checkpoint({self.function})"
 
-    def run(self, grads: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grads: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`: run the function again, and sweep its graph up to the borders."""
         if self.call is None:
             raise freed(self.name)
@@ -183,7 +187,7 @@ class _Border(Node):
         """Let the graph go on behind this border; for second derivatives, after the replay."""
         self.parents = (self.behind,)
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """Pass the gradient on unchanged."""
         return (grad,)
 
@@ -208,7 +212,8 @@ class _Seen(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether the tensor was written to, or given another array, since then."""
-        return self.tensor._cell is not self.cell or self.cell[0] != self.version
+        same = counter_of(self.tensor._cell) is counter_of(self.cell)
+        return not same or self.cell[0] != self.version
 
 
 def _first_run(

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array
+
 # A sum coalesces when it has grown to this many times its last coalesced size. So a gradient that
 # is collected from many uses of a table is sorted a few times, not once per use, and takes at most
 # this many times the memory it needs.
@@ -36,10 +38,10 @@ class Coo:
     base = None
 
     def __init__(
-        self, indices: Any, values: Any, shape: Sequence[int], coalesced: bool = False
+        self, indices: Array, values: Array, shape: Sequence[int], coalesced: bool = False
     ) -> None:
-        self.indices: Any = indices
-        self.values: Any = values
+        self.indices: Array = indices
+        self.values: Array = values
         self.shape: tuple[int, ...] = tuple(shape)
         # Nothing to sort or to add up in less than two entries.
         self.coalesced = coalesced or indices.shape[1] < 2
@@ -105,7 +107,7 @@ class Coo:
 
     # ── copies and conversions ──────────────────────────────────────────────────────────────────
 
-    def with_values(self, values: Any) -> Coo:
+    def with_values(self, values: Array) -> Coo:
         """Return the same positions with other values."""
         return Coo(self.indices, values, self.shape, self.coalesced)
 
@@ -133,13 +135,13 @@ class Coo:
         dense = self.to_dense()
         return dense if dtype is None else dense.astype(dtype, copy=False)
 
-    def to_dense(self) -> Any:
+    def to_dense(self) -> Array:
         """Return the whole array, zeros included."""
         dense = np.zeros(self.shape, self.dtype)
         self.add_into(dense)
         return dense
 
-    def add_into(self, dense: Any) -> None:
+    def add_into(self, dense: Array) -> None:
         """Add the stored entries to a dense array, touching nothing else."""
         # `+=` on an index that occurs twice adds only once; coalesced, every position is unique,
         # and this is far faster than `np.add.at`.
@@ -163,7 +165,7 @@ class Coo:
         values = np.add.reduceat(self.values[order], first, axis=0)
         return Coo(self.indices[:, order[first]], values, self.shape, True)
 
-    def at(self, indices: Any) -> Any:
+    def at(self, indices: Array) -> Any:
         """Return the values at other sparse positions; zero where none is stored."""
         whole = self.coalesce()
         found = np.zeros((indices.shape[1], *self.values.shape[1:]), self.dtype)
@@ -177,7 +179,7 @@ class Coo:
             found[hit] = whole.values[place[hit]]
         return found
 
-    def mask(self, array: Any) -> Coo:
+    def mask(self, array: Array) -> Coo:
         """Return another array of this shape, at the positions stored here; each of them once."""
         if isinstance(array, Coo):
             return array

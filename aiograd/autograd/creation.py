@@ -10,24 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
+from aiograd.autograd.handed_out import watched_source
 from aiograd.autograd.random import Generator, generator_or_default
 from aiograd.autograd.tensor import Tensor, check_numbers, wrap
 
 
-def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> Tensor:
+def tensor(data: Values, requires_grad: bool = False, dtype: Any = None) -> Tensor:
     """Copy data (an array, numbers, nested lists, another Tensor) into a new tensor.
 
     >>> ag.tensor([[1, 2], [3, 4]], dtype=ag.float32).shape
     (2, 2)
     """
     if isinstance(data, Tensor):
-        data = data.data
+        data = data.raw
     elif isinstance(data, list | tuple):
         data = _values(data)
     return Tensor(data, requires_grad, dtype)
 
 
-def _values(data: Any) -> Any:
+def _values(data: Values) -> Any:
     """Return nested lists with Tensors in them as nested lists of arrays."""
     if isinstance(data, list | tuple):
         return [_values(item) for item in data]
@@ -42,16 +44,22 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     >>> array[0] = 5
     >>> t
     tensor([5., 0.])
+
+    A write to the array that a graph would have to know of makes that graph's backward pass a
+    GradError; the limits are in `autograd/handed_out.py`.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"from_numpy() takes an ndarray, not {type(array).__name__}")
     check_numbers(array.dtype, "an array")
     # A view, and not the array: a subclass (a matrix, a masked array) has its own arithmetic. The
     # memory is shared either way.
-    return _made(array.view(np.ndarray), requires_grad)
+    result = _made(array.view(np.ndarray), requires_grad)
+    if array.flags.writeable:
+        result._cell = watched_source(result.raw)
+    return result
 
 
-def _made(array: Any, requires_grad: bool) -> Tensor:
+def _made(array: Array, requires_grad: bool) -> Tensor:
     result = wrap(array)
     if requires_grad:
         result.requires_grad = True
@@ -94,7 +102,7 @@ def empty(*shape: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor
     return _made(np.empty(_shape(shape), dtype or np.float64), requires_grad)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def full(shape: Any, fill_value: Values, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor with one value everywhere.
 
     >>> ag.full((2,), 7.0)
@@ -102,7 +110,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, requires_grad: bool = F
     """
     size = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     # The value alone: a new tensor is a leaf.
-    value = fill_value.data if isinstance(fill_value, Tensor) else fill_value
+    value = fill_value.raw if isinstance(fill_value, Tensor) else fill_value
     return _made(np.full(size, value, dtype), requires_grad)
 
 
@@ -229,7 +237,7 @@ def empty_like(other: Any, *, dtype: Any = None, requires_grad: bool = False) ->
 
 
 def full_like(
-    other: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
+    other: Any, fill_value: Values, *, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Make a tensor of another one's shape and dtype, with one value everywhere.
 

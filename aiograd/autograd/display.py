@@ -24,7 +24,7 @@ def as_html(tensor: Tensor) -> str:
     elif tensor.requires_grad:
         facts += quiet(" · requires grad")
     # Of a sparse or empty tensor the facts are all there is to show.
-    return card(BLUE, facts, "" if tensor.is_sparse or not tensor.size else _grid(tensor.data))
+    return card(BLUE, facts, "" if tensor.is_sparse or not tensor.size else _grid(tensor.raw))
 
 
 def _grid(array: Any) -> str:

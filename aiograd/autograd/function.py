@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
 from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of, result_of, unaliased
@@ -107,7 +108,7 @@ class _Saved:
         self.cell = tensor._cell
         self.version = tensor._cell[0]
         self.output = next((i for i, out in enumerate(outputs) if out is tensor), None)
-        self.data = tensor.data
+        self.data = tensor.raw
         self.tensor = tensor if self.output is None else None
 
     def restore(self, name: str, node: FunctionNode | None) -> Tensor:
@@ -164,7 +165,7 @@ class FunctionNode(Joint):
         """The name of the Function's class."""
         return self.function.__name__
 
-    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`: call the user's backward with Tensors, whatever came in."""
         context = self.context
         grads = [self._incoming(g, meta) for g, meta in zip(grad, self.metas, strict=True)]
@@ -179,7 +180,7 @@ class FunctionNode(Joint):
             context._saved = None
         return self._check(given if isinstance(given, tuple | list) else (given,))
 
-    def _incoming(self, grad: Any, meta: tuple[tuple[int, ...], Any] | None) -> Any:
+    def _incoming(self, grad: Gradient, meta: tuple[tuple[int, ...], Any] | None) -> Any:
         """Return the gradient of one output as backward shall see it."""
         if grad is not None:
             return grad if isinstance(grad, Tensor) else wrap(grad)
@@ -318,11 +319,11 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _only_once(grad: Any, node: FunctionNode) -> Any:
+def _only_once(grad: Gradient, node: FunctionNode) -> Any:
     """Return a gradient whose own derivative is an error."""
     if grad is None:
         return None
-    data = grad.data if isinstance(grad, Tensor) else np.asarray(grad)
+    data = grad.raw if isinstance(grad, Tensor) else np.asarray(grad)
     return wrap(data, _Once(node, data)) if data.dtype.kind in "fc" else grad
 
 
@@ -342,7 +343,7 @@ class _Once(Node):
         """The name under which the error will appear."""
         return f"{self.function}Backward"
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """Raise: this gradient was computed outside of the tape."""
         raise GradError(
             f"the backward of {self.function} is marked @once_differentiable and cannot be "

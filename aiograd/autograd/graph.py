@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aiograd.autograd.array import Gradient
 from aiograd.errors import GradError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Node:
         """The nodes this one passes gradients to, each with the number of that node's output."""
         return tuple(_seen_from_outside(parent) for parent in self.parents if parent is not None)
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """Give the gradient of every parent (None: none).
 
         Arrays in, arrays out; with `create_graph` Tensors in, Tensors out, and everything is
@@ -81,8 +82,8 @@ class Accumulate(Node):
         # refers back to this node only weakly, so that the two are no cycle.
         self.variable: Tensor = variable
         self.parents = ()
-        self.shape = variable.data.shape
-        self.dtype = variable.data.dtype
+        self.shape = variable.raw.shape
+        self.dtype = variable.raw.dtype
         self.hooks = None
 
 
@@ -93,7 +94,7 @@ class Joint(Node):
 
     outputs: int
 
-    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """Give the gradient of every parent; a slot of `grad` is None where none came."""
         raise AssertionError(f"{self.name} does not pass gradients on")
 

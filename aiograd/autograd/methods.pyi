@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -351,9 +351,10 @@ class Methods:
     def transpose(self, *axes: Any) -> Tensor:
         """Reverse the axes, or order them as given."""
 
-    def unsqueeze(self, axis: _Axis) -> Tensor:
-        """Expand the shape of an array."""
-
+    @overload
+    def unsqueeze(self, axis: _Axis) -> Tensor: ...
+    @overload
+    def unsqueeze(self, *, dim: _Axis) -> Tensor: ...
     def values(self) -> Tensor:
         """Return the entries as stored, in the order of `indices`; differentiable."""
 

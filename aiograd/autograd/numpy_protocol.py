@@ -78,7 +78,7 @@ def _write(function: Any, args: Any, kwargs: Any) -> None:
     # Any tensor that requires grad will do: `_before_write` only asks whether there is one.
     written = next((t for t in _tensors((values, kwargs)) if t.requires_grad), None)
     target._before_write(written)
-    function(target.data, *_plain(values), **_plain(kwargs))
+    function(target.raw, *_plain(values), **_plain(kwargs))
     target._written()
 
 
@@ -111,7 +111,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _plain(value: Any) -> Any:
     """Return a tree with arrays in place of Tensors; named tuples keep their type."""
     if isinstance(value, Tensor):
-        return value.data
+        return value.raw
     if isinstance(value, list | tuple):
         items = [_plain(item) for item in value]
         return type(value)(items) if type(value) in (list, tuple) else type(value)(*items)

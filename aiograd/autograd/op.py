@@ -152,9 +152,9 @@ class Op:
         # of `_apply_any`; the three must do the same.
         if len(args) == 1 and isinstance(args[0], Tensor):
             arg = args[0]
-            y = self.forward(arg.data, **kwargs) if kwargs else self.forward(arg.data)
+            y = self.forward(arg.raw, **kwargs) if kwargs else self.forward(arg.raw)
             # See `unaliased`; the test here spares the call.
-            if y is arg.data:
+            if y is arg.raw:
                 y = unaliased(y, args)
             node = arg._node
             if node is None and arg._leaf:
@@ -171,9 +171,9 @@ class Op:
     def _apply_two(
         self, one: Tensor, other: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        data = one.data, other.data
+        data = one.raw, other.raw
         y = self.forward(*data, **kwargs) if kwargs else self.forward(*data)
-        if y is one.data or y is other.data:
+        if y is one.raw or y is other.raw:
             y = unaliased(y, args)
         first, second = one._node, other._node
         if first is None and one._leaf:
@@ -192,7 +192,7 @@ class Op:
         parents: list[Node | None] = []
         for arg in args:
             if isinstance(arg, Tensor):
-                raw.append(arg.data)
+                raw.append(arg.raw)
                 node = arg._node
                 if node is None and arg._leaf:
                     node = arg.accumulator()
@@ -231,7 +231,7 @@ class Op:
             return value
         if value.requires_grad and recording.get():
             raise TypeError(f"{self.name}() has no gradient rule for {name}=")
-        return value.data
+        return value.raw
 
     def _write_to(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute, and store the result in `out`."""
@@ -244,7 +244,7 @@ class Op:
         elif result.requires_grad:
             raise TypeError(f"{self.name}() cannot record its result into out=, an ndarray")
         else:
-            out[...] = result.data
+            out[...] = result.raw
         return out
 
     def of(self, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +307,7 @@ def unaliased(y: Any, args: Sequence[Any]) -> Any:
     """
     if y.__class__ is np.ndarray:
         for arg in args:
-            if isinstance(arg, Tensor) and arg.data is y:
+            if isinstance(arg, Tensor) and arg.raw is y:
                 return y.view()
     return y
 
@@ -315,7 +315,7 @@ def unaliased(y: Any, args: Sequence[Any]) -> Any:
 def result_of(y: Any, args: Sequence[Any]) -> Tensor:
     """Wrap a result that is not recorded; a view counts writes with the argument it shows."""
     tensor = wrap(y)
-    if tensor.data.base is not None:
+    if tensor.raw.base is not None:
         share_version(tensor, args)
     return tensor
 

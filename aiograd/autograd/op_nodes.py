@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
@@ -66,8 +67,8 @@ class OpNode(Node):
         return self.op.name
 
     def run(
-        self, grad: Any, create_graph: bool, retain: bool, rules: Rules = None
-    ) -> Sequence[Any]:
+        self, grad: Gradient, create_graph: bool, retain: bool, rules: Rules = None
+    ) -> Sequence[Gradient]:
         """See `Node.run`. With `rules`, by these alone: one half of the operation's own."""
         saved = self.saved
         if saved is None:
@@ -103,7 +104,7 @@ class OpNode(Node):
             None if second is None else second(grad, y, a, b),
         )
 
-    def _run_any(self, grad: Any, saved: list[Any], rules: Rules) -> Sequence[Any]:
+    def _run_any(self, grad: Gradient, saved: list[Any], rules: Rules) -> Sequence[Gradient]:
         """Run the rules of any number of arguments, with parameters."""
         kwargs = self.kwargs
         if rules is not None:
@@ -145,7 +146,7 @@ class LightNode(Node):
         """The name of the operation."""
         return self.op.name
 
-    def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: Gradient, create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`. The rules read the gradient alone, so the other arguments are None."""
         first, second = self.parents
         rule_a, rule_b = self.op.rules
@@ -195,7 +196,7 @@ class JointOpNode(Joint):
         """The name of the operation."""
         return self.op.name
 
-    def run(self, grad: list[Any], create_graph: bool, retain: bool) -> Sequence[Any]:
+    def run(self, grad: list[Gradient], create_graph: bool, retain: bool) -> Sequence[Gradient]:
         """See `Node.run`. The one rule of the operation gets a gradient for every output."""
         if self.saved is None:
             raise freed(self.op.name)
@@ -283,7 +284,7 @@ def record_all(
     """Make the results of an operation with several outputs remember how they were made."""
     plan = _plan(op, kwargs, parents)
     saved, cells, version = _save(plan, args)
-    arrays = tuple([tensor.data for tensor in results])
+    arrays = tuple([tensor.raw for tensor in results])
     if plan.keeps_result:
         saved[0] = arrays
         for tensor in results:
@@ -295,7 +296,7 @@ def record_all(
     node = JointOpNode(op, plan, parents, (saved, cells, version), kwargs, metas)
     for index, tensor in enumerate(results):
         # Counts and positions among the outputs have no gradient.
-        if tensor.data.dtype.kind in "fc":
+        if tensor.raw.dtype.kind in "fc":
             tensor._node = Part(node, index, *metas[index])
 
 
@@ -333,14 +334,14 @@ def _save(plan: Plan, args: Sequence[Any]) -> Saved:
                 cell = arg._cell = [0]
             else:
                 version += cell[0]
-            saved[i + 1] = arg.data
+            saved[i + 1] = arg.raw
             cells.append(cell)
         else:
             saved[i + 1] = arg
             cells.append(_NEVER)
     for i in plan.shapes:
         arg = args[i]
-        saved[i + 1] = Meta(arg.data if isinstance(arg, Tensor) else arg)
+        saved[i + 1] = Meta(arg.raw if isinstance(arg, Tensor) else arg)
     return saved, cells, version
 
 
@@ -366,15 +367,15 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
 
     Without this, a write through one name goes unnoticed by a graph that saved the other.
     """
-    data, base = result.data, result.data.base
+    data, base = result.raw, result.raw.base
     for arg in args:
         # The cheap tests first. The last one is for views that name another base: those that
         # strides were given for. It compares bounds only and may say yes to neighbours in one
         # buffer; they then count too many writes, which is safe.
         if isinstance(arg, Tensor) and (
-            arg.data is base
-            or arg.data.base is base
-            or (arg.data.__class__ is _ndarray and np.may_share_memory(arg.data, data))
+            arg.raw is base
+            or arg.raw.base is base
+            or (arg.raw.__class__ is _ndarray and np.may_share_memory(arg.raw, data))
         ):
             if arg._cell is None:
                 arg._cell = [0] if result._cell is None else result._cell
@@ -382,7 +383,7 @@ def share_version(result: Tensor, args: Sequence[Any]) -> None:
             return
 
 
-def _as_many(given: Any, node: OpNode | JointOpNode) -> Sequence[Any]:
+def _as_many(given: Any, node: OpNode | JointOpNode) -> Sequence[Gradient]:
     """Return what a rule for all arguments gave, one gradient for each of them."""
     found: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
     # A list is easily one short in a rule that a user wrote; the sweep would then pair gradients

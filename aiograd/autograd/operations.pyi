@@ -1858,7 +1858,7 @@ def roll(a: _Values, shift: Any, axis: _Axis | None = None, *, dims: _Axis = Non
 def rollaxis(a: _Values, axis: builtins.int, start: builtins.int = 0) -> Tensor:
     """Move one axis back until it lies in front of another."""
 
-def rot90(m: _Values, k: builtins.int = 1, axes: Any = ...) -> Tensor:
+def rot90(m: _Values, k: builtins.int = 1, axes: Any = ..., *, dims: _Axis = ...) -> Tensor:
     """Rotate an array by 90 degrees in the plane specified by axes."""
 
 def round(
@@ -2061,7 +2061,7 @@ def tanh(
 ) -> Tensor:
     """Compute hyperbolic tangent element-wise."""
 
-def tensordot(a: _Values, b: _Values, axes: Any = 2) -> Tensor:
+def tensordot(a: _Values, b: _Values, axes: Any = 2, *, dims: _Axis = 2) -> Tensor:
     """Sum products over the given axes of both."""
 
 def tile(A: _Values, reps: Any) -> Tensor:
@@ -2110,9 +2110,10 @@ def trunc(
 ) -> Tensor:
     """Return the truncated value of the input, element-wise."""
 
-def unsqueeze(a: _Values, axis: _Axis) -> Tensor:
-    """Expand the shape of an array."""
-
+@overload
+def unsqueeze(a: _Values, axis: _Axis) -> Tensor: ...
+@overload
+def unsqueeze(a: _Values, *, dim: _Axis) -> Tensor: ...
 def unstack(
     x: _Values, /, *, axis: builtins.int = 0, dim: _Axis = 0
 ) -> builtins.tuple[Tensor, ...]:

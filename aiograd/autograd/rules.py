@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array
+
 Rule = Callable[..., Any]
 
 #: One per argument, None where no gradient is wanted; None instead of all: one rule for each.
@@ -32,7 +34,7 @@ class Meta:
 
     __slots__ = ("dtype", "shape")
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Array) -> None:
         if array.__class__ is not np.ndarray and not hasattr(array, "dtype"):
             array = np.asarray(array)
         self.shape: tuple[int, ...] = array.shape

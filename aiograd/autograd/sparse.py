@@ -48,8 +48,8 @@ def coo_tensor(
     Where `values` is a Tensor that requires grad, the result is made from it and gradients flow
     back to it.
     """
-    raw = values.data if isinstance(values, Tensor) else np.array(values, dtype=dtype)
-    places = np.array(indices.data if isinstance(indices, Tensor) else indices)
+    raw = values.raw if isinstance(values, Tensor) else np.array(values, dtype=dtype)
+    places = np.array(indices.raw if isinstance(indices, Tensor) else indices)
     places = _checked(places, raw, shape)
     if shape is None:
         shape = (*(int(n) + 1 for n in places.max(axis=1)), *raw.shape[1:])
@@ -92,7 +92,7 @@ def _checked(places: Any, values: Any, shape: Sequence[int] | None) -> Any:
 
 
 def _pattern(a: Any) -> Coo:
-    pattern: Coo = a.data if isinstance(a, Tensor) else a
+    pattern: Coo = a.raw if isinstance(a, Tensor) else a
     return pattern
 
 
@@ -217,7 +217,7 @@ def to_scipy(tensor: Tensor) -> Any:
     scipy_sparse = sys.modules.get("scipy.sparse")
     if scipy_sparse is None:
         raise ImportError("import scipy.sparse before asking for one of its arrays")
-    whole = _sparse(tensor).data.fully_sparse()
+    whole = _sparse(tensor).raw.fully_sparse()
     return scipy_sparse.coo_array((whole.values, tuple(whole.indices)), shape=whole.shape)
 
 
@@ -229,7 +229,7 @@ def coalesce(tensor: Tensor) -> Tensor:
 
 def indices(tensor: Tensor) -> Tensor:
     """Return where the entries are, as stored: (sparse dimensions, entries)."""
-    return Tensor(_sparse(tensor).data.indices)
+    return Tensor(_sparse(tensor).raw.indices)
 
 
 def values(tensor: Tensor) -> Tensor:

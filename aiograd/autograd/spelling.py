@@ -19,6 +19,8 @@ _USUAL: Final = {"dim": "axis", "keepdim": "keepdims"}
 _SPELLINGS: Final = {
     "flip": {"dims": "axis"},
     "roll": {"dims": "axis"},
+    "rot90": {"dims": "axes"},
+    "tensordot": {"dims": "axes"},
     "transpose": {"dims": "axes"},
 }
 _PAIR: Final = "in torch it gives values and positions; write axis= for the values alone"
@@ -42,10 +44,11 @@ def is_torch_spelling(kwargs: dict[str, Any]) -> bool:
 def numpy_spelling(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return parameters under numpy's names; TypeError where torch's mean something else."""
     found = {}
+    spellings = _NUMPYS | _SPELLINGS.get(name, {})
     for key, value in kwargs.items():
         if key in _NUMPYS and name in _OTHER_MEANING:
             raise TypeError(f"{name}() does not take {key}=: {_OTHER_MEANING[name]}")
-        new = "axes" if name == "transpose" and key == "dims" else _NUMPYS.get(key, key)
+        new = spellings.get(key, key)
         if new in found or (new != key and new in kwargs):
             raise TypeError(f"{name}() got two values for {new!r}")
         found[new] = value
@@ -53,9 +56,9 @@ def numpy_spelling(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def accepts_dim(function: F) -> F:
-    """Let a plain function with a parameter `axis` be called with torch's spelling, too."""
+    """Let a plain function whose parameters torch spells differently be called either way."""
     own = signature(function)
-    if "axis" not in own.parameters:
+    if "axis" not in own.parameters and function.__name__ not in _SPELLINGS:
         return function
 
     @wraps(function)

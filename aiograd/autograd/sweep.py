@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Gradient
 from aiograd.autograd.grad_mode import enable_grad, recording
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.autograd.handed_out import WATCHES, check_all
@@ -84,19 +85,19 @@ class Sweep:
             check_all()
         self.retain_graph = retain_graph
         self.create_graph = create_graph
-        self.captured: dict[Node, Any] = {}  # gradients of the nodes asked for in `capture`
+        self.captured: dict[Node, Gradient] = {}  # gradients of the nodes asked for in `capture`
         self._capture = frozenset(capture) if capture else _NOBODY
         # Contributions still missing, per node. `counts` belong to a topology that the next pass
         # over the same graph uses again, so they are copied.
         self._need = contributions(entries) if counts is None else dict(counts)
-        self._grads: dict[Node, Any] = {}  # sums so far; a list of slots for a Joint
+        self._grads: dict[Node, Gradient] = {}  # sums so far; a list of slots for a Joint
         # Sums that this sweep allocated and may add to in place. A first contribution is not one:
         # the rule may have given the same array to several parents, as that of `a + b` does.
         self._ours: set[Node] = set()
         # Nodes to run, each followed by its gradient; a flat stack spares a tuple per node. The
         # order does not matter: a node comes here once, when nothing is missing.
         self._ready: list[Any] = []
-        self._sinks: list[tuple[Node, Any]] = []
+        self._sinks: list[tuple[Node, Gradient]] = []
         self._halves = halves
         self.late: list[tuple[Any, Any, Half]] = []  # nodes, their gradients, and what waits
         self.failed: Node | None = None  # the node whose rule or hook raised
@@ -114,7 +115,7 @@ class Sweep:
         """The nodes that still wait, with the number of contributions each one misses."""
         return list(self._need.items())
 
-    def feed(self, node: Node, grad: Any) -> None:
+    def feed(self, node: Node, grad: Gradient) -> None:
         """Give an entry its gradient (a list with one slot per output for a `Joint`)."""
         # Gradients from outside (a user, a peer) have any type; those of rules are checked in the
         # loop. A Joint is fed a list of slots, which its own rule checks.
@@ -126,7 +127,7 @@ class Sweep:
             grad = conform(grad, node, node, self.create_graph)
         self._deposit(node, grad)
 
-    def _deposit(self, node: Node, grad: Any) -> None:
+    def _deposit(self, node: Node, grad: Gradient) -> None:
         # Popped and put back where others are missing: most nodes have one consumer, and then this
         # is the only access.
         missing = self._need.pop(node)
@@ -139,7 +140,7 @@ class Sweep:
             if grad is not None:
                 self._add(node, grad)
 
-    def _add(self, node: Node, grad: Any) -> None:
+    def _add(self, node: Node, grad: Gradient) -> None:
         """Note a contribution to a node that still waits for others."""
         old = self._grads.get(node)
         if old is None:
@@ -157,14 +158,14 @@ class Sweep:
             if total.__class__ is _ndarray:
                 self._ours.add(node)
 
-    def _total(self, node: Node, grad: Any) -> Any:
+    def _total(self, node: Node, grad: Gradient) -> Any:
         """What a node has got so far, and its last contribution."""
         if grad is not None:
             self._add(node, grad)
         self._ours.discard(node)
         return self._grads.pop(node)
 
-    def drain(self) -> list[tuple[Node, Any]]:
+    def drain(self) -> list[tuple[Node, Gradient]]:
         """Run everything that is ready, and return the sinks that are now known."""
         if not self._ready:
             sinks, self._sinks = self._sinks, []
@@ -179,7 +180,7 @@ class Sweep:
         sinks, self._sinks = self._sinks, []
         return sinks
 
-    def drain_late(self) -> list[tuple[Node, Any]]:
+    def drain_late(self) -> list[tuple[Node, Gradient]]:
         """Run the deferred halves, and return the leaves that are now known."""
         token = recording.set(self.create_graph)
         try:
@@ -274,7 +275,7 @@ class Sweep:
             self.failed = node
             raise
 
-    def _end(self, node: Node, grad: Any) -> None:
+    def _end(self, node: Node, grad: Gradient) -> None:
         """Note the gradient of a sink; a leaf's in an array that nobody else holds.
 
         `.grad` is written to, by later passes and by users, so no other gradient may share its
@@ -287,8 +288,8 @@ class Sweep:
                 # Hooks of a leaf sit on the tensor and run here, on the sum: its node may be a new
                 # one in every graph.
                 grad = _run_hooks(leaf._hooks.values(), grad, node, self.create_graph)
-            if leaf.data.__class__ is not _ndarray:
-                grad = _in_layout_of(leaf.data, grad)
+            if leaf.raw.__class__ is not _ndarray:
+                grad = _in_layout_of(leaf.raw, grad)
             if grad.__class__ is _ndarray:
                 # A view shows memory of another array, often read-only (the gradient of a sum).
                 # Memory in odd order would slow down optimisers and messages. Else the number of
@@ -307,14 +308,14 @@ class Sweep:
             self.captured[node] = grad
         self._sinks.append((node, grad))
 
-    def _is_shared(self, grad: Any) -> bool:
+    def _is_shared(self, grad: Gradient) -> bool:
         """Return whether anything but this sweep refers to an array.
 
         A method, so that `_Probe` measures the count on the very same path.
         """
         return _references(grad) > _ALONE
 
-    def _pass_on(self, node: Any, grad: Any) -> None:
+    def _pass_on(self, node: Any, grad: Gradient) -> None:
         """Pass on the gradient of one of several outputs, or None where there is none."""
         if grad is not None:
             joint = node.joint
@@ -335,7 +336,7 @@ class Sweep:
                 self._deposit(parent, None)
 
 
-def plus(old: Any, new: Any) -> Any:
+def plus(old: Gradient, new: Gradient) -> Gradient:
     """Return the sum of two gradients; they may be tensors of another library."""
     try:
         return old + new
@@ -352,14 +353,14 @@ def own(grad: Tensor) -> Tensor:
     return copied
 
 
-def _in_layout_of(leaf: Any, grad: Any) -> Any:
+def _in_layout_of(leaf: Any, grad: Gradient) -> Any:
     """A sparse leaf gets a sparse gradient, at the leaf's positions if it came as a dense one."""
     if isinstance(grad, Tensor) and not grad.is_sparse:
         return mask(grad, leaf)
     return leaf.mask(grad) if grad.__class__ is _ndarray else grad
 
 
-def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) -> Any:
+def _run_hooks(hooks: Iterable[Any], grad: Gradient, node: Node, create_graph: bool) -> Any:
     # A hook may write to the gradient it is shown, and other nodes may hold the same array; a numpy
     # scalar cannot be written to at all. So hooks get a copy.
     if isinstance(grad, Tensor):
@@ -376,12 +377,12 @@ def _run_hooks(hooks: Iterable[Any], grad: Any, node: Node, create_graph: bool) 
     return grad
 
 
-def fits(grad: Any, target: Node) -> bool:
+def fits(grad: Gradient, target: Node) -> bool:
     """Return whether a gradient is a plain array of the shape and dtype it should have."""
     return grad.__class__ is _ndarray and grad.shape == target.shape and grad.dtype is target.dtype
 
 
-def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -> Any:
+def conform(grad: Gradient, target: Node, source: Node, create_graph: bool = False) -> Any:
     """Bring a gradient to the shape and dtype of what it is the gradient of.
 
     The one place where broadcasting and type promotion of the forward pass are undone.
@@ -393,7 +394,7 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
             grad = wrap(grad if hasattr(grad, "dtype") else np.asarray(grad))
     elif grad.__class__ is not _ndarray:
         if isinstance(grad, Tensor):
-            grad = grad.data
+            grad = grad.raw
         # A rule may return a Python number.
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad)
@@ -415,7 +416,7 @@ def conform(grad: Any, target: Node, source: Node, create_graph: bool = False) -
     return grad
 
 
-def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
+def _unbroadcast(grad: Gradient, target: Node, source: Node) -> Any:
     """Sum over the axes that the forward pass added or stretched."""
     shape = target.shape
     extra = len(grad.shape) - len(shape)
@@ -434,7 +435,7 @@ def _unbroadcast(grad: Any, target: Node, source: Node) -> Any:
     return grad
 
 
-def _summed(grad: Any, axis: int | tuple[int, ...], keepdims: bool) -> Any:
+def _summed(grad: Gradient, axis: int | tuple[int, ...], keepdims: bool) -> Any:
     if grad.__class__ is _ndarray:
         return _add(grad, axis, None, None, keepdims)
     return grad.sum(axis=axis, keepdims=keepdims)
@@ -445,7 +446,7 @@ class _Probe(Sweep):
 
     holders: int
 
-    def _is_shared(self, grad: Any) -> bool:
+    def _is_shared(self, grad: Gradient) -> bool:
         self.holders = _references(grad)
         return False
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
-from aiograd.autograd.handed_out import SMALL, hand_out
+from aiograd.autograd.handed_out import hand_out
 from aiograd.autograd.methods import Methods
 from aiograd.errors import GradError
 
@@ -73,10 +74,12 @@ class Tensor(Methods):
     # `__init__`.
     __slots__ = (
         "__weakref__", "_accumulate", "_after_hooks", "_cell", "_grad", "_hooks", "_leaf", "_node",
-        "data",
+        "raw",
     )  # fmt: skip
 
-    data: Any  # the ndarray (or sparse array) itself
+    # The ndarray (or sparse array) itself, for code that counts its writes: this library. Users get
+    # at it by `data` and `numpy()`, which notice writes.
+    raw: Any
     _node: Node | None  # what made it; None for a leaf
     # Whether it is a leaf that requires grad. In place of True: where it came from, if it was
     # computed elsewhere and came without its graph; text of it is for `GraphCutWarning`.
@@ -87,15 +90,15 @@ class Tensor(Methods):
     _hooks: dict[int, Hook] | None  # of a leaf; those of other tensors sit on the node
     _accumulate: weakref.ref[Accumulate] | None
 
-    def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None) -> None:
+    def __init__(self, data: Values, requires_grad: bool = False, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
-            data = data.data
+            data = data.raw
         if data is None:
             raise TypeError("a Tensor needs data; got None")
         # A copy: a new tensor shares memory with nothing. `from_numpy` and `detach` are for
         # sharing.
-        self.data = data if is_sparse_array(data) else np.array(data, dtype=dtype)
-        check_numbers(self.data.dtype, type(data).__name__)
+        self.raw = data if is_sparse_array(data) else np.array(data, dtype=dtype)
+        check_numbers(self.raw.dtype, type(data).__name__)
         self._node = self._grad = self._cell = self._accumulate = None
         self._hooks = self._after_hooks = None
         self._leaf = False
@@ -119,7 +122,7 @@ class Tensor(Methods):
                 )
             return
         # A step from one whole number to the next has no slope.
-        if value and self.data.dtype.kind not in "fc":
+        if value and self.raw.dtype.kind not in "fc":
             raise GradError(
                 f"only floating point and complex tensors can require grad, not {self.dtype}",
                 "dtype",
@@ -164,13 +167,13 @@ class Tensor(Methods):
     @property
     def shape(self) -> tuple[int, ...]:
         """The length of each axis."""
-        shape: tuple[int, ...] = self.data.shape
+        shape: tuple[int, ...] = self.raw.shape
         return shape
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.data.shape)
+        return len(self.raw.shape)
 
     @property
     def size(self) -> ElementCount:
@@ -180,79 +183,104 @@ class Tensor(Methods):
         >>> t.size, t.size(), t.size(0)
         (6, (2, 3), 2)
         """
-        count = ElementCount(self.data.size)
-        count.shape = self.data.shape
+        count = ElementCount(self.raw.size)
+        count.shape = self.raw.shape
         return count
 
     @property
     def dtype(self) -> Any:
         """The numpy dtype of the elements."""
-        return self.data.dtype
+        return self.raw.dtype
 
     @property
     def is_sparse(self) -> bool:
         """Whether the data is a sparse array (`ag.sparse`)."""
-        return self.data.__class__ is not _ndarray and is_sparse_array(self.data)
+        return self.raw.__class__ is not _ndarray and is_sparse_array(self.raw)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the elements; of a sparse tensor, of what is stored."""
-        return int(self.data.nbytes)
+        return int(self.raw.nbytes)
 
     # ── the value, without recording ────────────────────────────────────────────────────────────
 
-    def numpy(self) -> Any:
+    def numpy(self) -> Array:
         """Return the value as an array over the same memory; nothing is recorded.
 
         A write to it that a graph would have to know of makes that graph's backward pass a
         GradError; the limits are in `autograd/handed_out.py`.
         """
-        data = self.data
-        if data.__class__ is not _ndarray:
-            return data.to_dense() if is_sparse_array(data) else data
-        if not data.flags.writeable:
+        found: Array = self.raw.to_dense() if self.is_sparse else self.data
+        return found
+
+    @property
+    def data(self) -> Any:
+        """The value as an array over the same memory; of a sparse tensor, the sparse array.
+
+        A write to it is no operation and is not recorded. One that a graph would have to know of
+        is noticed, as with `numpy()`. Assigning replaces the value: graphs keep the old one.
+
+        >>> w = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> w.data *= 2
+        >>> w
+        tensor([2., 4.], requires_grad=True)
+        """
+        data = self.raw
+        if data.__class__ is not _ndarray or not data.flags.writeable:
             return data
-        cell = self._cell
-        if cell is None:
-            if data.nbytes > SMALL and not self.requires_grad:
-                return data
-            cell = self._cell = [0]
-        return hand_out(data, cell)
+        view, self._cell = hand_out(data, self._cell)
+        return view
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        """Replace the value without recording it."""
+        if isinstance(value, Tensor):
+            value = value.raw
+        if not is_sparse_array(value):
+            value = np.asarray(value)
+            check_numbers(value.dtype, "data")
+            # `t.data *= 2` has written to the memory, and assigns the same memory again.
+            if self.raw.__class__ is _ndarray and _same_memory(value, self.raw):
+                self._written()
+                return
+        self.raw = value
+        self._cell = None  # versions belong to memory, and graphs hold the old one
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self._dense() if copy else self.numpy(), dtype=dtype, copy=copy)
 
-    def _dense(self) -> Any:
+    def _dense(self) -> Array:
         """Return the array for reading: nobody else gets to hold it."""
-        return self.data if not self.is_sparse else self.data.to_dense()
+        found: Array = self.raw if not self.is_sparse else self.raw.to_dense()
+        return found
 
     def item(self) -> Any:
         """Return the only element as a Python number."""
-        return self.data.item()
+        return self.raw.item()
 
     def tolist(self) -> Any:
         """Return the value as nested Python lists."""
         return self._dense().tolist()
 
     def __float__(self) -> float:
-        return float(self.data.item())
+        return float(self.raw.item())
 
     def __int__(self) -> int:
-        return int(self.data.item())
+        return int(self.raw.item())
 
     def __complex__(self) -> complex:
-        return complex(self.data.item())
+        return complex(self.raw.item())
 
     def __bool__(self) -> bool:
-        return bool(self.data)
+        return bool(self.raw)
 
     def __index__(self) -> int:
-        if self.data.dtype.kind not in "iu" or self.data.size != 1:
+        if self.raw.dtype.kind not in "iu" or self.raw.size != 1:
             raise TypeError("only a tensor with a single integer can be an index")
-        return int(self.data)
+        return int(self.raw)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.raw)
 
     def __contains__(self, value: Any) -> bool:
         # Python's own `in` would iterate and compare with each row, which is neither true nor
@@ -261,15 +289,15 @@ class Tensor(Methods):
 
     def __format__(self, spec: str) -> str:
         # So that f"{loss:.3f}" works.
-        return format(self.data.item(), spec) if spec and self.data.size == 1 else repr(self)
+        return format(self.raw.item(), spec) if spec and self.raw.size == 1 else repr(self)
 
     def __repr__(self) -> str:
         if self.is_sparse:
-            text = repr(self.data)
+            text = repr(self.raw)
         else:
-            text = np.array2string(self.data, separator=", ", prefix="tensor(")
-        if self.data.dtype not in (np.float64, np.int64, np.bool_):
-            text += f", dtype={self.data.dtype}"
+            text = np.array2string(self.raw, separator=", ", prefix="tensor(")
+        if self.raw.dtype not in (np.float64, np.int64, np.bool_):
+            text += f", dtype={self.raw.dtype}"
         if self._node is not None:
             text += f", grad_fn={self.grad_fn!r}"
         elif self._leaf:
@@ -286,14 +314,14 @@ class Tensor(Methods):
         # The cell must exist before it can be shared.
         if self._cell is None:
             self._cell = [0]
-        result = wrap(self.data)
+        result = wrap(self.raw)
         result._cell = self._cell
         return result
 
     def __reduce__(self) -> Any:
         # Value and flag without the graph; where a graph shall cross (a call in a context), `dist`
         # sends the tensor in its own way.
-        return rebuild, (type(self), self.data, self.requires_grad)
+        return rebuild, (type(self), self.raw, self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # As in torch: a copy of a result would silently lose its graph.
@@ -302,10 +330,10 @@ class Tensor(Methods):
                 "only leaf tensors can be deep-copied; use detach() for a copy of the value",
                 "not_leaf",
             )
-        result = rebuild(type(self), self.data.copy(), bool(self._leaf))
+        result = rebuild(type(self), self.raw.copy(), bool(self._leaf))
         memo[id(self)] = result
         if self._grad is not None:
-            result._grad = rebuild(Tensor, self._grad.data.copy(), False)
+            result._grad = rebuild(Tensor, self._grad.raw.copy(), False)
         return result
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────
@@ -338,13 +366,13 @@ class Tensor(Methods):
         else:
             cell[0] += 1
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: Values) -> None:
         self._before_write(value)
         # The write itself is numpy's; a failed one is not counted.
-        self.data[plain_index(index)] = value.data if isinstance(value, Tensor) else value
+        self.raw[plain_index(index)] = value.raw if isinstance(value, Tensor) else value
         self._written()
 
-    def copy_(self, value: Any) -> Tensor:
+    def copy_(self, value: Values) -> Tensor:
         """Overwrite the whole tensor in place, under the rules of `tensor[...] = value`."""
         self[...] = value
         return self
@@ -352,13 +380,13 @@ class Tensor(Methods):
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None) -> None:
         """Sort in place, as ndarray's own method does; `ag.sort` gives a sorted copy."""
         self._before_write()
-        self.data.sort(axis, kind, order)
+        self.raw.sort(axis, kind, order)
         self._written()
 
     def partition(self, kth: Any, axis: int = -1, kind: Any = "introselect") -> None:
         """Partition in place, as ndarray's own method does; `ag.partition` gives a copy."""
         self._before_write()
-        self.data.partition(kth, axis, kind)
+        self.raw.partition(kth, axis, kind)
         self._written()
 
     # ── hooks and the graph ─────────────────────────────────────────────────────────────────────
@@ -385,8 +413,8 @@ class Tensor(Methods):
         the values they saw.
         """
         # Two references are this attribute and the argument of the call.
-        if sys.getrefcount(self.data) > 2:
-            self.data = self.data.copy()
+        if sys.getrefcount(self.raw) > 2:
+            self.raw = self.raw.copy()
             # The versions belong to the old memory.
             self._cell = None
 
@@ -425,7 +453,7 @@ def wrap(data: Any, node: Node | None = None, leaf: bool | object = False) -> Te
     if data.__class__ is not _ndarray and not is_sparse_array(data):
         data = np.asarray(data)
     tensor = _new(Tensor)
-    tensor.data = data
+    tensor.raw = data
     tensor._node = node
     tensor._leaf = leaf
     tensor._grad = tensor._cell = tensor._accumulate = tensor._hooks = tensor._after_hooks = None
@@ -437,7 +465,7 @@ def rebuild(cls: type[Tensor], data: Any, requires_grad: bool | object) -> Tenso
     if cls is Tensor:
         return wrap(data, None, requires_grad)
     tensor = _new(cls)
-    tensor.data = data
+    tensor.raw = data
     tensor._leaf = requires_grad
     tensor._node = tensor._grad = tensor._cell = tensor._accumulate = None
     tensor._hooks = tensor._after_hooks = None
@@ -452,6 +480,14 @@ def is_sparse_array(data: Any) -> bool:
     return getattr(data, "is_sparse_array", False) is True
 
 
+def _same_memory(one: Array, other: Array) -> bool:
+    """Whether two arrays show the same elements of the same memory."""
+    return bool(
+        one.__array_interface__["data"] == other.__array_interface__["data"]
+        and (one.shape, one.strides, one.dtype) == (other.shape, other.strides, other.dtype)
+    )
+
+
 def requires_grad(value: Any) -> bool:
     """Whether a Tensor, or one in a list of values, requires grad."""
     if isinstance(value, Tensor):
@@ -462,7 +498,7 @@ def requires_grad(value: Any) -> bool:
 def plain_index(index: Any) -> Any:
     """Return an index with arrays in place of Tensors."""
     if isinstance(index, Tensor):
-        return index.data
+        return index.raw
     if isinstance(index, tuple):
         return tuple(plain_index(i) for i in index)
     return index

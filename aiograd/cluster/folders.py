@@ -37,7 +37,7 @@ class PrivateFolder:
     """A folder that only this user can enter, with a short path, until `close`."""
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix=PREFIX)  # mode 0700
+        self.path: str = tempfile.mkdtemp(prefix=PREFIX)  # mode 0700
         if len(self.path) > MAX_FOLDER_PATH:
             os.rmdir(self.path)
             self.path = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")

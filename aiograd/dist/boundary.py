@@ -51,7 +51,7 @@ def crossed(hooks: Mapping[int, CrossingHook], crossing: Crossing, array: Any) -
         result = hook(crossing, shown)
         # The view itself would travel as a read-only array, and need the general codec.
         if result is not None and result is not shown:
-            result = result.data if isinstance(result, Tensor) else result
+            result = result.raw if isinstance(result, Tensor) else result
             result = result if is_sparse_array(result) else np.asarray(result)
             _check_shape(crossing, array, result)
             array = result  # of another dtype, maybe: the receiver is told the first one

@@ -11,13 +11,15 @@ import math
 import threading
 from collections.abc import Callable
 from contextvars import Context as Variables
+from pickle import PickleBuffer
 from typing import Any, TypeVar
 
 from aiograd.errors import AiogradError
 from aiograd.rpc import remote_exceptions
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import Departure
+from aiograd.rpc.link.link import Link
 from aiograd.rpc.observe.tracing import PassTrace, trace_pass
 from aiograd.rpc.runtime.deadlines import Bucket
 from aiograd.rpc.scope import inherited_deadline
@@ -38,16 +40,18 @@ class Channel:
         self.me: PeerInfo = PeerInfo(*self.identity)  # as it travels in messages: without addresses
         # Members by name and rank. Where the incarnation matters, `link_to` and `reach` are asked: the
         # directory may know a successor already, or not yet know a worker that has called us.
-        self.directory = agent.directory
+        self.directory: Directory = agent.directory
         self.lease: float = agent.options.lease  # seconds after which a lost peer's contexts are doubted
         # Bound methods, because these run for every message and need no other words here.
-        self.post = agent.post
-        self.post_plain = agent.post_plain
-        self.link_to = agent.links.exactly  # by name and incarnation; WorkerLost if it is gone
-        self.restricts = agent.restricts
-        self.spawn = agent.spawn
-        self.check_affinity = agent.here  # raises in a thread, loop or process that cannot call
-        self.limit_reached = agent.limits.reached
+        self.post: Callable[..., None] = agent.post
+        self.post_plain: Callable[[Link, str, tuple[Any, ...], list[PickleBuffer]], bool] = agent.post_plain
+        # By name and incarnation; WorkerLost if it is gone.
+        self.link_to: Callable[[str, bytes], Link] = agent.links.exactly
+        self.restricts: Callable[[PeerInfo], bool] = agent.restricts
+        self.spawn: Callable[..., asyncio.Task[Any]] = agent.spawn
+        # Raises in a thread, loop or process that cannot call.
+        self.check_affinity: Callable[[], bool] = agent.here
+        self.limit_reached: Callable[[str], None] = agent.limits.reached
 
     @property
     def identity(self) -> tuple[str, int, bytes]:

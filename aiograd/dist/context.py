@@ -415,5 +415,5 @@ def _add_up(totals: dict[Tensor, Tensor], gradients: dict[Tensor, Any]) -> dict[
         elif isinstance(gradient, Tensor) or old.requires_grad:
             totals[leaf] = old + gradient
         else:
-            totals[leaf] = wrap(old.data + gradient)
+            totals[leaf] = wrap(old.raw + gradient)
     return totals

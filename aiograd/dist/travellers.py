@@ -7,6 +7,8 @@ message is one edge, however many tensors it carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import Token
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -75,7 +77,7 @@ class TensorTraveller:
 
     def depart(self, tensor: Tensor, departure: Departure) -> Any:
         """Take a tensor apart: its array, its note, its class, and its dtype if a hook changed it."""
-        array, note = tensor.data, NO_GRAD
+        array, note = tensor.raw, NO_GRAD
         if tensor.requires_grad:
             node = None if departure.carried is None else parent_of(tensor)
             note = LEAF if node is None else join_edge(node, departure)
@@ -84,8 +86,8 @@ class TensorTraveller:
         if note >= ON_EDGE and departure.carried.hooks:
             crossing = Crossing(departure.carried.id, departure.to.name, "forward")
             array = crossed(departure.carried.hooks, crossing, array)
-            if array.dtype != tensor.data.dtype:
-                return array, note, cls, tensor.data.dtype.str
+            if array.dtype != tensor.raw.dtype:
+                return array, note, cls, tensor.raw.dtype.str
         return array, note, cls, None
 
     def arrive(self, data: Any, arrival: Arrival) -> Tensor:
@@ -113,7 +115,7 @@ class TensorTraveller:
 
     def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
         """Return a tensor's array and note; None if it needs the general form."""
-        array = tensor.data
+        array = tensor.raw
         if array.__class__ is not np.ndarray:
             return None
         if departure is None or departure.carried is None:
@@ -198,8 +200,8 @@ class ContextBaggage:
     ) -> None:
         self._contexts, self._reports, self._access = contexts, reports, access
         # Bound, not wrapped: every call asks for them.
-        self.current = contexts.current
-        self.enter = CURRENT.set
+        self.current: Callable[[], Context | None] = contexts.current
+        self.enter: Callable[[Context | None], Token[Context | None]] = CURRENT.set
 
     def depart(self, carried: Context | None, departure: Departure) -> Any:
         """Return what rides with a message, and make the sending end of its edge.

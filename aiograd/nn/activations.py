@@ -218,6 +218,7 @@ class Dropout(Module):
     """
 
     p: float
+    generator: np.random.Generator | None
 
     def __init__(self, p: float = 0.5, generator: np.random.Generator | None = None) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def _array(name: str, value: Any) -> Any:
     """Return a value as a plain array; raise TypeError, with its name, if it is none."""
     if isinstance(value, Tensor) and value.is_sparse:
         raise TypeError(f"{name} is sparse; save its indices and values, or to_dense()")
-    array = np.asarray(value.data if isinstance(value, Tensor) else value)
+    array = np.asarray(value.raw if isinstance(value, Tensor) else value)
     if array.dtype == object:
         raise TypeError(f"{name} is no array of numbers but a {type(value).__name__}")
     return array

@@ -111,7 +111,7 @@ class Embedding(Module):
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
             # It gets no gradient either, so it stays zero.
-            self.weight.data[padding_idx] = 0
+            self.weight.raw[padding_idx] = 0
 
     def forward(self, input: Any) -> Tensor:
         """Return the rows with these numbers: one axis more than the input has."""
@@ -155,7 +155,7 @@ class EmbeddingBag(Module):
         self.weight: Parameter = empty_parameter(num_embeddings, embedding_dim, dtype=dtype)
         init.normal(self.weight, generator=generator)
         if padding_idx is not None:
-            self.weight.data[padding_idx] = 0
+            self.weight.raw[padding_idx] = 0
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
         """Reduce the rows of each bag: a row of a matrix, or a run of a vector from an offset."""
@@ -303,10 +303,12 @@ class LayerNorm(Module):
             (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         )
         self.eps = eps
-        self.weight = self.bias = None
+        self.weight: Parameter | None = None
+        self.bias: Parameter | None = None
         if elementwise_affine:
             # Begins as the identity: scale one, shift zero.
-            self.weight = init.ones(empty_parameter(*self.normalized_shape, dtype=dtype))
+            self.weight = empty_parameter(*self.normalized_shape, dtype=dtype)
+            init.ones(self.weight)
             self.bias = empty_parameter(*self.normalized_shape, dtype=dtype)
 
     def forward(self, input: Any) -> Tensor:
@@ -375,7 +377,7 @@ class _BatchNorm(Module):
             )
         if self.training and self.num_batches_tracked is not None:
             # Written in place, through the tensor: a `state_dict` shares its memory.
-            self.num_batches_tracked[...] = self.num_batches_tracked.data + 1
+            self.num_batches_tracked[...] = self.num_batches_tracked.raw + 1
         result: Tensor = functional.batch_norm(
             input,
             self.running_mean,
@@ -400,7 +402,7 @@ class BatchNorm1d(_BatchNorm):
     (5, 3)
     """
 
-    dims = (2, 3)
+    dims: tuple[int, ...] = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
@@ -410,4 +412,4 @@ class BatchNorm2d(_BatchNorm):
     (5, 3, 4, 4)
     """
 
-    dims = (4,)
+    dims: tuple[int, ...] = (4,)

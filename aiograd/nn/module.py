@@ -34,7 +34,7 @@ class Parameter(Tensor):
 
     def __init__(self, data: Any, requires_grad: bool = True, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
-            data = data.data
+            data = data.raw
         if not is_sparse_array(data):
             data = np.asarray(data, dtype=dtype)
             # A parameter is there to be trained, and whole numbers have no gradient.
@@ -287,7 +287,7 @@ class Module:
         """Convert all floating point parameters and buffers, in place."""
         for tensor in [*self.parameters(), *self.buffers()]:
             if tensor.dtype.kind in "fc":
-                tensor.data = tensor.data.astype(dtype)
+                tensor.raw = tensor.raw.astype(dtype)
                 # The node has the old dtype, and the versions belong to the old memory.
                 tensor._accumulate = tensor._cell = None
                 tensor._grad = None

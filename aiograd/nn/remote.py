@@ -13,6 +13,7 @@ Modules of other libraries take part if their library has told how it keeps them
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -34,12 +35,14 @@ from aiograd.errors import NotAllowed
 from aiograd.nn import files
 from aiograd.nn.module import HasForward, Module, Parameter
 from aiograd.rpc.agent import current_agent
-from aiograd.rpc.api import Kwargs, expose, rpc_async
+from aiograd.rpc.api import Kwargs, expose, inline, rpc_async
 from aiograd.rpc.callee.exposure import exposed_method, is_exposed
+from aiograd.rpc.callee.functions import TASK, THREAD, Delegate, run_mode
 from aiograd.rpc.directory import To
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import check_timeout
 from aiograd.rpc.scope import current_guest
+from aiograd.rref.proxy import find_method
 from aiograd.rref.rref import RRef, remote
 
 _TRAVELS = ("on", "module_rref")  # what of a RemoteModule is sent to other workers
@@ -166,10 +169,7 @@ class RemoteModule(Generic[M_co]):
 
         All arguments are those of `forward`; a timeout is given by `within`.
         """
-        # By a function of ours with the reference as an argument: the owner looks the module up,
-        # and gradients flow through the call as through any other.
-        arguments = (self.module_rref, args, kwargs)
-        return rpc_async(self.on, run_forward, args=arguments, timeout=self.timeout)
+        return self._begin("forward", *args, **kwargs)
 
     def remote_parameters(self, recurse: bool = True) -> Future[list[RRef[Parameter]]]:
         """Give an RRef to every parameter, for an optimiser: `await m.remote_parameters()`."""
@@ -183,8 +183,7 @@ class RemoteModule(Generic[M_co]):
 
     async def train(self, mode: bool = True) -> Self:
         """Switch the module to training mode (or, with False, to evaluation)."""
-        arguments = (self.module_rref, mode)
-        await rpc_async(self.on, set_training, args=arguments, timeout=self.timeout)
+        await self._begin("train", mode)
         return self
 
     async def eval(self) -> Self:
@@ -193,13 +192,19 @@ class RemoteModule(Generic[M_co]):
 
     async def save(self, path: files.Path) -> None:
         """Let the owner write the module's state to a file on its machine (see `ag.save`)."""
-        arguments = (self.module_rref, os.fspath(path))
-        await rpc_async(self.on, _save, args=arguments, timeout=self.timeout)
+        await self._begin("save", os.fspath(path))
 
     async def load(self, path: files.Path) -> None:
         """Let the owner read the module's state from a file on its machine."""
-        arguments = (self.module_rref, os.fspath(path))
-        await rpc_async(self.on, _load, args=arguments, timeout=self.timeout)
+        await self._begin("load", os.fspath(path))
+
+    def _begin(self, name: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start one of `_WORK` at the owner, as a call of a method: in turn if it is serial."""
+        frame = sys._getframe(1)  # the call site, which is the first frame outside of this module
+        while frame.f_back is not None and frame.f_globals is globals():
+            frame = frame.f_back
+        proxy = self.module_rref.rpc_async(self.timeout)
+        return proxy.begin(name, args, kwargs, frame, work_on_module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in _TRAVELS}
@@ -289,9 +294,8 @@ def create_module(cls: Callable[..., M], args: Any, kwargs: Any) -> M:
     return module
 
 
-def _module(rref: RRef[Any], method: str = "") -> Any:
-    """Return the module behind a reference, if the caller may use it."""
-    module: Any = rref.local_value()
+def _usable(module: Any, method: str = "") -> Any:
+    """Return a module if the caller may use it, or this method of it."""
     if not is_module(module):
         raise ValueError(f"the RRef holds {type(module).__name__}, which is no nn.Module")
     if current_guest() is None or is_exposed(type(module)) or exposed_method(module, method):
@@ -306,32 +310,61 @@ def _refusal(cls: Any) -> NotAllowed:
 
 
 @expose
-def run_forward(rref: RRef[Any], args: Any, kwargs: Any) -> Any:
-    """Run the module at its owner."""
-    return _module(rref, "forward")(*args, **kwargs)
+def work_on_module(
+    subject: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Delegate:
+    """Return what shall be done with the module, at its owner."""
+    target, _, turn = find_method(subject, name, "work_on_module", _work)
+    return Delegate(target, tuple(args), kwargs, turn)
+
+
+work_on_module.__aiograd_delegate__ = True  # type: ignore[attr-defined]
 
 
 @expose
 def list_parameters(rref: RRef[Any], recurse: bool) -> list[RRef[Parameter]]:
     """Return references to the parameters, at their owner."""
-    return [RRef(parameter) for parameter in _module(rref).parameters(recurse)]
+    return [RRef(parameter) for parameter in _usable(rref.local_value()).parameters(recurse)]
 
 
-@expose
-def set_training(rref: RRef[Any], mode: bool) -> None:
-    """Set the mode at the owner."""
-    _module(rref).train(mode)
+def _work(module: Any, name: str) -> Callable[..., Any]:
+    """Return a function of `_WORK` for a module, if the caller may have it run."""
+    # A guest must not choose files on this machine.
+    if name not in _WORK or (name in ("save", "load") and current_guest() is not None):
+        raise NotAllowed(f"{name!s:.80} of a module is not exposed here", current_agent().name)
+    usable = _usable(module, "forward" if name == "forward" else "")
+    if name == "forward" and (mode := run_mode(module.forward)) != THREAD:
+        return functools.partial(_forward_later, usable) if mode == TASK else _inline(usable)
+    return functools.partial(_WORK[name], usable)
 
 
-# Not exposed: a guest must not choose files on this machine.
-def _save(rref: RRef[Any], path: str) -> None:
-    module = _module(rref)
+def _forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+async def _forward_later(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return await module(*args, **kwargs)
+
+
+def _inline(module: Any) -> Callable[..., Any]:
+    """Return the call of a module whose `forward` is marked with `@ag.inline`."""
+    work = functools.partial(_forward, module)
+    return inline(work)
+
+
+def _train(module: Any, mode: bool) -> None:
+    module.train(mode)
+
+
+def _save(module: Any, path: str) -> None:
     kind_of(module).save(path, module)  # type: ignore[union-attr]
 
 
-def _load(rref: RRef[Any], path: str) -> None:
-    module = _module(rref)
+def _load(module: Any, path: str) -> None:
     kind_of(module).load(path, module)  # type: ignore[union-attr]
+
+
+_WORK: Final = {"forward": _forward, "train": _train, "save": _save, "load": _load}
 
 
 __all__ = ["RemoteModule"]

@@ -153,7 +153,8 @@ class LSTM(_Recurrent):
     ((7, 4, 5), (2, 4, 5), (2, 4, 5))
     """
 
-    gates, states = 4, 2
+    gates: int = 4
+    states: int = 2
 
     @staticmethod
     def step(x: Tensor, h: Tensor, state: State) -> State:
@@ -177,7 +178,8 @@ class GRU(_Recurrent):
     ((4, 7, 10), (2, 4, 5))
     """
 
-    gates, states = 3, 1
+    gates: int = 3
+    states: int = 1
 
     @staticmethod
     def step(x: Tensor, h: Tensor, state: State) -> State:

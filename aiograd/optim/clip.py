@@ -87,14 +87,14 @@ def _gradients(
 def _entries(grad: Tensor) -> Any:
     """Return the numbers of a gradient, of a sparse one those that are stored."""
     # Coalesced, since a position stored in two parts is one number.
-    return grad.data.coalesce().values if isinstance(grad.data, Coo) else grad.data
+    return grad.raw.coalesce().values if isinstance(grad.raw, Coo) else grad.raw
 
 
 def _replace(grad: Tensor, entries: Any) -> None:
     """Put other numbers into a gradient, in place where it is dense."""
-    if isinstance(grad.data, Coo):
-        grad.data = grad.data.coalesce().with_values(entries)
+    if isinstance(grad.raw, Coo):
+        grad.raw = grad.raw.coalesce().with_values(entries)
     else:
-        grad.data[...] = entries
+        grad.raw[...] = entries
     # A graph made with create_graph may have saved it.
     grad._written()

@@ -94,7 +94,7 @@ class Optimizer:
             for param in group["params"]:
                 grad = param.grad if grads is None else grads.get(param)
                 if grad is not None:
-                    self._apply(param, grad.data, group)
+                    self._apply(param, grad.raw, group)
         return result
 
     def step_with(self, grads: Gradients) -> Any:
@@ -121,13 +121,13 @@ class Optimizer:
             # A new array: the gradient itself belongs to the context or to `.grad`.
             grad = -grad
         if isinstance(grad, Coo):
-            if not param.is_sparse and self.update_rows(param.data, grad.coalesce(), state, group):
+            if not param.is_sparse and self.update_rows(param.raw, grad.coalesce(), state, group):
                 param._written()
                 return
             grad = grad.to_dense()
         if param.is_sparse:
             raise TypeError("a sparse parameter cannot be optimised; use its values instead")
-        array = param.data
+        array = param.raw
         if not array.ndim:
             # What numpy computes from an array without axes is a scalar, which rules cannot write
             # to. As a row of one it is an ordinary array over the same memory.

@@ -70,10 +70,10 @@ class Steps:
     def __init__(self) -> None:
         # Held while parameters change. A thread's lock: steps are plain functions, which run in the
         # worker's threads.
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         # Held by the trainer whose bound was checked, from the check to its step. A second lock,
         # because it is held across messages, and trainers without a bound do not wait for it.
-        self.turn = asyncio.Lock()
+        self.turn: asyncio.Lock = asyncio.Lock()
         self.history: History = History()
 
 

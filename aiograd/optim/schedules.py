@@ -302,7 +302,9 @@ class ReduceLROnPlateau:
         self.threshold, self.threshold_mode = threshold, threshold_mode
         self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
         self.best = math.inf if mode == "min" else -math.inf
-        self.bad_epochs = self.resting = self.last_epoch = 0
+        self.bad_epochs: int = 0
+        self.resting: int = 0
+        self.last_epoch: int = 0
 
     def step(self, metric: Any) -> None:
         """Take the value of this epoch, and lower the rate if it has not improved for long."""

@@ -56,6 +56,7 @@ from aiograd.rpc.retry import retry_call, retry_request
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.runtime.threads import ThreadPool
 from aiograd.rpc.scope import SCOPE
 from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
@@ -90,9 +91,9 @@ class Agent:
         ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.rank = check_name(name), check_rank(rank)
-        self.options = options if options is not None else Options()
-        self.runtime = runtime if runtime is not None else Runtime()
-        self.loop = asyncio.get_running_loop()
+        self.options: Options = options if options is not None else Options()
+        self.runtime: Runtime = runtime if runtime is not None else Runtime()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.loop_runs: Callable[[], bool] = self.loop.is_running  # never, in a forked child
         watch_forks(self)
@@ -139,7 +140,7 @@ class Agent:
             None, "a function"
         )  # stands for functions that come inside their call
         self.deadlines: Deadlines = Deadlines(self.loop)
-        self.pool = self.runtime.pool(self.loop, self.options.threads, self.name)
+        self.pool: ThreadPool = self.runtime.pool(self.loop, self.options.threads, self.name)
         self.context: contextvars.Context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()

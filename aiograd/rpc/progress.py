@@ -46,8 +46,9 @@ class Bar(Generic[T]):
     def __init__(self, iterable: Any, title: str | None, total: int | None) -> None:
         known = len(iterable) if total is None and isinstance(iterable, Sized) else total
         self._iterable = iterable
-        self.title, self.total = title or "", known
-        self.done = 0
+        self.title: str = title or ""
+        self.total: int | None = known
+        self.done: int = 0
 
     def __iter__(self) -> Iterator[T]:
         with self._shown() as tick:

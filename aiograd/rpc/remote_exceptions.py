@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudpickle import cloudpickle
@@ -188,8 +189,11 @@ def annotate(error: Exception, function: str, worker: str, text: str) -> Excepti
 
 def explain_import(error: BaseException, what: str, worker: str) -> None:
     """Add a note to the error of an import that a message needed: what to do on which worker."""
-    # The words of pickle, for a module that is there and does not contain the name.
-    incomplete = isinstance(error, AttributeError) and str(error).startswith("Can't get attribute")
+    # A module that is there and does not contain the name: in the words of pickle, or, from Python
+    # 3.14, as `getattr` of the module raises it.
+    incomplete = isinstance(error, AttributeError) and (
+        str(error).startswith("Can't get attribute") or isinstance(error.obj, ModuleType)
+    )
     if not (incomplete or isinstance(error, ImportError)):
         return
     module = getattr(error, "name", None) if isinstance(error, ImportError) else None

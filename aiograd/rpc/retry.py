@@ -127,7 +127,7 @@ class Backoff:
         # Begun so far. The first attempt asks nobody, and is counted before it begins: `next` is
         # about the one that follows.
         self.attempts: int = 1
-        self.deadline = deadline
+        self.deadline: float = deadline
         if policy.time_limit != math.inf:
             self.deadline = min(deadline, clock() + policy.time_limit)
 

@@ -92,7 +92,7 @@ def call_method(
     subject: OwnerRecord | Turn, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Delegate:
     """Return the method of the value that shall run, at its owner."""
-    target, _, turn = _found(subject, name, "call_method")
+    target, _, turn = find_method(subject, name, "call_method")
     if target.mode != TASK:  # only then can the result be a generator
         target.func = functools.partial(_run_method, target.name, target.func)
     return Delegate(target, tuple(args), kwargs, turn)
@@ -103,7 +103,7 @@ def stream_method(
     subject: OwnerRecord | Turn, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Delegate:
     """Return the generator method of the value that shall run, at its owner."""
-    target, method, turn = _found(subject, name, "stream_method")
+    target, method, turn = find_method(subject, name, "stream_method")
     # It is called on the loop, where a generator function only makes its generator. Any other
     # function would do its work there and stop the loop.
     if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
@@ -115,10 +115,16 @@ call_method.__aiograd_delegate__ = True  # type: ignore[attr-defined]
 stream_method.__aiograd_delegate__ = True  # type: ignore[attr-defined]
 
 
-def _found(
-    subject: OwnerRecord | Turn, name: str, service: str
+def find_method(
+    subject: OwnerRecord | Turn,
+    name: str,
+    service: str,
+    choose: Callable[[Any, str], Callable[..., Any]] | None = None,
 ) -> tuple[Target, Callable[..., Any], Turn | None]:
-    """Return a method of the value as a target and as it is, and the turn of its call."""
+    """Return a method of the value as a target and as it is, and the turn of its call.
+
+    `choose(value, name)` gives the method, or raises where the caller may not call it.
+    """
     turn = None
     if type(subject) is Turn:
         turn, subject = subject, subject.record
@@ -130,7 +136,7 @@ def _found(
         )
     # The call waited for the value, or for the error of its function, which is raised here.
     value = subject.result()
-    method = _method(value, name)
+    method = (choose or _method)(value, name)
     if turn is not None and turn.queued:
         INSIDE.set(value)
     return Target(method, f"{type(value).__name__}.{name}"), method, turn
@@ -197,9 +203,14 @@ class _Proxy:
         return self._refs.agent.name
 
     def begin(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+        service: Callable[..., Delegate] = call_method,
     ) -> Future[Any]:
-        """Start a call of a method; `frame` is the call site."""
+        """Start a call of a method; `frame` is the call site, `service` finds it at the owner."""
         rref, refs, owner = self._rref, self._refs, self._owner()
         record = rref.record
         if type(record) is OwnerRecord and record.ready and record.value is not None:
@@ -209,7 +220,7 @@ class _Proxy:
         answer.rref = rref
         refs.agent.call(
             owner,
-            call_method,
+            service,
             (Subject(rref), name, args, kwargs),
             timeout=self._timeout,
             frame=frame,

@@ -40,6 +40,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.scope import SCOPE
 from aiograd.rref.futures import CreateFuture, LocalWait, OwnerFuture, Reference, wake
+from aiograd.rref.refcount.protocol import Protocol
 from aiograd.rref.refcount.records import (
     ID_SIZE,
     CallSite,
@@ -78,7 +79,7 @@ class RRefs:
     def __init__(self, agent: Agent, wrap: Callable[..., Reference]) -> None:
         self.agent = agent
         self.messenger: Messenger = Messenger(agent)
-        self.protocol = self.messenger.protocol
+        self.protocol: Protocol = self.messenger.protocol
         self.value_services: ValueServices = ValueServices(agent, self.messenger)
         self.turns: Turns = Turns(agent.loop)  # of calls of serial objects
         self.closed: bool = False

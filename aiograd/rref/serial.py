@@ -86,6 +86,7 @@ class _Queue:
     """The calls of one object, the running one first."""
 
     value: Any
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, value: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.value, self.loop = value, loop

@@ -34,6 +34,7 @@ class Proxy:
         0
     """
 
+    address: str
     target: str
 
     def __init__(self, address: str, target: str) -> None:

@@ -276,7 +276,7 @@ def _random_like(y: Tensor, rng: np.random.Generator) -> Tensor:
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
     # Leaves of their own: the user's tensors get neither a gradient nor another value.
-    return [Tensor(x.data, requires_grad=True) if _checked(x) else x for x in inputs]
+    return [Tensor(x.raw, requires_grad=True) if _checked(x) else x for x in inputs]
 
 
 def _differences(evaluate: Evaluate, inputs: Sequence[Any], eps: float) -> Steps:
@@ -291,9 +291,9 @@ def _differences(evaluate: Evaluate, inputs: Sequence[Any], eps: float) -> Steps
                 sides = []
                 for sign in (1, -1):
                     moved = _copies(inputs)
-                    moved[position].data[place] += sign * step
+                    moved[position].raw[place] += sign * step
                     ys = yield from evaluate(moved)
-                    sides.append([_as_real(y.data) for y in ys])
+                    sides.append([_as_real(y.raw) for y in ys])
                 for number, (above, below) in enumerate(zip(*sides, strict=True)):
                     column = (above - below) / (2 * eps)
                     columns.setdefault((number, position), []).append(column)

@@ -33,7 +33,7 @@ class BufferPool:
         self._returned: deque[memoryview] = deque()
         self._free: dict[int, list[memoryview]] = {}  # by size
         self._older: dict[int, list[memoryview]] = {}  # not used since the last `trim`
-        self.idle = 0  # bytes in both
+        self.idle: int = 0  # bytes in both
         self._shared = bytearray()
 
     def shared(self, size: int) -> bytearray:

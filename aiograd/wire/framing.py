@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 # A frame is made for every message that is read. The constructor of a named tuple is a Python
 # function, and takes twice as long as this.
-make_frame = tuple.__new__
+make_frame: Callable[[type[Frame], tuple[Any, ...]], Frame] = tuple.__new__
 
 
 # Pack the header of a frame: kind, flags, length of the body, id, budget, target. Not a function of
@@ -83,6 +83,7 @@ class Transfer:
 
     kind: int
     size: int
+    segments: list[np.ndarray]
 
     def __init__(self, kind: int, size: int, segments: list[np.ndarray], refused: str = "") -> None:
         self.kind, self.size, self.segments = kind, size, segments

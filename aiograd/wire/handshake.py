@@ -152,7 +152,7 @@ class Handshake:
         self._key = Secret()
         self._client = client
         self._claims: dict[bytes, bytes] = {}  # what both sides proved, by role
-        self.sealed = False  # one side wants a MAC on what follows; known at the end
+        self.sealed: bool = False  # one side wants a MAC on what follows; known at the end
         self._binding = b""  # what ties the proof to the channel below: the TLS certificates
         self._ours = us.hello(nonce)
         self._theirs = b""
@@ -161,7 +161,7 @@ class Handshake:
         self.peer: Identity | None = None  # only believable once `proven`
         self.proven = False
         self._make_offer = offer  # asked once the client knows its peer
-        self.offer = Offer()  # what the client wants
+        self.offer: Offer = Offer()  # what the client wants
         self.status = 0  # what the server decided; known on both sides at the end
         self.received = 0  # bytes of the session that the other side has
         self.latest = 0  # the number of the server's latest dial; known to the client at the end

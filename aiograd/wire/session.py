@@ -92,13 +92,13 @@ class Session:
     def __init__(self, limit: int = 64 << 20, fence: int = 0) -> None:
         self._limit = limit
         self.id = 0  # the number of the dial that began it; 0: not known yet
-        self.fence = fence  # dials of the peer up to this number are out of date
+        self.fence: int = fence  # dials of the peer up to this number are out of date
         self.role = ""  # "dials" or "waits", from the first connection on
         self.number = 0  # of the latest connection, given by the side that dials
         self.sent: int = 0
         self.base: int = 0  # everything before was acknowledged, or dropped
         self.kept: deque[Piece] = deque()  # from `base` to `sent`
-        self.full = limit  # `sent` beyond this position drops the oldest pieces
+        self.full: int = limit  # `sent` beyond this position drops the oldest pieces
         self.received: int = 0
         self.acked = 0  # how much of `received` the peer was told
         # `received` beyond these is acknowledged with the next write, and at once. Precomputed:

@@ -28,7 +28,9 @@ X = np.random.default_rng(0).normal(size=(3, 4))
         ("diff", {"dim": 0}, {"axis": 0}),
         ("flip", {"dims": (0,)}, {"axis": (0,)}),
         ("expand_dims", {"dim": 1}, {"axis": 1}),
+        ("unsqueeze", {"dim": 1}, {"axis": 1}),
         ("permute", {"dims": (1, 0)}, {"axes": (1, 0)}),
+        ("rot90", {"dims": (1, 0)}, {"axes": (1, 0)}),
     ],
 )
 def test_dim_is_axis(name: str, torchs: dict[str, Any], numpys: dict[str, Any]) -> None:
@@ -43,6 +45,7 @@ def test_joining_takes_dim() -> None:
     assert ag.cat([X, X], dim=1).shape == (3, 8)
     assert ag.stack([X, X], dim=2).shape == (3, 4, 2)
     assert ag.tensor(X).sum(dim=0).shape == (4,)
+    assert ag.tensordot(X, X.T, dims=1).shape == (3, 3)
 
 
 @pytest.mark.parametrize("name", ["max", "min", "median", "sort", "std", "var"])

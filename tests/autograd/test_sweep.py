@@ -196,7 +196,7 @@ def test_buf_no_copy_derivatives_asked_for_are_given_as_they_are():
 def test_buf_no_copy_expanded_gradients_are_copied():
     x = leaf()
     x.sum().backward()  # the gradient of a sum is one number seen three times
-    assert x.grad.data.flags.owndata
+    assert x.grad.raw.flags.owndata
     assert x.grad.data.strides == (8,)
     with ag.no_grad():
         x.grad += 1

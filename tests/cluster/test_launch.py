@@ -173,7 +173,8 @@ async def joined(process: subprocess.Popen[str]) -> str:
     """Wait until a worker says that it has joined: the coordinator knows that before it does."""
     assert process.stderr is not None
     while "joined" not in (line := await asyncio.to_thread(process.stderr.readline)):
-        assert " waits for rank 0 at " in line
+        # On a busy machine its watchdog may speak before that.
+        assert line, "the worker has ended"
     return line
 
 

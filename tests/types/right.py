@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
+import numpy as np
+
 import aiograd as ag
 
 
@@ -154,6 +156,16 @@ def tensors(x: ag.Tensor) -> ag.Tensor:
     assert_type(ag.where(x > 0, x, 0.0), ag.Tensor)
     assert_type(ag.concatenate([x, x], axis=1), ag.Tensor)
     assert_type(ag.stack((x, x), dim=0), ag.Tensor)
+    assert_type(ag.sum(x, dim=(0, 1), keepdim=True), ag.Tensor)
+    assert_type(x.mean(dim=-1, keepdim=True).squeeze(dim=-1), ag.Tensor)
+    assert_type(x.unsqueeze(dim=0), ag.Tensor)
+    assert_type(ag.unsqueeze(x, 0), ag.Tensor)
+    assert_type(x.argmax(dim=1), ag.Tensor)
+    assert_type(ag.softmax(x, dim=-1), ag.Tensor)
+    assert_type(ag.nn.functional.log_softmax(x, dim=1), ag.Tensor)
+    assert_type(ag.flip(x, dims=(0, 1)), ag.Tensor)
+    assert_type(ag.roll(x, 1, dims=0), ag.Tensor)
+    assert_type(ag.tensordot(x, x, dims=1), ag.Tensor)
     assert_type(ag.split(x, 3), tuple[ag.Tensor, ...])
     assert_type(ag.linalg.inv(x), ag.Tensor)
     assert_type(ag.linalg.eigh(x).eigenvalues, ag.Tensor)
@@ -163,6 +175,7 @@ def tensors(x: ag.Tensor) -> ag.Tensor:
     assert_type(ag.nn.functional.cross_entropy(x, [1, 2]), ag.Tensor)
     assert_type(x.reshape(2, -1).transpose(1, 0).view(4), ag.Tensor)
     assert_type(x.float().shape, tuple[int, ...])
+    assert_type(x.numpy(), np.ndarray[Any, np.dtype[Any]])
     assert_type(list(x), list[ag.Tensor])
     assert_type(ag.sum([1, 2, 3]), ag.Tensor)
     with ag.no_grad():

@@ -78,7 +78,14 @@ def {name}(ary: _Values, /) -> Tensor: ...
 @overload
 def {name}(*arys: _Values) -> Any: ...
 """
+# The axis has no default, so that there is one form for each of its names.
+EITHER_NAME = """@overload
+def unsqueeze({first}axis: _Axis) -> Tensor: ...
+@overload
+def unsqueeze({first}*, dim: _Axis) -> Tensor: ...
+"""
 SPECIAL = {
+    "unsqueeze": EITHER_NAME.format(first="a: _Values, "),
     "where": """@overload
 def where(condition: _Values) -> tuple[Tensor, ...]: ...
 @overload
@@ -99,6 +106,7 @@ def annotation(parameter: Parameter) -> str:
     """Return the type of a parameter: as it says, else by its name, else by its default."""
     own = parameter.annotation
     text = "Any" if own is Parameter.empty else own if isinstance(own, str) else own.__name__
+    text = "Any" if text in ("Array", "Values") else text  # the name says whether it may be None
     torch = {"dim": "axis", "keepdim": "keepdims", "dims": "axis"}.get(parameter.name)
     if torch is not None:
         return NAMED[torch]
@@ -209,6 +217,8 @@ def method(name: str, found: Any) -> str:
         return f"@property\ndef {name}(self) -> Tensor: ...\n"
     if name in OWN:
         return OWN[name] + "\n"
+    if name == "unsqueeze":
+        return EITHER_NAME.format(first="self, ")
     if name in ("__eq__", "__ne__"):  # elementwise, where Python's own gives a bool
         ignore = "  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]"
         return f"def {name}(self, other: object, /) -> Tensor: ...{ignore}\n"

@@ -73,3 +73,13 @@ def tensors(x: ag.Tensor) -> None:
     ag.tanh()  # type: ignore
     x = x + None  # type: ignore
     ag.max(x, dim=1)  # type: ignore
+    ag.sort(x, dim=1)  # type: ignore
+    ag.split(x, 2, dim=1)  # type: ignore
+    x.std(dim=0)  # type: ignore
+    x.var(dim=0, keepdim=True)  # type: ignore
+    x.sum(dims=0)  # type: ignore
+    x.sum(keepdim="no")  # type: ignore
+    ag.flip(x, dim=0)  # type: ignore
+    x.unsqueeze()  # type: ignore
+    ag.softmax(x, keepdim=True)  # type: ignore
+    ag.tanh(x, dim=0)  # type: ignore

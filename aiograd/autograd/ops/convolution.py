@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, conj
 
@@ -36,7 +37,7 @@ def _windows_shape(image: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Pa
     return oh, ow
 
 
-def _windows_view(a: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
+def _windows_view(a: Array, kernel: Pair, stride: Pair, dilation: Pair) -> Any:
     """Return (n, c, kh, kw, oh, ow): every position of the kernel, without copying."""
     (n, c, *image), (kh, kw) = a.shape, kernel
     oh, ow = _windows_shape(image, kernel, stride, dilation)
@@ -87,14 +88,14 @@ _added: Op = op(
 # ── convolution ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _columns(a: Any, kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> Any:
+def _columns(a: Array, kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> Any:
     """Return (n, groups, c/groups·kh·kw, oh·ow): every window as a column."""
     view = windows.of(a, kernel=kernel, stride=stride, dilation=dilation)
     n, c, kh, kw, oh, ow = view.shape
     return view.reshape(n, groups, (c // groups) * kh * kw, oh * ow)
 
 
-def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> Any:
+def _conv_forward(a: Array, w: Array, stride: Pair, dilation: Pair, groups: int) -> Any:
     """One matrix product per image and group, by BLAS."""
     n, out, (kh, kw) = a.shape[0], w.shape[0], w.shape[2:]
     oh, ow = _windows_shape(a.shape[2:], (kh, kw), stride, dilation)
@@ -103,14 +104,20 @@ def _conv_forward(a: Any, w: Any, stride: Pair, dilation: Pair, groups: int) -> 
     return y.reshape(n, out, oh, ow)
 
 
-def _grouped(g: Any, groups: int) -> Any:
+def _grouped(g: Array, groups: int) -> Any:
     """Return the gradient as a matrix per image and group."""
     n, out, oh, ow = g.shape
     return g.reshape(n, groups, out // groups, oh * ow)
 
 
 def _conv_input(
-    g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
+    g: Array,
+    y: Array,
+    a: Array,
+    w: Array,
+    stride: Pair = (1, 1),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
 ) -> Any:
     """The transposed kernel times the gradient gives windows, which are added up."""
     n, c = a.shape[:2]
@@ -122,7 +129,13 @@ def _conv_input(
 
 
 def _conv_kernel(
-    g: Any, y: Any, a: Any, w: Any, stride: Pair = (1, 1), dilation: Pair = (1, 1), groups: int = 1
+    g: Array,
+    y: Array,
+    a: Array,
+    w: Array,
+    stride: Pair = (1, 1),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
 ) -> Any:
     """The gradient times the windows, summed over the images."""
     # Made again from the image: kh·kw times its memory would be too much to save.
@@ -136,8 +149,8 @@ _conv: Op = op("conv2d", _conv_forward, _conv_input, _conv_kernel)
 
 @composite()
 def conv2d(
-    input: Any,
-    weight: Any,
+    input: Values,
+    weight: Values,
     bias: Any = None,
     stride: Any = 1,
     padding: Any = 0,
@@ -165,8 +178,8 @@ def conv2d(
 
 @composite()
 def conv1d(
-    input: Any,
-    weight: Any,
+    input: Values,
+    weight: Values,
     bias: Any = None,
     stride: Any = 1,
     padding: Any = 0,
@@ -208,7 +221,7 @@ def _border(padding: Any, kernel: Any, dilation: Pair, stride: Pair) -> list[Pai
     return [(total // 2, total - total // 2) for total in totals]
 
 
-def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
+def _with_border(a: Values, border: list[Pair], value: float = 0.0) -> Any:
     """Return the image with its padding; the image itself if there is none."""
     if not any(n for side in border for n in side):
         return a
@@ -219,7 +232,7 @@ def _with_border(a: Any, border: list[Pair], value: float = 0.0) -> Any:
 
 
 def _prepared(
-    input: Any, kernel_size: Any, stride: Any, padding: Any, fill: float
+    input: Values, kernel_size: Any, stride: Any, padding: Any, fill: float
 ) -> tuple[Any, Pair, Pair]:
     """Return the image with its border, the size of the windows and the step between them."""
     a = as_tensor(input)
@@ -239,7 +252,7 @@ def _each(shape: Any, kernel: Pair, stride: Pair) -> Iterator[tuple[int, Any]]:
     return ((number, place) for number, (*_, place) in enumerate(found))
 
 
-def _largest(a: Any, kernel: Pair, stride: Pair) -> Any:
+def _largest(a: Array, kernel: Pair, stride: Pair) -> Any:
     """Return which element of each window is the largest: the first one at a tie, as in torch.
 
     Compares whole shifted images, one per element of the window. An `argmax` over windows would
@@ -263,7 +276,7 @@ def _largest(a: Any, kernel: Pair, stride: Pair) -> Any:
     return chosen
 
 
-def _pick(a: Any, chosen: Any, kernel: Pair, stride: Pair) -> Any:
+def _pick(a: Array, chosen: Any, kernel: Pair, stride: Pair) -> Any:
     """Return the chosen element of each window."""
     picked = np.zeros(chosen.shape, a.dtype)
     for number, place in _each(chosen.shape[2:], kernel, stride):
@@ -296,7 +309,7 @@ _spread_out: Op = op(
 
 
 @composite()
-def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
+def max_pool2d(input: Values, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
     """Keep the largest element of every window; at a tie the first one gets the gradient.
 
     >>> ag.max_pool2d(ag.arange(4.0).reshape(1, 1, 2, 2), 2).tolist()
@@ -306,10 +319,10 @@ def max_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 
         return max_pool2d(as_tensor(input)[None], kernel_size, stride, padding)[0]
     # A border that never wins.
     a, kernel, step = _prepared(input, kernel_size, stride, padding, -np.inf)
-    return _picked(a, chosen=_largest(a.data, kernel, step), kernel=kernel, stride=step)
+    return _picked(a, chosen=_largest(a.raw, kernel, step), kernel=kernel, stride=step)
 
 
-def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
+def _pooled(input: Array, kernel_size: Any, stride: Any, padding: Any) -> Any:
     """Return the windows to average."""
     a, kernel, step = _prepared(input, kernel_size, stride, padding, 0.0)
     return windows(a, kernel=kernel, stride=step, dilation=(1, 1))
@@ -317,7 +330,7 @@ def _pooled(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
 
 @composite()
 def avg_pool2d(
-    input: Any,
+    input: Values,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -337,4 +350,4 @@ def avg_pool2d(
     # How many elements of each window lie in the image, from one image of ones.
     ones = np.ones((1, 1, *np.shape(input)[2:]), view.dtype)
     sizes = _pooled(ones, kernel_size, stride, padding).sum(axis=(2, 3))
-    return view.sum(axis=(2, 3)) / sizes.data
+    return view.sum(axis=(2, 3)) / sizes.raw

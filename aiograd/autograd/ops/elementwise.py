@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial.polynomial import polyval
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import (
     alias,
@@ -32,19 +33,19 @@ from aiograd.autograd.tensor import Tensor, wrap
 LOG2, LOG10 = float(np.log(2.0)), float(np.log(10.0))
 
 
-def _power_base(g: Any, y: Any, a: Any, b: Any) -> Any:
+def _power_base(g: Array, y: Array, a: Array, b: Array) -> Any:
     """Slope by the base; zero for the exponent zero, also at the base zero."""
     if isinstance(b, int | float):  # the usual case: a ** 2
         return zeros_for(g) if b == 0 else g * conj(a * 2 if b == 2 else b * a ** (b - 1))
     return g * conj(np.where(b == 0, 0, b * a ** np.where(b == 0, 1, b - 1)))
 
 
-def _power_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
+def _power_exponent(g: Array, y: Array, a: Array, b: Array) -> Any:
     """Slope by the exponent; zero at the base zero, where the logarithm is infinite."""
     return g * conj(y * np.log(np.where(a == 0, 1, a)))
 
 
-def _absolute(g: Any, y: Any, a: Any) -> Any:
+def _absolute(g: Array, y: Array, a: Array) -> Any:
     """The sign, or the direction of a complex number; zero at zero."""
     if a.dtype.kind != "c":
         return g * np.sign(a)
@@ -52,7 +53,7 @@ def _absolute(g: Any, y: Any, a: Any) -> Any:
     return g * (a / np.where(size == 0, 1, size))
 
 
-def _sign(g: Any, y: Any, a: Any) -> Any:
+def _sign(g: Array, y: Array, a: Array) -> Any:
     """Zero, but a complex sign turns with its argument."""
     if g.dtype.kind != "c":
         return zeros_for(g)
@@ -60,7 +61,7 @@ def _sign(g: Any, y: Any, a: Any) -> Any:
     return np.where(size == 0, 0, (g - np.real(conj(y) * g) * y) / np.where(size == 0, 1, size))
 
 
-def _angle(g: Any, y: Any, a: Any) -> Any:
+def _angle(g: Array, y: Array, a: Array) -> Any:
     """Slope of the angle: at right angles to the number, and zero at zero."""
     if a.dtype.kind != "c":
         return zeros_for(g)
@@ -68,25 +69,25 @@ def _angle(g: Any, y: Any, a: Any) -> Any:
     return g * (1j * a / np.where(square == 0, 1, square))
 
 
-def _sinc(g: Any, y: Any, a: Any) -> Any:
+def _sinc(g: Array, y: Array, a: Array) -> Any:
     """Slope of sin(πa)/(πa); zero at its top."""
     nonzero = np.where(a == 0, 1, a)
     slope = (np.cos(np.pi * nonzero) - np.sinc(nonzero)) / nonzero
     return g * np.where(a == 0, 0, conj(slope))
 
 
-def _square(a: Any, b: Any) -> Any:
+def _square(a: Array, b: Array) -> Any:
     """Return the squared length to divide by, never zero: an angle at zero has slope zero."""
     square = a * a + b * b
     return np.where(square == 0, 1, square)
 
 
-def _no_slope(g: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+def _no_slope(g: Array, y: Array, *args: Any, **kwargs: Any) -> Any:
     """The rule of steps: zero wherever there is a slope at all."""
     return zeros_for(g)
 
 
-def _larger(g: Any, a: Any, b: Any) -> Any:
+def _larger(g: Array, a: Array, b: Array) -> Any:
     """Return what the larger of two gets: the whole gradient, half of it at a tie."""
     return np.where(a > b, g, np.where(a == b, g / 2, 0))
 
@@ -188,11 +189,11 @@ def where(condition: Any, *choices: Any) -> Any:
     """
     if choices:
         return _chosen(condition, *choices)
-    return tuple(wrap(found) for found in np.nonzero(as_tensor(condition).data))
+    return tuple(wrap(found) for found in np.nonzero(as_tensor(condition).raw))
 
 
 def _clip_arguments(
-    a: Any,
+    a: Array,
     a_min: Any = None,
     a_max: Any = None,
     *,
@@ -211,7 +212,7 @@ def _clip_arguments(
     return (a, low, np.inf if high is None else high), out
 
 
-def _inside(g: Any, y: Any, a: Any, low: Any = None, high: Any = None) -> Any:
+def _inside(g: Array, y: Array, a: Array, low: Any = None, high: Any = None) -> Any:
     """The gradient passes between the bounds, and on them."""
     if low is not None:
         g = np.where(a >= low, g, 0)
@@ -239,7 +240,7 @@ copy: Op = numpy_op(np.copy, lambda g, y, a, order="K": g)
 
 
 @composite()
-def float_power(x1: Any, x2: Any) -> Any:
+def float_power(x1: Values, x2: Values) -> Any:
     """Raise to a power, in at least double precision."""
     dtype = np.result_type(as_tensor(x1).dtype, as_tensor(x2).dtype, np.float64)
     return as_tensor(x1).astype(dtype) ** as_tensor(x2).astype(dtype)
@@ -289,7 +290,7 @@ _HUGE_Q = (
 )  # fmt: skip
 
 
-def erf_array(a: Any) -> Any:
+def erf_array(a: Array) -> Any:
     """Give the error function of every element; real numbers only, as in torch."""
     if np.iscomplexobj(a):
         raise TypeError("erf() takes real numbers, not complex ones")
@@ -307,18 +308,18 @@ def erf_array(a: Any) -> Any:
     return np.copysign(result, flat).astype(dtype).reshape(a.shape)
 
 
-def _small(x: Any) -> Any:
+def _small(x: Array) -> Any:
     z = x * x
     # As a correction to x, which keeps all digits near zero.
     return x + x * (polyval(z, _SMALL_P) / polyval(z, _SMALL_Q))
 
 
-def _middle(x: Any) -> Any:
+def _middle(x: Array) -> Any:
     s = x - 1
     return _MIDDLE + polyval(s, _MIDDLE_P) / polyval(s, _MIDDLE_Q)
 
 
-def _tail(x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
+def _tail(x: Array, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
     # Sun's library splits x so that the exponential keeps its last digits, for the sake of 1 - erf.
     # Subtracted from 1 they do not show.
     s = 1 / (x * x)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite
 from aiograd.autograd.sparse import sparse_rows
@@ -48,9 +49,9 @@ _added_rows: Op = op(
 )
 
 
-def _row_numbers(input: Any, size: int) -> Any:
+def _row_numbers(input: Values, size: int) -> Any:
     """Return row numbers as integers, copied; raise IndexError for rows that do not exist."""
-    rows = np.asarray(input.data if isinstance(input, Tensor) else input)
+    rows = np.asarray(input.raw if isinstance(input, Tensor) else input)
     if rows.dtype.kind not in "iu" and rows.size:
         raise TypeError(f"rows are picked by integers, not {rows.dtype}")
     # A copy in any case: backward reads it, and the caller may use its array for the next batch.
@@ -62,9 +63,9 @@ def _row_numbers(input: Any, size: int) -> Any:
 
 
 def _embedding(
-    g: Any,
-    y: Any,
-    weight: Any,
+    g: Array,
+    y: Array,
+    weight: Array,
     rows: Any = None,
     padding_idx: int | None = None,
     sparse: bool = False,
@@ -83,7 +84,9 @@ _embedding_op: Op = op(
 
 
 @composite()
-def embedding(input: Any, weight: Any, padding_idx: int | None = None, sparse: bool = False) -> Any:
+def embedding(
+    input: Values, weight: Values, padding_idx: int | None = None, sparse: bool = False
+) -> Any:
     """Pick rows of `weight` by number; the row `padding_idx` gets no gradient.
 
     >>> ag.embedding([1, 0], ag.eye(2)).tolist()
@@ -128,8 +131,8 @@ def _max_bags(picked: Any, bags: Any, count: int) -> Any:
 
 @composite()
 def embedding_bag(
-    input: Any,
-    weight: Any,
+    input: Values,
+    weight: Values,
     offsets: Any = None,
     mode: str = "mean",
     sparse: bool = False,
@@ -166,7 +169,7 @@ def embedding_bag(
     if mode == "max":
         # The positions are found on plain arrays; taking the elements there is what has the
         # gradient.
-        best = _max_bags(picked.data, bags, count)
+        best = _max_bags(picked.raw, bags, count)
         if not len(flat):
             return wrap(np.zeros((count, weight.shape[1]), weight.dtype))
         largest = np.take_along_axis(picked, np.maximum(best, 0), axis=0)
@@ -190,7 +193,7 @@ def _bags(rows: Any, offsets: Any) -> tuple[Any, int]:
         raise ValueError(f"row numbers come as a vector or matrix, not with {rows.ndim} axes")
     if offsets is None:
         raise ValueError("a vector of row numbers needs offsets")
-    starts = np.asarray(offsets.data if isinstance(offsets, Tensor) else offsets)
+    starts = np.asarray(offsets.raw if isinstance(offsets, Tensor) else offsets)
     if starts.ndim != 1 or (starts.size and (starts[0] != 0 or starts.max() > len(rows))):
         raise ValueError("offsets are a vector that starts with 0 and stays within the input")
     if (np.diff(starts) < 0).any():

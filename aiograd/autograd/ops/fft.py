@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 
@@ -24,7 +25,7 @@ _SCALE: dict[str | None, Any] = {
 }
 
 
-def _fitted(g: Any, n: int, axis: int) -> Any:
+def _fitted(g: Array, n: int, axis: int) -> Any:
     """Cut or fill with zeros, as the transform did with its input."""
     size = g.shape[axis]
     if size == n:
@@ -38,17 +39,17 @@ def _fitted(g: Any, n: int, axis: int) -> Any:
 def _complex(function: Any, back: Any) -> Op:
     """Declare a complex transform, with the one that undoes it."""
 
-    def rule(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    def rule(g: Array, y: Array, a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
         return _fitted(back(g, n=g.shape[axis], axis=axis, norm=_SCALE[norm]), a.shape[axis], axis)
 
     return numpy_op(function, rule)
 
 
-fft = _complex(np.fft.fft, np.fft.ifft)
-ifft = _complex(np.fft.ifft, np.fft.fft)
+fft: Op = _complex(np.fft.fft, np.fft.ifft)
+ifft: Op = _complex(np.fft.ifft, np.fft.fft)
 
 
-def _rfft(g: Any, y: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _rfft(g: Array, y: Array, a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     """Half a spectrum, filled up with zeros and transformed back; the input is real."""
     length = a.shape[axis] if n is None else n
     full = _fitted(g, length, axis) if length > 1 else g
@@ -60,7 +61,7 @@ rfft: Op = numpy_op(np.fft.rfft, _rfft)
 
 
 @composite(np.fft.irfft)
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def irfft(a: Values, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Transform half a spectrum back to real values."""
     a = as_tensor(a)
     half = (2 * (a.shape[axis] - 1) if n is None else n) // 2 + 1
@@ -82,7 +83,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 def _over_axes(function: Callable[..., Any], reference: Any, default: Any) -> Callable[..., Any]:
     """Declare a transform over several axes."""
 
-    def transform(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+    def transform(a: Values, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
         a = as_tensor(a)
         if axes is None:
             axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
@@ -99,7 +100,7 @@ def _over_axes(function: Callable[..., Any], reference: Any, default: Any) -> Ca
 def _half(inner: Callable[..., Any], half: Any, reference: Any, default: Any, last: bool) -> Any:
     """Transforms to or from half a spectrum: the last axis by `half`, the others by `inner`."""
 
-    def transform(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+    def transform(a: Values, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
         a = as_tensor(a)
         if axes is None:
             axes = tuple(range(a.ndim)) if s is None else tuple(range(-len(s), 0))
@@ -116,14 +117,14 @@ def _half(inner: Callable[..., Any], half: Any, reference: Any, default: Any, la
     return composite(reference)(transform)
 
 
-rfft2 = _half(fft, rfft, np.fft.rfft2, (-2, -1), last=False)
-rfftn = _half(fft, rfft, np.fft.rfftn, None, last=False)
-irfft2 = _half(ifft, irfft, np.fft.irfft2, (-2, -1), last=True)
-irfftn = _half(ifft, irfft, np.fft.irfftn, None, last=True)
-fft2 = _over_axes(fft, np.fft.fft2, (-2, -1))
-ifft2 = _over_axes(ifft, np.fft.ifft2, (-2, -1))
-fftn = _over_axes(fft, np.fft.fftn, None)
-ifftn = _over_axes(ifft, np.fft.ifftn, None)
+rfft2: Callable[..., Any] = _half(fft, rfft, np.fft.rfft2, (-2, -1), last=False)
+rfftn: Callable[..., Any] = _half(fft, rfft, np.fft.rfftn, None, last=False)
+irfft2: Callable[..., Any] = _half(ifft, irfft, np.fft.irfft2, (-2, -1), last=True)
+irfftn: Callable[..., Any] = _half(ifft, irfft, np.fft.irfftn, None, last=True)
+fft2: Callable[..., Any] = _over_axes(fft, np.fft.fft2, (-2, -1))
+ifft2: Callable[..., Any] = _over_axes(ifft, np.fft.ifft2, (-2, -1))
+fftn: Callable[..., Any] = _over_axes(fft, np.fft.fftn, None)
+ifftn: Callable[..., Any] = _over_axes(ifft, np.fft.ifftn, None)
 
 fftshift: Op = numpy_op(np.fft.fftshift, lambda g, y, a, axes=None: np.fft.ifftshift(g, axes))
 ifftshift: Op = numpy_op(np.fft.ifftshift, lambda g, y, a, axes=None: np.fft.fftshift(g, axes))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
@@ -48,7 +49,7 @@ scattered: Op = op(
 def _kept(index: Any) -> Any:
     """Return a copy of the index: its owner may change the arrays before backward reads them."""
     if isinstance(index, Tensor):
-        return index.data.copy()
+        return index.raw.copy()
     if isinstance(index, np.ndarray):
         return index.copy()
     if isinstance(index, tuple):
@@ -56,7 +57,7 @@ def _kept(index: Any) -> Any:
     return index
 
 
-def _pick(a: Any, index: Any) -> Any:
+def _pick(a: Array, index: Any) -> Any:
     """Pick elements, as `a[index]` does.
 
     >>> ag.getitem(ag.arange(5), slice(1, 3)).tolist()
@@ -99,7 +100,7 @@ setattr(Methods, "__iter__", _iterate)  # noqa: B010
 
 
 @composite(np.take)
-def take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> Any:
+def take(a: Values, indices: Any, axis: int | None = None, mode: str = "raise") -> Any:
     """Pick whole slices along an axis, or elements of the flattened array."""
     a, indices = as_tensor(a), _whole(indices)
     if axis is None:
@@ -125,7 +126,7 @@ def _whole(indices: Any) -> Any:
 
 
 @composite(np.take_along_axis)
-def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
+def take_along_axis(arr: Values, indices: Any, axis: int | None = -1) -> Any:
     """Pick one element per position of `indices` along an axis."""
     arr, indices = as_tensor(arr), _whole(indices)
     if axis is None:
@@ -143,7 +144,7 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
 
 
 @composite(np.compress)
-def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
+def compress(condition: Any, a: Values, axis: int | None = None) -> Any:
     """Pick the slices where the condition holds."""
     chosen = np.flatnonzero(np.asarray(plain_index(condition)))
     return take(a, chosen, axis=axis)
@@ -161,7 +162,7 @@ setattr(Methods, "compress", _compress)  # noqa: B010
 
 
 @composite(np.delete)
-def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
+def delete(arr: Values, obj: Any, axis: int | None = None) -> Any:
     """Leave out slices along an axis, or elements of the flattened array."""
     arr = as_tensor(arr)
     size = arr.size if axis is None else arr.shape[axis]
@@ -172,7 +173,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
 
 
 def _window_arguments(
-    x: Any, window_shape: Any, axis: Any = None, *, writeable: bool = False
+    x: Array, window_shape: Any, axis: Any = None, *, writeable: bool = False
 ) -> Any:
     """Sort out the arguments of numpy's function; axes are counted from the front."""
     # The view would be written to behind the back of the version count.
@@ -183,7 +184,7 @@ def _window_arguments(
     return (x,), {"sizes": sizes, "axes": tuple(i % np.ndim(x) for i in axes)}
 
 
-def _add_windows(g: Any, sizes: Any, axes: Any, shape: Any) -> Any:
+def _add_windows(g: Array, sizes: Any, axes: Any, shape: Any) -> Any:
     """Add every window up at its position: the adjoint of taking them."""
     total = np.zeros(shape, g.dtype)
     # A loop over the elements of one window, which are few, and each step adds all windows at once.
@@ -212,13 +213,13 @@ _slid: Op = op(
 # ── order ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unsort(g: Any, order: Any, axis: int) -> Any:
+def _unsort(g: Array, order: Any, axis: int) -> Any:
     """Put a gradient back into the order before a sort."""
     return np.take_along_axis(g, np.argsort(order, axis=axis), axis=axis)
 
 
 def _sort(
-    g: Any, y: Any, a: Any, axis: int | None = -1, kind: Any = None, stable: Any = None
+    g: Array, y: Array, a: Array, axis: int | None = -1, kind: Any = None, stable: Any = None
 ) -> Any:
     """Sort again to find the order; of equal elements any order is right."""
     if axis is None:
@@ -227,16 +228,16 @@ def _sort(
     return _unsort(g, np.argsort(plain(a), axis=axis, kind="stable"), axis)
 
 
-def _partition(g: Any, y: Any, a: Any, kth: Any = 0, axis: int | None = -1) -> Any:
+def _partition(g: Array, y: Array, a: Array, kth: Any = 0, axis: int | None = -1) -> Any:
     """The order of a partition, found again as for a sort."""
     if axis is None:
         return _partition(g, y, a.reshape(-1), kth, 0).reshape(a.shape)
     return _unsort(g, np.argpartition(plain(a), kth, axis=axis), axis)
 
 
-def plain(a: Any) -> Any:
+def plain(a: Values) -> Any:
     """Return the array of a Tensor, for questions that have no gradient."""
-    return a.data if isinstance(a, Tensor) else a
+    return a.raw if isinstance(a, Tensor) else a
 
 
 sort: Op = numpy_op(np.sort, _sort)
@@ -247,7 +248,7 @@ partition: Op = numpy_op(np.partition, _partition)
 
 
 @composite(np.repeat)
-def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+def repeat(a: Values, repeats: Any, axis: int | None = None) -> Any:
     """Repeat every element, or every slice along an axis."""
     a, repeats = as_tensor(a), _whole(repeats)
     if axis is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.shape import atleast_1d, atleast_2d, atleast_3d, ravel
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
@@ -21,7 +22,7 @@ def _list(arrays: Any) -> list[Any]:
     return list(arrays)
 
 
-def _parts(g: Any, y: Any, *arrays: Any, axis: int | None = 0) -> Any:
+def _parts(g: Array, y: Array, *arrays: Any, axis: int | None = 0) -> Any:
     """The adjoint of `concatenate`: the slice of the gradient that belongs to each array."""
     flat = axis is None  # joined flattened, one after another
     # Counted from the front, since slices are built up to it.
@@ -38,18 +39,18 @@ def _parts(g: Any, y: Any, *arrays: Any, axis: int | None = 0) -> Any:
     return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)] if flat else parts
 
 
-def _layers(g: Any, y: Any, *arrays: Any, axis: int = 0) -> Any:
+def _layers(g: Array, y: Array, *arrays: Any, axis: int = 0) -> Any:
     """The adjoint of `stack`: the layer of the gradient that belongs to each array."""
     at = axis % g.ndim
     count = g.shape[at]
     if _is_recorded(g):
         shape = g.shape[:at] + g.shape[at + 1 :]
         return [part.reshape(shape) for part in np.split(g, count, axis=at)]
-    before = (slice(None),) * at
+    before: tuple[Any, ...] = (slice(None),) * at
     return [g[(*before, i)] for i in range(count)]
 
 
-def _is_recorded(g: Any) -> bool:
+def _is_recorded(g: Values) -> bool:
     """Whether a gradient is a Tensor that can be split by one operation."""
     return isinstance(g, Tensor) and not g.is_sparse
 
@@ -104,7 +105,7 @@ def column_stack(tup: Any) -> Any:
 
 
 @composite(np.append)
-def append(arr: Any, values: Any, axis: int | None = None) -> Any:
+def append(arr: Values, values: Any, axis: int | None = None) -> Any:
     """Join values to the end, flattened unless an axis is given."""
     if axis is None:
         return concatenate([ravel(arr), ravel(values)])
@@ -130,7 +131,7 @@ def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
 
 
 def _join_parts(
-    gs: Sequence[Any], ys: Any, a: Any, indices_or_sections: Any = 1, axis: int = 0
+    gs: Sequence[Any], ys: Sequence[Any], a: Array, indices_or_sections: Any = 1, axis: int = 0
 ) -> Any:
     """The adjoint of a split; parts that nobody used come as zeros."""
     return [np.concatenate(gs, axis=axis)]
@@ -147,31 +148,31 @@ def _splitter(function: Any) -> Op:
     )
 
 
-split = _splitter(np.split)
-array_split = _splitter(np.array_split)
+split: Op = _splitter(np.split)
+array_split: Op = _splitter(np.array_split)
 
 
 @composite(np.hsplit)
-def hsplit(ary: Any, indices_or_sections: Any) -> Any:
+def hsplit(ary: Values, indices_or_sections: Any) -> Any:
     """Split along the second axis; a vector along its only one."""
     return split(ary, indices_or_sections, axis=1 if as_tensor(ary).ndim > 1 else 0)
 
 
 @composite(np.vsplit)
-def vsplit(ary: Any, indices_or_sections: Any) -> Any:
+def vsplit(ary: Values, indices_or_sections: Any) -> Any:
     """Split along the first axis."""
     return split(ary, indices_or_sections, axis=0)
 
 
 @composite(np.dsplit)
-def dsplit(ary: Any, indices_or_sections: Any) -> Any:
+def dsplit(ary: Values, indices_or_sections: Any) -> Any:
     """Split along the third axis."""
     return split(ary, indices_or_sections, axis=2)
 
 
 # New in numpy 2.1; on older ones the operation exists without its counterpart.
 @composite(getattr(np, "unstack", None))
-def unstack(x: Any, /, *, axis: int = 0) -> Any:
+def unstack(x: Values, /, *, axis: int = 0) -> Any:
     """Split into the slices along an axis, which disappears."""
     x = as_tensor(x)
     return tuple(np.squeeze(part, axis=axis) for part in split(x, x.shape[axis], axis=axis))

@@ -8,10 +8,12 @@ depend on the choice, as in torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.products import matmul
@@ -22,12 +24,12 @@ from aiograd.autograd.tensor import Tensor, wrap
 la = np.linalg
 
 
-def turned(a: Any) -> Any:
+def turned(a: Array) -> Any:
     """Return the conjugate transpose of the last two axes."""
     return np.swapaxes(conj(a), -1, -2)
 
 
-def _columns(v: Any) -> Any:
+def _columns(v: Array) -> Any:
     """Return scale factors for the columns of a matrix."""
     return v[..., None, :]
 
@@ -35,7 +37,7 @@ def _columns(v: Any) -> Any:
 # ── inverses and determinants ───────────────────────────────────────────────────────────────────
 
 
-def _solve_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+def _solve_left(g: Array, y: Array, a: Array, b: Array) -> Any:
     """From A y = b: dy = -A⁻¹ dA y."""
     inner = la.solve(turned(a), g)
     if b.ndim == 1:
@@ -49,7 +51,7 @@ det: Op = numpy_op(la.det, lambda g, y, a: _det(g, y, a))
 solve: Op = numpy_op(la.solve, _solve_left, lambda g, y, a, b: la.solve(turned(a), g))
 
 
-def _det(g: Any, y: Any, a: Any) -> Any:
+def _det(g: Array, y: Array, a: Array) -> Any:
     """Through the inverse; for singular matrices through the singular values."""
     if np.all(y != 0):
         return (g * conj(y))[..., None, None] * turned(la.inv(a))
@@ -67,13 +69,13 @@ def _without_self(s: Any) -> Any:
     return np.where(eye, 1, s[..., None, :])
 
 
-def _slogdet_forward(a: Any) -> tuple[Any, Any]:
+def _slogdet_forward(a: Array) -> tuple[Any, Any]:
     """Return both results as arrays: numpy gives scalars for one matrix."""
     sign, logabsdet = la.slogdet(a)
     return np.asarray(sign), np.asarray(logabsdet)
 
 
-def _slogdet(gs: Any, ys: Any, a: Any) -> Any:
+def _slogdet(gs: Sequence[Any], ys: Sequence[Any], a: Array) -> Any:
     """The slope of log|det| is the inverse, transposed."""
     inverse = turned(la.inv(a))
     total = gs[1][..., None, None] * inverse
@@ -95,7 +97,7 @@ _slogdet_op: Op = op("slogdet", _slogdet_forward, joint=_slogdet)
 
 
 @composite(la.slogdet)
-def slogdet(a: Any) -> Slogdet:
+def slogdet(a: Values) -> Slogdet:
     """Give sign and logarithm of the determinant."""
     return Slogdet(*_slogdet_op(a))
 
@@ -103,13 +105,13 @@ def slogdet(a: Any) -> Slogdet:
 # ── decompositions ──────────────────────────────────────────────────────────────────────────────
 
 
-def _half_lower(a: Any) -> Any:
+def _half_lower(a: Array) -> Any:
     """Return the lower triangle with half the diagonal."""
     size = a.shape[-1]
     return np.tril(a) * (1 - 0.5 * np.eye(size)).astype(a.dtype)
 
 
-def _cholesky(g: Any, y: Any, a: Any, upper: bool = False) -> Any:
+def _cholesky(g: Array, y: Array, a: Array, upper: bool = False) -> Any:
     """From A = L Lᴴ; the gradient is Hermitian, as the argument is."""
     lower, g = (turned(y), turned(g)) if upper else (y, g)
     inner = _half_lower(np.matmul(turned(lower), np.tril(g)))
@@ -128,7 +130,7 @@ def _gaps(values: Any) -> Any:
     return np.where(eye, 0, 1 / np.where(eye, 1, differences))
 
 
-def _eigh(gs: Any, ys: Any, a: Any, UPLO: str = "L") -> Any:  # noqa: N803  numpy's name
+def _eigh(gs: Sequence[Any], ys: Sequence[Any], a: Array, UPLO: str = "L") -> Any:  # noqa: N803  numpy's name
     """Eigenvalues move along their vectors, vectors turn by the gaps between the values."""
     gw, gv = gs
     w, v = ys
@@ -149,18 +151,18 @@ _eigh_op: Op = op("eigh", lambda a, UPLO="L": tuple(la.eigh(a, UPLO)), joint=_ei
 
 
 @composite(la.eigh)
-def eigh(a: Any, UPLO: str = "L") -> Eigh:  # noqa: N803
+def eigh(a: Values, UPLO: str = "L") -> Eigh:  # noqa: N803
     """Give eigenvalues and eigenvectors of a Hermitian matrix."""
     return Eigh(*_eigh_op(a, UPLO=UPLO))
 
 
 @composite(la.eigvalsh)
-def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
+def eigvalsh(a: Values, UPLO: str = "L") -> Any:  # noqa: N803
     """Give the eigenvalues of a Hermitian matrix."""
     return eigh(a, UPLO).eigenvalues
 
 
-def _svd(gs: Any, ys: Any, a: Any) -> Any:
+def _svd(gs: Sequence[Any], ys: Sequence[Any], a: Array) -> Any:
     """The rotations of U and V, the change of S, and what lies outside of the reduced U or V."""
     gu, gs_, gvh = gs
     u, s, vh = ys
@@ -200,7 +202,7 @@ _svd_op: Op = op("svd", lambda a: tuple(la.svd(a, full_matrices=False)), joint=_
 
 
 @composite(la.svd)
-def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+def svd(a: Values, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """Give the singular value decomposition.
 
     Only the reduced one has a unique gradient: pass `full_matrices=False` to differentiate.
@@ -213,11 +215,11 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     if full_matrices and a.shape[-1] != a.shape[-2]:
         if a.requires_grad and recording.get():
             raise TypeError("svd() has a gradient rule for full_matrices=False only")
-        return Svd(*[wrap(part) for part in la.svd(a.data)])
+        return Svd(*[wrap(part) for part in la.svd(a.raw)])
     return Svd(*_svd_op(a))
 
 
-def _qr(gs: Any, ys: Any, a: Any) -> Any:
+def _qr(gs: Sequence[Any], ys: Sequence[Any], a: Array) -> Any:
     """Of a wide matrix the right part of R follows from Q alone."""
     gq, gr = gs
     q, r = ys
@@ -252,7 +254,7 @@ _qr_op: Op = op("qr", lambda a: tuple(la.qr(a)), joint=_qr)
 
 
 @composite(la.qr)
-def qr(a: Any, mode: str = "reduced") -> Qr:
+def qr(a: Values, mode: str = "reduced") -> Qr:
     """Give the reduced QR decomposition."""
     # The complete Q has arbitrary columns, which have no gradient.
     if mode != "reduced":
@@ -260,7 +262,7 @@ def qr(a: Any, mode: str = "reduced") -> Qr:
     return Qr(*_qr_op(a))
 
 
-def _pinv(g: Any, y: Any, a: Any, rcond: Any = None, hermitian: bool = False) -> Any:
+def _pinv(g: Array, y: Array, a: Array, rcond: Any = None, hermitian: bool = False) -> Any:
     """The gradient of an inverse, and the parts outside of row and column space."""
     rows, columns = a.shape[-2:]
     yh, gh = turned(y), turned(g)
@@ -279,7 +281,7 @@ pinv: Op = numpy_op(la.pinv, _pinv)
 
 
 @composite(la.matrix_power)
-def matrix_power(a: Any, n: int) -> Any:
+def matrix_power(a: Values, n: int) -> Any:
     """Multiply a square matrix with itself n times."""
     a = as_tensor(a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
@@ -336,13 +338,13 @@ def _multiply(chain: list[Any], cut: dict[tuple[int, int], int], i: int, j: int)
 # ── norms ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _two_norm(g: Any, y: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def _two_norm(g: Array, y: Array, a: Array, axis: Any = None, keepdims: bool = False) -> Any:
     """The direction of the vector; zero at zero, where there is none."""
     y = kept(y, axis, keepdims, a.ndim)
     return kept(g, axis, keepdims, a.ndim) * (a / np.where(y == 0, 1, y))
 
 
-def _two_norm_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _two_norm_forward(a: Array, axis: Any = None, keepdims: Any = False) -> Any:
     """Squares, sum and root as one operation: one node instead of four."""
     squares = np.real(a * np.conjugate(a)) if np.iscomplexobj(a) else a * a
     return np.sqrt(np.add.reduce(squares, axis=axis, keepdims=keepdims))
@@ -353,7 +355,7 @@ _two_norm_op: Op = op("norm", _two_norm_forward, _two_norm)
 
 # Only newer versions of numpy have it.
 @composite(getattr(la, "vector_norm", None))
-def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
+def vector_norm(x: Values, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
     """Give the length of vectors, of any order."""
     x = as_tensor(x)
     # Integers would overflow in the squares.
@@ -371,7 +373,7 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
     if ord < 1:
         # The slope at an entry that is zero would be infinite; it is taken as zero. The inner
         # `where` keeps the infinity out of the gradient, the outer one puts the value right.
-        zero = size.data == 0
+        zero = size.raw == 0
         powers = np.where(zero, 0.0 if ord > 0 else np.inf, np.where(zero, 1, size) ** ord)
     else:
         powers = size**ord
@@ -381,7 +383,7 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
 
 
 @composite(getattr(la, "matrix_norm", None))
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+def matrix_norm(x: Values, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     """Give a norm of the matrices in the last two axes."""
     x = as_tensor(x)
     if ord == "fro":
@@ -399,7 +401,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 
 @composite(la.norm)
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+def norm(x: Values, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Give the norm of vectors or matrices."""
     x = as_tensor(x)
     # numpy's default is the 2-norm of all elements, for any number of axes.

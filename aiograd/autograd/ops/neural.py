@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd._frames import warn
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.elementwise import erf, erf_array
 from aiograd.autograd.ops.table import as_tensor, composite, conj, describe, new_op
@@ -24,7 +25,7 @@ ROOT_HALF = float(np.sqrt(0.5))
 ROOT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
-def _refuse_complex(name: str, a: Any) -> None:
+def _refuse_complex(name: str, a: Array) -> None:
     """Raise TypeError for complex numbers."""
     if np.iscomplexobj(a):
         raise TypeError(f"{name}() takes real numbers, not complex ones")
@@ -33,7 +34,7 @@ def _refuse_complex(name: str, a: Any) -> None:
 # ── activations ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _relu_forward(a: Any) -> Any:
+def _relu_forward(a: Array) -> Any:
     if a.__class__ is _ndarray and a.size > 2048 and a.dtype.char == "f" and a.flags.c_contiguous:
         # numpy compares single floats with an array faster than with the number 0.
         y = np.zeros(a.shape, a.dtype)
@@ -41,7 +42,7 @@ def _relu_forward(a: Any) -> Any:
     return np.maximum(a, 0)
 
 
-def _sigmoid_forward(a: Any) -> Any:
+def _sigmoid_forward(a: Array) -> Any:
     if np.iscomplexobj(a):
         return 1 / (1 + np.exp(-a))
     # Never overflows, and keeps its digits far below zero, where 1 / (1 + exp(-a)) has none left.
@@ -50,7 +51,7 @@ def _sigmoid_forward(a: Any) -> Any:
     return np.where(np.asarray(a) >= 0, upper, small * upper)
 
 
-def _gelu_forward(a: Any, approximate: str = "none") -> Any:
+def _gelu_forward(a: Array, approximate: str = "none") -> Any:
     _refuse_complex("gelu", a)
     if approximate == "tanh":
         # The approximation of Hendrycks and Gimpel, who introduced the function.
@@ -60,7 +61,7 @@ def _gelu_forward(a: Any, approximate: str = "none") -> Any:
     return 0.5 * a * (1 + erf_array(a * ROOT_HALF))
 
 
-def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
+def _gelu(g: Array, y: Array, a: Array, approximate: str = "none") -> Any:
     """Slope of the exact formula, or of the one by tanh that torch offers beside it."""
     if approximate == "tanh":
         t = np.tanh(ROOT_2_OVER_PI * (a + 0.044715 * a**3))
@@ -70,23 +71,23 @@ def _gelu(g: Any, y: Any, a: Any, approximate: str = "none") -> Any:
     return g * (0.5 * (1 + erf.of(a * ROOT_HALF)) + a * density)
 
 
-def _silu(g: Any, y: Any, a: Any) -> Any:
+def _silu(g: Array, y: Array, a: Array) -> Any:
     """Slope of a · σ(a), with the sigmoid computed again: saving it would double the memory."""
     s = sigmoid.of(a)
     return g * conj(s * (1 + a * (1 - s)))
 
 
-def _leaky_relu(g: Any, y: Any, a: Any, negative_slope: float = 0.01) -> Any:
+def _leaky_relu(g: Array, y: Array, a: Array, negative_slope: float = 0.01) -> Any:
     """The given slope below zero, and at zero, as in torch."""
     return np.where(a > 0, g, g * negative_slope)
 
 
-def _elu(g: Any, y: Any, a: Any, alpha: float = 1.0) -> Any:
+def _elu(g: Array, y: Array, a: Array, alpha: float = 1.0) -> Any:
     """The exponential below zero; of the smaller of a and 0, so that it cannot overflow."""
     return np.where(a > 0, g, g * (alpha * np.exp(np.minimum(a, 0))))
 
 
-def _elu_forward(a: Any, alpha: float = 1.0) -> Any:
+def _elu_forward(a: Array, alpha: float = 1.0) -> Any:
     _refuse_complex("elu", a)
     return np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))
 
@@ -102,7 +103,7 @@ elu: Op        = new_op("elu",        _elu_forward,                          _el
 # fmt: on
 
 
-def _softmax_forward(a: Any, axis: int = -1) -> Any:
+def _softmax_forward(a: Array, axis: int = -1) -> Any:
     _refuse_complex("softmax", a)
     # Shifted by the largest: no exponential overflows. The steps below work in this new array.
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
@@ -112,20 +113,20 @@ def _softmax_forward(a: Any, axis: int = -1) -> Any:
     return shifted
 
 
-def _softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+def _softmax(g: Array, y: Array, a: Array, axis: int = -1) -> Any:
     """The gradient minus its weighted mean, weighted."""
     weighted = g * y
     return weighted - y * weighted.sum(axis=axis, keepdims=True)
 
 
-def _log_softmax_forward(a: Any, axis: int = -1) -> Any:
+def _log_softmax_forward(a: Array, axis: int = -1) -> Any:
     _refuse_complex("log_softmax", a)
     shifted = a - np.maximum.reduce(a, axis=axis, keepdims=True)
     shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
     return shifted
 
 
-def _log_softmax(g: Any, y: Any, a: Any, axis: int = -1) -> Any:
+def _log_softmax(g: Array, y: Array, a: Array, axis: int = -1) -> Any:
     """The gradient minus its sum in shares of the softmax."""
     return g - np.exp(y) * g.sum(axis=axis, keepdims=True)
 
@@ -187,7 +188,7 @@ describe(
 
 @composite()
 def dropout(
-    a: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None
+    a: Values, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None
 ) -> Any:
     """Set a share `p` of the elements to zero and scale the others up.
 
@@ -210,7 +211,7 @@ def dropout(
 # ── normalisation ───────────────────────────────────────────────────────────────────────────────
 
 
-def _standardize_forward(a: Any, axis: Any, eps: float) -> Any:
+def _standardize_forward(a: Array, axis: Any, eps: float) -> Any:
     _refuse_complex("standardize", a)
     centred = a - a.mean(axis=axis, keepdims=True)
     spread = np.mean(centred * centred, axis=axis, keepdims=True)
@@ -218,7 +219,7 @@ def _standardize_forward(a: Any, axis: Any, eps: float) -> Any:
     return centred
 
 
-def _standardize(g: Any, y: Any, a: Any, axis: Any = -1, eps: float = 1e-5) -> Any:
+def _standardize(g: Array, y: Array, a: Array, axis: Any = -1, eps: float = 1e-5) -> Any:
     """The part of the gradient that changes neither mean nor variance, scaled."""
     scale = 1 / np.sqrt(a.var(axis=axis, keepdims=True) + eps)
     mean = g.mean(axis=axis, keepdims=True)
@@ -232,7 +233,7 @@ standardize: Op = op("standardize", _standardize_forward, _standardize)
 
 @composite()
 def layer_norm(
-    a: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    a: Values, normalized_shape: Any, weight: Values = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
     """Bring the last axes of every sample to mean 0 and variance 1, then scale and shift.
 
@@ -251,10 +252,10 @@ def layer_norm(
 
 @composite()
 def batch_norm(
-    a: Any,
+    a: Values,
     running_mean: Any = None,
     running_var: Any = None,
-    weight: Any = None,
+    weight: Values = None,
     bias: Any = None,
     training: bool = False,
     momentum: float = 0.1,
@@ -274,21 +275,21 @@ def batch_norm(
         y = standardize(a, axis=axis, eps=eps)
         if training and running_mean is not None and running_var is not None:
             n = a.size // a.shape[1]
-            _blend(running_mean, a.data.mean(axis=axis), momentum)
+            _blend(running_mean, a.raw.mean(axis=axis), momentum)
             # The running variance is the unbiased one, that of the batch is not: as in torch.
-            _blend(running_var, a.data.var(axis=axis) * (n / max(n - 1, 1)), momentum)
+            _blend(running_var, a.raw.var(axis=axis) * (n / max(n - 1, 1)), momentum)
     else:
         mean, var = as_tensor(running_mean), as_tensor(running_var)
         # Running statistics are constants: no gradient reaches them.
-        scale = 1 / np.sqrt(var.data + np.asarray(eps, var.dtype))
-        y = (a - mean.data.reshape(column)) * scale.reshape(column)
+        scale = 1 / np.sqrt(var.raw + np.asarray(eps, var.dtype))
+        y = (a - mean.raw.reshape(column)) * scale.reshape(column)
     y = y if weight is None else y * as_tensor(weight).reshape(column)
     return y if bias is None else y + as_tensor(bias).reshape(column)
 
 
 def _blend(running: Any, value: Any, momentum: float) -> None:
     """Move running statistics towards those of a batch, in place."""
-    array = running.data if isinstance(running, Tensor) else running
+    array = running.raw if isinstance(running, Tensor) else running
     array *= 1 - momentum
     array += momentum * value
     if isinstance(running, Tensor):
@@ -313,7 +314,7 @@ def _shared(loss: Any, weights: Any) -> Any:
 
 
 @composite()
-def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+def mse_loss(input: Values, target: Values, reduction: str = "mean") -> Any:
     """Give the squared difference.
 
     >>> float(ag.mse_loss(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
@@ -325,7 +326,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
 
 
 @composite()
-def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+def l1_loss(input: Values, target: Values, reduction: str = "mean") -> Any:
     """Give the absolute difference.
 
     >>> float(ag.l1_loss(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0])))
@@ -336,7 +337,7 @@ def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     return _reduced(np.absolute(difference), reduction)
 
 
-def _check_broadcast(input: Any, target: Any, difference: Any, name: str) -> None:
+def _check_broadcast(input: Array, target: Array, difference: Any, name: str) -> None:
     """Warn where a loss compares every element with many: (64, 1) and (64,) make (64, 64)."""
     shapes = np.shape(input), np.shape(target)
     # A single number is compared with all elements on purpose.
@@ -351,9 +352,9 @@ def _check_broadcast(input: Any, target: Any, difference: Any, name: str) -> Non
 
 @composite()
 def nll_loss(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Values,
+    target: Values,
+    weight: Values = None,
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Any:
@@ -364,7 +365,7 @@ def nll_loss(
     1.3863
     """
     input = as_tensor(input)
-    classes = np.asarray(target.data if isinstance(target, Tensor) else target)
+    classes = np.asarray(target.raw if isinstance(target, Tensor) else target)
     if classes.dtype.kind not in "iu":
         raise TypeError(f"classes must be integers, not {classes.dtype}")
     axis = 0 if input.ndim == 1 else 1
@@ -376,7 +377,7 @@ def nll_loss(
     picked = np.take_along_axis(input, np.expand_dims(safe, axis), axis=axis)
     share = kept.astype(input.dtype)
     if weight is not None:
-        share = share * np.asarray(weight.data if isinstance(weight, Tensor) else weight)[safe]
+        share = share * np.asarray(weight.raw if isinstance(weight, Tensor) else weight)[safe]
     loss = -np.squeeze(picked, axis=axis) * share
     if reduction == "mean":
         # The mean by class weights, not by rows, as in torch.
@@ -384,13 +385,13 @@ def nll_loss(
     return _reduced(loss, reduction)
 
 
-def _class_loss_forward(a: Any, classes: Any) -> Any:
+def _class_loss_forward(a: Array, classes: Any) -> Any:
     """Minus the log probability of the right class, one number per row."""
     logs = _log_softmax_forward(a, 1)
     return -logs[np.arange(len(classes)), classes]
 
 
-def _class_loss_rule(g: Any, y: Any, a: Any, classes: Any) -> Any:
+def _class_loss_rule(g: Array, y: Array, a: Array, classes: Any) -> Any:
     """The softmax minus one at the right class: nothing but the logits is saved."""
     right = np.arange(a.shape[1]) == classes[:, None]
     return (softmax.of(a, axis=1) - right) * g[:, None]
@@ -416,9 +417,9 @@ def _are_classes(given: Any, logits: Tensor, ignore_index: int) -> bool:
 
 @composite()
 def cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Values,
+    target: Values,
+    weight: Values = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -429,8 +430,8 @@ def cross_entropy(
     1.3863
     """
     input, given = as_tensor(input), as_tensor(target)
-    if weight is None and not label_smoothing and _are_classes(given.data, input, ignore_index):
-        return _reduced(_class_loss(input, classes=given.data), reduction)
+    if weight is None and not label_smoothing and _are_classes(given.raw, input, ignore_index):
+        return _reduced(_class_loss(input, classes=given.raw), reduction)
     axis = 0 if input.ndim == 1 else 1
     logs = log_softmax(input, axis=axis)
     size = input.shape[axis]
@@ -438,10 +439,10 @@ def cross_entropy(
         hard = nll_loss(logs, given, weight, ignore_index, reduction)
         if not label_smoothing:
             return hard
-        kept = (given.data != ignore_index).astype(input.dtype)
+        kept = (given.raw != ignore_index).astype(input.dtype)
         smooth = -(logs * _class_column(weight, input.ndim, axis)).sum(axis=axis) * kept
         if reduction == "mean":
-            weights = _weight_of(given.data, weight, ignore_index, input.dtype)
+            weights = _weight_of(given.raw, weight, ignore_index, input.dtype)
             smooth = _shared(smooth.sum(), weights)
         else:
             smooth = _reduced(smooth, reduction)
@@ -449,27 +450,27 @@ def cross_entropy(
     target = given * (1 - label_smoothing) + label_smoothing / size if label_smoothing else given
     loss = -(logs * target * _class_column(weight, input.ndim, axis)).sum(axis=axis)
     # Probabilities have no single class, so torch divides by the number of rows, weights or not.
-    return loss.sum() / max(loss.data.size, 1) if reduction == "mean" else _reduced(loss, reduction)
+    return loss.sum() / max(loss.raw.size, 1) if reduction == "mean" else _reduced(loss, reduction)
 
 
-def _class_column(weight: Any, ndim: int, axis: int) -> Any:
+def _class_column(weight: Values, ndim: int, axis: int) -> Any:
     """Return class weights in a shape that broadcasts along the class axis."""
     if weight is None:
         return 1.0
-    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    array = np.asarray(weight.raw if isinstance(weight, Tensor) else weight)
     return array.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
-def _weight_of(classes: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+def _weight_of(classes: Any, weight: Values, ignore_index: int, dtype: Any) -> Any:
     """Return the sum of the weights of all classes that are not ignored."""
     kept = classes != ignore_index
     if weight is None:
         return kept.sum(dtype=dtype)
-    array = np.asarray(weight.data if isinstance(weight, Tensor) else weight)
+    array = np.asarray(weight.raw if isinstance(weight, Tensor) else weight)
     return (array[np.where(kept, classes, 0)] * kept).sum()
 
 
-def _bce_forward(a: Any, target: Any) -> Any:
+def _bce_forward(a: Array, target: Array) -> Any:
     """log(1 + exp(-|a|)) and what is missing: never overflows."""
     _refuse_complex("binary_cross_entropy_with_logits", a)
     _refuse_complex("binary_cross_entropy_with_logits", target)
@@ -486,7 +487,11 @@ _bce: Op = op(
 
 @composite()
 def binary_cross_entropy_with_logits(
-    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+    input: Values,
+    target: Values,
+    weight: Values = None,
+    reduction: str = "mean",
+    pos_weight: Any = None,
 ) -> Any:
     """Compare logits with probabilities between 0 and 1, safely for large logits.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.shape import moveaxis, ravel
 from aiograd.autograd.ops.table import alias, as_tensor, composite, conj, new_op, numpy_op
@@ -16,13 +17,13 @@ from aiograd.autograd.ops.zero_stride import all_rows, product
 # ── matmul ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _turned(a: Any) -> Any:
+def _turned(a: Array) -> Any:
     """Return the conjugate transpose of the last two axes."""
     # `.T` costs less than `swapaxes`, and most are plain matrices.
     return conj(a).T if a.ndim == 2 else np.swapaxes(conj(a), -1, -2)
 
 
-def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
+def _matmul_left(g: Array, y: Array, a: Array, b: Array) -> Any:
     """The gradient times the other factor, transposed; vectors as numpy's matmul takes them."""
     # The common case first: no branch on shapes before it.
     if a.ndim == b.ndim == 2:
@@ -34,7 +35,7 @@ def _matmul_left(g: Any, y: Any, a: Any, b: Any) -> Any:
     return product(g, _turned(b))
 
 
-def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
+def _matmul_right(g: Array, y: Array, a: Array, b: Array) -> Any:
     """The other factor, transposed, times the gradient."""
     if a.ndim == b.ndim == 2:
         return product(conj(a).T, g)
@@ -52,7 +53,7 @@ def _matmul_right(g: Any, y: Any, a: Any, b: Any) -> Any:
 matmul: Op = numpy_op(np.matmul, _matmul_left, _matmul_right)
 
 
-def _bmm(a: Any, b: Any) -> Any:
+def _bmm(a: Array, b: Array) -> Any:
     """As matmul, for two stacks of matrices only, as torch has it.
 
     >>> ag.bmm(ag.ones(2, 3, 4), ag.ones(2, 4, 5)).shape
@@ -71,7 +72,7 @@ alias("mm", matmul)
 
 
 @composite(np.dot)
-def dot(a: Any, b: Any) -> Any:
+def dot(a: Values, b: Values) -> Any:
     """Multiply: matrices, vectors or numbers; along the last axis of a and the last but one of b."""
     a, b = as_tensor(a), as_tensor(b)
     if a.ndim == 0 or b.ndim == 0:
@@ -82,26 +83,26 @@ def dot(a: Any, b: Any) -> Any:
 
 
 @composite(np.vdot)
-def vdot(a: Any, b: Any) -> Any:
+def vdot(a: Values, b: Values) -> Any:
     """Multiply two flattened arrays, the first one conjugated."""
     return matmul(conj(ravel(a)), ravel(b))
 
 
 @composite(np.inner)
-def inner(a: Any, b: Any) -> Any:
+def inner(a: Values, b: Values) -> Any:
     """Sum products along the last axes."""
     a, b = as_tensor(a), as_tensor(b)
     return a * b if a.ndim == 0 or b.ndim == 0 else tensordot(a, b, (-1, -1))
 
 
 @composite(np.outer)
-def outer(a: Any, b: Any) -> Any:
+def outer(a: Values, b: Values) -> Any:
     """Multiply every element of one with every element of the other."""
     return ravel(a)[:, None] * ravel(b)[None, :]
 
 
 @composite(np.tensordot)
-def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+def tensordot(a: Values, b: Values, axes: Any = 2) -> Any:
     """Sum products over the given axes of both."""
     a, b = as_tensor(a), as_tensor(b)
     if isinstance(axes, int | np.integer):
@@ -121,13 +122,13 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return matmul(left, right).reshape(tuple(shape))
 
 
-def _size(a: Any, axes: Sequence[int]) -> int:
+def _size(a: Array, axes: Sequence[int]) -> int:
     """Return the number of elements along these axes."""
     return int(np.prod([a.shape[i] for i in axes], dtype=np.int64))
 
 
 @composite(np.kron)
-def kron(a: Any, b: Any) -> Any:
+def kron(a: Values, b: Values) -> Any:
     """Put a scaled copy of b in place of every element of a."""
     a, b = as_tensor(a), as_tensor(b)
     ndim = max(a.ndim, b.ndim)
@@ -140,7 +141,7 @@ def kron(a: Any, b: Any) -> Any:
 
 @composite(np.cross)
 def cross(
-    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+    a: Values, b: Values, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Any:
     """Give the vector that stands upright on two others."""
     if axis is not None:
@@ -155,7 +156,7 @@ def cross(
 
 # Only newer versions of numpy have it.
 @composite(getattr(np, "vecdot", None))
-def vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
+def vecdot(x1: Values, x2: Values, *, axis: int = -1) -> Any:
     """Sum products along one axis, the first factor conjugated."""
     return (conj(as_tensor(x1)) * as_tensor(x2)).sum(axis=axis)
 
@@ -204,7 +205,7 @@ def _einsum_forward(*operands: Any, subscripts: str) -> Any:
     return np.einsum(subscripts, *operands, optimize=large)
 
 
-def _einsum(g: Any, y: Any, i: int, *operands: Any, subscripts: str) -> Any:
+def _einsum(g: Array, y: Array, i: int, *operands: Any, subscripts: str) -> Any:
     """Sum the gradient with all other operands onto the axes of this one."""
     inputs, _, output = subscripts.partition("->")
     terms = inputs.split(",")

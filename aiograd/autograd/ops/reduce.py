@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops.table import composite, conj, describe, new_op, numpy_op, spread
 
@@ -45,14 +46,14 @@ def count(shape: tuple[int, ...], axis: Axis) -> int:
 
 
 def _sum(
-    g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
+    g: Array, y: Array, a: Array, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
     """The gradient of the sum for each element, shown by strides of zero where it is large."""
     return spread(kept(g, axis, keepdims, a.ndim), a.shape)
 
 
 def _mean(
-    g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
+    g: Array, y: Array, a: Array, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
     """An even share for each element."""
     # Divided before it is spread: over the few results, not over all elements.
@@ -61,7 +62,7 @@ def _mean(
 
 
 def _var(
-    g: Any, y: Any, a: Any, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
+    g: Array, y: Array, a: Array, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
     correction: float | None = None,
 ) -> Any:  # fmt: skip
     """Twice the distance from the mean, over the degrees of freedom."""
@@ -72,18 +73,18 @@ def _var(
 
 
 def _std(
-    g: Any, y: Any, a: Any, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
+    g: Array, y: Array, a: Array, axis: Axis = None, ddof: float = 0, keepdims: Any = False,
     correction: float | None = None,
 ) -> Any:  # fmt: skip
     """The slope of the variance, through the root."""
     # Equal elements: the slope of the root is infinite there, torch takes zero.
     equal = y == 0
     slope = np.where(equal, 0, g / (2 * np.where(equal, 1, y)))
-    return _var(slope, None, a, axis, ddof, keepdims, correction)
+    return _var(slope, y, a, axis, ddof, keepdims, correction)
 
 
 def _sum_forward(
-    a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False, **kwargs: Any
+    a: Array, axis: Axis = None, dtype: Any = None, keepdims: Any = False, **kwargs: Any
 ) -> Any:
     if kwargs:
         return np.sum(a, axis, dtype, keepdims=keepdims, **kwargs)
@@ -99,7 +100,7 @@ std: Op = numpy_op(np.std, _std)
 # ── extremes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _extreme(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: Any = False) -> Any:
+def _extreme(g: Array, y: Array, a: Array, axis: Axis = None, keepdims: Any = False) -> Any:
     """The gradient goes to the extreme element, in even shares to all of them at a tie."""
     # Compared with the result, which costs less to save than the positions of all ties.
     chosen = a == kept(y, axis, keepdims, a.ndim)
@@ -114,7 +115,7 @@ amin: Op = numpy_op(np.amin, _extreme)
 
 
 @composite(np.ptp)
-def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def ptp(a: Values, axis: Axis = None, keepdims: bool = False) -> Any:
     """Give the distance from the smallest to the largest element."""
     return max(a, axis=axis, keepdims=keepdims) - min(a, axis=axis, keepdims=keepdims)
 
@@ -123,7 +124,7 @@ def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 def _prod(
-    g: Any, y: Any, a: Any, axis: Axis = None, dtype: Any = None, keepdims: Any = False
+    g: Array, y: Array, a: Array, axis: Axis = None, dtype: Any = None, keepdims: Any = False
 ) -> Any:
     """The product of the others, by division where no element is zero."""
     if np.all(a != 0):
@@ -131,7 +132,7 @@ def _prod(
     return kept(g, axis, keepdims, a.ndim) * conj(_product_of_others(a, axis))
 
 
-def _product_of_others(a: Any, axis: Axis) -> Any:
+def _product_of_others(a: Array, axis: Axis) -> Any:
     """Return for each element the product of all others, exact beside zeros."""
     if axis is None:
         return _others_along_last(a.reshape(-1)).reshape(a.shape)
@@ -142,7 +143,7 @@ def _product_of_others(a: Any, axis: Axis) -> Any:
     return np.moveaxis(_others_along_last(flat).reshape(moved.shape), last, axes)
 
 
-def _others_along_last(a: Any) -> Any:
+def _others_along_last(a: Array) -> Any:
     """Multiply what is before and what is after each element: no division."""
     one = np.ones((*a.shape[:-1], 1), a.dtype)
     before = np.concatenate([one, np.cumprod(a[..., :-1], axis=-1)], axis=-1)
@@ -150,7 +151,7 @@ def _others_along_last(a: Any) -> Any:
     return before * np.concatenate([after, one], axis=-1)
 
 
-def _cumprod(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+def _cumprod(g: Array, y: Array, a: Array, axis: int | None = None, dtype: Any = None) -> Any:
     """By division where no element is zero, else by the recurrence from the end."""
     if axis is None:
         return _cumprod(g, y, a.reshape(-1), 0).reshape(a.shape)
@@ -164,7 +165,7 @@ def _cumprod(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None)
     return np.moveaxis(conj(before) * np.stack(rest[::-1]), 0, axis)
 
 
-def _cumsum(g: Any, y: Any, a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+def _cumsum(g: Array, y: Array, a: Array, axis: int | None = None, dtype: Any = None) -> Any:
     """An element counts in its own total and all later ones."""
     if axis is None:
         return np.flip(np.cumsum(np.flip(g))).reshape(a.shape)
@@ -179,7 +180,7 @@ cumsum: Op = numpy_op(np.cumsum, _cumsum)
 # ── exponentials ────────────────────────────────────────────────────────────────────────────────
 
 
-def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _logsumexp_forward(a: Array, axis: Any = None, keepdims: Any = False) -> Any:
     top = _largest(a, axis, None, None, True)
     # One test of one number. A sum that overflows without an infinity in it takes the careful way
     # too, which gives the same.
@@ -192,7 +193,7 @@ def _logsumexp_forward(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return y if keepdims else y.squeeze(axis)
 
 
-def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
+def _logsumexp_of_infinities(a: Array, top: Any, axis: Any, keepdims: Any) -> Any:
     """An infinite maximum must not be subtracted from itself."""
     top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):  # all -inf: the logarithm of 0 is what is meant
@@ -200,13 +201,13 @@ def _logsumexp_of_infinities(a: Any, top: Any, axis: Any, keepdims: Any) -> Any:
     return y if keepdims else np.squeeze(y, axis=axis)
 
 
-def _logsumexp(g: Any, y: Any, a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def _logsumexp(g: Array, y: Array, a: Array, axis: Axis = None, keepdims: bool = False) -> Any:
     """The softmax, from the result alone."""
     share = np.exp(a - kept(y, axis, keepdims, a.ndim))
     return kept(g, axis, keepdims, a.ndim) * conj(share)
 
 
-logsumexp = new_op("logsumexp", _logsumexp_forward, _logsumexp)
+logsumexp: Op = new_op("logsumexp", _logsumexp_forward, _logsumexp)
 
 describe(
     {

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array, Values
 from aiograd.autograd.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
@@ -27,7 +28,7 @@ def _numbers_or_tuple(numbers: tuple[Any, ...]) -> Any:
 # ── shapes ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _reshape_forward(a: Any, shape: Any, order: Any = "C") -> Any:
+def _reshape_forward(a: Array, shape: Any, order: Any = "C") -> Any:
     return np.reshape(a, shape, order)[...]
 
 
@@ -78,7 +79,7 @@ def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
     def atleast(*arys: Any) -> Any:
         # The shape is asked of numpy, the reshape is recorded.
         grown = [
-            a if a.ndim >= ndim else reshape(a, function(a.data).shape)
+            a if a.ndim >= ndim else reshape(a, function(a.raw).shape)
             for a in (as_tensor(ary) for ary in arys)
         ]
         return grown[0] if len(grown) == 1 else tuple(grown)
@@ -87,15 +88,15 @@ def _at_least(function: Any, ndim: int) -> Callable[..., Any]:
     return composite(function)(atleast)
 
 
-atleast_1d = _at_least(np.atleast_1d, 1)
-atleast_2d = _at_least(np.atleast_2d, 2)
-atleast_3d = _at_least(np.atleast_3d, 3)
+atleast_1d: Callable[..., Any] = _at_least(np.atleast_1d, 1)
+atleast_2d: Callable[..., Any] = _at_least(np.atleast_2d, 2)
+atleast_3d: Callable[..., Any] = _at_least(np.atleast_3d, 3)
 
 
 # ── order of axes ───────────────────────────────────────────────────────────────────────────────
 
 
-def _transpose(g: Any, y: Any, a: Any, axes: Sequence[int] | None = None) -> Any:
+def _transpose(g: Array, y: Array, a: Array, axes: Sequence[int] | None = None) -> Any:
     """Transpose by the inverse permutation."""
     if axes is None:
         return np.transpose(g)
@@ -113,7 +114,7 @@ moveaxis: Op = numpy_op(
 
 
 @composite(np.rollaxis)
-def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+def rollaxis(a: Values, axis: int, start: int = 0) -> Any:
     """Move one axis back until it lies in front of another."""
     ndim = as_tensor(a).ndim
     axis, start = axis % ndim, start + ndim if start < 0 else start
@@ -121,7 +122,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 
 
 @composite(np.matrix_transpose)
-def matrix_transpose(x: Any) -> Any:
+def matrix_transpose(x: Values) -> Any:
     """Exchange the last two axes."""
     # `swapaxes` on a vector would say something about axes that nobody wrote.
     if as_tensor(x).ndim < 2:
@@ -144,7 +145,7 @@ flipud: Op = numpy_op(np.flipud, lambda g, y, a: np.flipud(g))
 rot90: Op = numpy_op(np.rot90, lambda g, y, a, k=1, axes=(0, 1): np.rot90(g, -k, axes))
 
 
-def _roll(g: Any, y: Any, a: Any, shift: Any = 0, axis: Any = None) -> Any:
+def _roll(g: Array, y: Array, a: Array, shift: Any = 0, axis: Any = None) -> Any:
     """Roll back."""
     back = tuple(-s for s in shift) if isinstance(shift, list | tuple) else -shift
     return np.roll(g, back, axis)
@@ -159,7 +160,7 @@ tril: Op = numpy_op(np.tril, lambda g, y, a, k=0: np.tril(g, k))
 triu: Op = numpy_op(np.triu, lambda g, y, a, k=0: np.triu(g, k))
 
 
-def _on_diagonal(g: Any, shape: tuple[int, ...], offset: int, axis1: int, axis2: int) -> Any:
+def _on_diagonal(g: Array, shape: tuple[int, ...], offset: int, axis1: int, axis2: int) -> Any:
     """Return zeros of `shape` with the last axis of `g` on a diagonal."""
     if g.shape[-1] == 0:
         return np.zeros(shape, g.dtype)
@@ -183,13 +184,13 @@ diag: Op = numpy_op(
 
 
 @composite(np.diagflat)
-def diagflat(v: Any, k: int = 0) -> Any:
+def diagflat(v: Values, k: int = 0) -> Any:
     """Make a matrix with the flattened input on a diagonal."""
     return diag(ravel(v), k)
 
 
 @composite(np.trace)
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def trace(a: Values, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Sum along a diagonal."""
     return diagonal(a, offset, axis1, axis2).sum(axis=-1)
 
@@ -197,7 +198,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 # ── borders ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unpad(g: Any, y: Any, a: Any, pad_width: Any = (), constant_values: Any = 0) -> Any:
+def _unpad(g: Array, y: Array, a: Array, pad_width: Any = (), constant_values: Any = 0) -> Any:
     """Cut the border off."""
     return g[tuple([slice(w[0], w[0] + n) for w, n in zip(pad_width, a.shape, strict=True)])]
 
@@ -210,7 +211,7 @@ _bordered: Op = op(
 
 
 @composite(np.pad)
-def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+def pad(array: Values, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """Add a border: constant, or copies of elements as in numpy's edge, reflect, wrap, …"""
     a = as_tensor(array)
     if mode == "constant":
@@ -228,7 +229,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
 
 
 @composite(np.diff)
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff(a: Values, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Give the differences of neighbours, n times."""
     a = as_tensor(a)
     ends = [(prepend, 0), (append, 1)]
@@ -270,7 +271,7 @@ def _slope(f: Any, step: float, axis: int) -> Any:
 
 
 @composite(np.ediff1d)
-def ediff1d(ary: Any) -> Any:
+def ediff1d(ary: Values) -> Any:
     """Give the differences of neighbours of the flattened array."""
     return diff(ravel(ary))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Values
 from aiograd.autograd.ops.reduce import Axis, count, max, mean, min, ones_at, prod, sum
 from aiograd.autograd.ops.table import as_tensor, composite
 from aiograd.autograd.tensor import Tensor
@@ -17,7 +18,7 @@ from aiograd.autograd.tensor import Tensor
 
 
 @composite(np.nansum)
-def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nansum(a: Values, axis: Axis = None, keepdims: bool = False) -> Any:
     """Sum, taking nan for 0."""
     a = as_tensor(a)
     # `where` gives the replaced elements a gradient of zero, and never multiplies nan by it.
@@ -25,47 +26,47 @@ def nansum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 @composite(np.nanmean)
-def nanmean(a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def nanmean(a: Values, axis: Any = None, keepdims: Any = False) -> Any:
     """Average what is not nan."""
     a = as_tensor(a)
     # How many there are has no gradient.
-    known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
+    known = np.add.reduce(~np.isnan(a.raw), axis=axis, keepdims=keepdims)
     return nansum(a, axis=axis, keepdims=keepdims) / known.astype(a.dtype)
 
 
 @composite(np.nanprod)
-def nanprod(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nanprod(a: Values, axis: Axis = None, keepdims: bool = False) -> Any:
     """Multiply, taking nan for 1."""
     a = as_tensor(a)
     return prod(np.where(np.isnan(a), 1, a), axis=axis, keepdims=keepdims)
 
 
 @composite(np.nanmax)
-def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nanmax(a: Values, axis: Axis = None, keepdims: bool = False) -> Any:
     """Give the largest element that is not nan."""
     a = as_tensor(a)
     return max(np.where(np.isnan(a), -np.inf, a), axis=axis, keepdims=keepdims)
 
 
 @composite(np.nanmin)
-def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nanmin(a: Values, axis: Axis = None, keepdims: bool = False) -> Any:
     """Give the smallest element that is not nan."""
     a = as_tensor(a)
     return min(np.where(np.isnan(a), np.inf, a), axis=axis, keepdims=keepdims)
 
 
 @composite(np.nanvar)
-def nanvar(a: Any, axis: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+def nanvar(a: Values, axis: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
     """Give the variance of what is not nan."""
     a = as_tensor(a)
-    known = np.add.reduce(~np.isnan(a.data), axis=axis, keepdims=keepdims)
+    known = np.add.reduce(~np.isnan(a.raw), axis=axis, keepdims=keepdims)
     away = a - nanmean(a, axis=axis, keepdims=True)
     squares = nansum(np.real(away * np.conj(away)), axis=axis, keepdims=keepdims)
     return squares / (known - ddof).astype(squares.dtype)
 
 
 @composite(np.nanstd)
-def nanstd(a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
+def nanstd(a: Values, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
     """Give the standard deviation of what is not nan."""
     return np.sqrt(nanvar(a, axis=axis, ddof=ddof, keepdims=keepdims))
 
@@ -74,7 +75,7 @@ def nanstd(a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -
 
 
 @composite(np.average)
-def average(a: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = False) -> Any:
+def average(a: Values, axis: Axis = None, weights: Any = None, *, keepdims: bool = False) -> Any:
     """Average with weights, along one axis or over everything."""
     if weights is None:
         return mean(a, axis=axis, keepdims=keepdims)
@@ -94,7 +95,7 @@ def _others(axis: int, ndim: int) -> tuple[int, ...]:
 
 
 @composite(np.quantile)
-def quantile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+def quantile(a: Values, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Give the value below which a share `q` of the elements lies, interpolating linearly."""
     a, q = as_tensor(a), np.asarray(q, dtype=np.float64)
     where = 0 if axis is None else axis
@@ -121,13 +122,13 @@ def _all(axis: int | None, ndim: int) -> Axis:
 
 
 @composite(np.percentile)
-def percentile(a: Any, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+def percentile(a: Values, q: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Give the value below which `q` percent of the elements lie."""
     return quantile(a, np.asarray(q) / 100, axis=axis, keepdims=keepdims)
 
 
 @composite(np.median)
-def median(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+def median(a: Values, axis: int | None = None, keepdims: bool = False) -> Any:
     """Give the middle element, or the mean of the two in the middle."""
     return quantile(a, 0.5, axis=axis, keepdims=keepdims)
 
@@ -136,7 +137,7 @@ def median(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
 
 
 @composite(np.cov)
-def cov(m: Any, *, rowvar: bool = True, bias: bool = False, ddof: float | None = None) -> Any:
+def cov(m: Values, *, rowvar: bool = True, bias: bool = False, ddof: float | None = None) -> Any:
     """Give the covariance matrix of variables, one per row (or column, without `rowvar`)."""
     m = np.atleast_2d(as_tensor(m))
     m = m if rowvar or m.shape[0] == 1 else m.T
@@ -147,7 +148,7 @@ def cov(m: Any, *, rowvar: bool = True, bias: bool = False, ddof: float | None =
 
 
 @composite(np.corrcoef)
-def corrcoef(x: Any, *, rowvar: bool = True) -> Any:
+def corrcoef(x: Values, *, rowvar: bool = True) -> Any:
     """Give the correlation of variables, one per row (or column, without `rowvar`)."""
     table = cov(x, rowvar=rowvar)
     if table.ndim == 0:
@@ -157,7 +158,7 @@ def corrcoef(x: Any, *, rowvar: bool = True) -> Any:
 
 
 @composite(np.trapezoid)
-def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
+def trapezoid(y: Values, x: Values = None, dx: float = 1.0, axis: int = -1) -> Any:
     """Integrate along an axis by trapezoids."""
     y = as_tensor(y)
     steps: Any = dx

@@ -264,12 +264,12 @@ def _in_place(made: Op) -> Callable[[Tensor, Any], Tensor]:
                     "inplace",
                 )
             return made(self, other)
-        value = other.data if isinstance(other, Tensor) else other
-        if self.data.__class__ is np.ndarray:
-            made.forward(self.data, value, out=self.data)
+        value = other.raw if isinstance(other, Tensor) else other
+        if self.raw.__class__ is np.ndarray:
+            made.forward(self.raw, value, out=self.raw)
         else:
             # A sparse array is never changed.
-            self.data = made.forward(self.data, value)
+            self.raw = made.forward(self.raw, value)
         self._written()
         return self
 
@@ -286,7 +286,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
 
     def operator(a: Tensor, b: Any) -> Any:
         if isinstance(b, Tensor):
-            y = forward(a.data, b.data)
+            y = forward(a.raw, b.raw)
             second = b._node
             if second is None and b._leaf:
                 second = b.accumulator()
@@ -296,7 +296,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
         elif b.__class__ is list or b.__class__ is tuple:
             return op.apply((a, b), {})
         else:
-            y = forward(a.data, b)
+            y = forward(a.raw, b)
             second = None
         first = a._node
         if first is None and a._leaf:
@@ -315,7 +315,7 @@ def binary(op: Op) -> Callable[[Tensor, Any], Any]:
         node.shape = y.shape
         node.dtype = y.dtype
         tensor = new(Tensor)
-        tensor.data = y
+        tensor.raw = y
         tensor._node = node
         tensor._leaf = False
         tensor._grad = tensor._cell = tensor._accumulate = None

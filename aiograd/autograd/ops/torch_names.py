@@ -48,7 +48,7 @@ def _view(self: Tensor, *shape: Any) -> Tensor:
         shape = tuple(shape[0])
     made: Tensor = reshape.apply((self,), {"shape": shape})
     # A copy would take writes that the original never sees.
-    if made.data.size and not np.may_share_memory(made.data, self.data):
+    if made.raw.size and not np.may_share_memory(made.raw, self.raw):
         raise ValueError(f"{self.shape} cannot be seen as {made.shape} in memory: use reshape()")
     return made
 
@@ -70,7 +70,7 @@ def _t(self: Tensor) -> Tensor:
     >>> ag.zeros(2, 3).t().shape
     (3, 2)
     """
-    if len(self.data.shape) > 2:
+    if len(self.raw.shape) > 2:
         raise ValueError(f"t() takes at most two axes, not {self.shape}; use permute() or .mT")
     made: Tensor = transpose.apply((self,), {})
     return made
@@ -78,7 +78,7 @@ def _t(self: Tensor) -> Tensor:
 
 def _dim(self: Tensor) -> int:
     """Return the number of axes, as `ndim` does."""
-    return len(self.data.shape)
+    return len(self.raw.shape)
 
 
 def _to(self: Tensor, dtype: Any) -> Tensor:
@@ -88,7 +88,7 @@ def _to(self: Tensor, dtype: Any) -> Tensor:
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    if wanted is None or wanted == self.data.dtype:
+    if wanted is None or wanted == self.raw.dtype:
         return self
     made: Tensor = astype.apply((self,), {"dtype": wanted})
     return made

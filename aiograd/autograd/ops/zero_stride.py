@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.autograd.array import Array
+
 _ndarray = np.ndarray
 # Arrays up to this many elements are written out: that takes less time than the tests and the views
 # below.
 _FEW = 4096
 
 
-def dense(a: Any) -> Any:
+def dense(a: Array) -> Any:
     """Write out an array with strides of zero; return any other as it is."""
     return a.copy() if a.__class__ is _ndarray and 0 in a.strides else a
 
 
-def product(a: Any, b: Any) -> Any:
+def product(a: Array, b: Array) -> Any:
     """Return `a @ b` for a matrix or a stack `b`; equal rows or columns are multiplied once."""
     if a.__class__ is not _ndarray or b.__class__ is not _ndarray:
         return np.matmul(a, b)
@@ -50,7 +52,7 @@ def product(a: Any, b: Any) -> Any:
     return np.matmul(dense(a), dense(b))
 
 
-def all_rows(a: Any, g: Any) -> tuple[Any, Any]:
+def all_rows(a: Array, g: Array) -> tuple[Any, Any]:
     """Return two stacks of matrices as one matrix each, for `a.T @ g`; equal rows become one."""
     plain = g.ndim > 2 and g.__class__ is a.__class__ is _ndarray and _can_be_summed(a, g)
     if plain and g.shape[-2] > 1 and not g.strides[-2]:
@@ -60,7 +62,7 @@ def all_rows(a: Any, g: Any) -> tuple[Any, Any]:
     return a.reshape(rows, a.shape[-1]), g.reshape(rows, g.shape[-1])
 
 
-def _can_be_summed(a: Any, b: Any) -> bool:
+def _can_be_summed(a: Array, b: Array) -> bool:
     """Whether a sum over one of them has the type of their product, and fits it.
 
     Half floats end at 65504: a sum of many may be infinite before the small factor behind a mean
@@ -78,7 +80,7 @@ def _along(one: Any, axis: int, count: int) -> Any:
     return shown(one, shape, strides)
 
 
-def shown(a: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+def shown(a: Array, shape: Sequence[int], strides: Sequence[int]) -> Any:
     """Return a read-only view of contiguous memory with these strides.
 
     What `np.broadcast_to` comes to, without the Python around it.

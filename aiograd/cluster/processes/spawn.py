@@ -321,7 +321,8 @@ class SpawnedWorker:
             partial(forward_lines, plan.name),
             stdin=marshal.dumps(sys.path) + pickle.dumps(plan),
         )
-        self.log, self.ended = self._child.log, self._child.exited
+        self.log: OutputLog = self._child.log
+        self.ended: asyncio.Future[int] = self._child.exited
         self.pid: int | None = self._child.pid
 
     def kill(self) -> None:

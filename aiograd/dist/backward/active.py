@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter  # a measurement for people, never a decision
+from collections.abc import Callable
 from typing import Any
 
 from aiograd.dist.backward.state import Pass, PassKey
@@ -45,7 +46,7 @@ class ActivePass:
     ) -> None:
         self.context, self.state, self.key = context, state, state.key
         self.trace: PassTrace | None = None  # if the pass is recorded
-        self.done = done  # at the originator: ends with the pass
+        self.done: asyncio.Future[None] | None = done  # at the originator: ends with the pass
         # How many losses of peers were known when it began: the edges of those count as "none" in it,
         # while a loss that came later fails it.
         self.losses: int = losses
@@ -129,7 +130,7 @@ class PassTable:
         self._passes: dict[PassKey, ActivePass] = {}
         self._by_context: dict[int, dict[PassKey, ActivePass]] = {}  # contexts with passes only
         # The dict's own method: it is called for every gradient message.
-        self.get = self._passes.get
+        self.get: Callable[[PassKey], ActivePass | None] = self._passes.get
 
     def __len__(self) -> int:
         return len(self._passes)

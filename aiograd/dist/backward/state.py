@@ -80,6 +80,7 @@ class Pass:
     key: tuple[int, int]
     originator: PeerInfo
     here: PeerInfo
+    terms: Terms
     context_id: int
     number: int
     late: bool
@@ -98,11 +99,11 @@ class Pass:
         self.topology = topology
         self.gradients: dict[Tensor, Any] = {}  # leaf → its gradient in this pass
         self.awaited: dict[int, SendNode] = dict(topology.awaited)  # a copy: the next pass may use the topology again
-        self.credit = NONE
+        self.credit: Credit = NONE
         self.informed: dict[bytes, str] = {}  # peers that got a message of ours, and their names
         self.heard: dict[bytes, str] = {}  # peers that sent us one
         # Participants that we know of, a bit for each rank: a set that costs a few bytes to send.
-        self.reached = 1 << here.rank
+        self.reached: int = 1 << here.rank
         self.sweep: Sweep = Sweep(
             (),
             retain_graph=terms.retain_graph,

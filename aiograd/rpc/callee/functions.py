@@ -78,10 +78,9 @@ class Shipment:
         kind: str = "call",
         func: Any = None,
     ) -> None:
-        self.name, self.data, self.flags, self.kind = name, data, flags, kind
+        self.name, self.data, self.flags = name, data, flags
         self.quiet: bool = is_quiet(func)  # not counted as a call
-        if self.quiet:
-            self.kind = "look"
+        self.kind: str = "look" if self.quiet else kind
         self.idempotent: bool = is_idempotent(func)  # may be retried when a worker is lost
 
 

@@ -85,9 +85,9 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.remote: str = ""  # address of the other side, as far as the transport knows it
         self.error: Exception | None = None
-        self.answered = False  # any bytes at all came back
-        self.late = False  # there was no proof in time
-        self.gone = False  # the connection ended before a link took it over
+        self.answered: bool = False  # any bytes at all came back
+        self.late: bool = False  # there was no proof in time
+        self.gone: bool = False  # the connection ended before a link took it over
         self.expected: PeerInfo | None = None  # the worker that should answer; None: any
 
     @property

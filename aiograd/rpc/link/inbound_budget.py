@@ -59,6 +59,8 @@ class Budget:
 class Account(Budget):
     """The part of a budget that one partner may use."""
 
+    used: int
+
     def __init__(self, whole: Budget, most: int, limits: Limits) -> None:
         super().__init__(most, limits)
         self._whole = whole

@@ -178,7 +178,7 @@ class Link:
     def __init__(self, agent: LinkHost, peer: PeerInfo, after: Loss | None = None) -> None:
         self.agent, self.peer = agent, peer
         self.after = after  # the loss before this session, until it has begun
-        self.state = LinkState.NEW
+        self.state: LinkState = LinkState.NEW
         self.ready = False  # open: small messages may go straight to the outbox
         self.error: Exception | None = None  # why it is lost or closed
         self.suspect: bool = False
@@ -191,7 +191,7 @@ class Link:
         self._comeback: asyncio.Task[None] | None = None  # while away
         self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         self.codec: Codec | DataCodec = agent.codec_for(peer)
-        self.max_message = agent.options.max_message  # the smaller one of both sides
+        self.max_message: int = agent.options.max_message  # the smaller one of both sides
         self.outbox: Outbox = Outbox(agent.loop, self.session, self._large_sent)
         # All links of a partner's name share one part of the memory; trusted peers share the rest.
         self.budget: Budget = agent.accounts.of(peer.name) if self.restricted else agent.budget

@@ -73,7 +73,7 @@ class Links:
         self._ending: list[Link] = []  # lost, but something that the peer called still runs here
         self.routes: dict[str, Link] = {}  # by name, until the directory changes
         agent.directory.changed = self.routes.clear
-        self.dials = 0  # so far; the number of the latest
+        self.dials: int = 0  # so far; the number of the latest
         self._turns: dict[Link, None] = {}  # new links that wait for their turn to be dialled
         self._dialling = 0  # first dials that have a turn
         self._heart: asyncio.TimerHandle | None = None

@@ -259,7 +259,7 @@ class PendingHandshake(HandshakeProtocol):
     def tls_failed(self, error: Exception) -> None:
         """End the handshake of a client that did not speak TLS, or has no valid certificate."""
         # A peer that only opens a connection, as monitoring does, is not worth a warning.
-        self.answered = isinstance(error, ssl.SSLError)
+        self.answered: bool = isinstance(error, ssl.SSLError)
         self.fail(AuthError(f"no TLS: {explain_failure(error)}"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

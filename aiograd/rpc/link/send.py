@@ -63,7 +63,7 @@ class OpenCall:
 
     def __init__(self, head: Head, id: int, body: Any) -> None:
         self.head, self.id = head, id
-        self.flags = head[1]
+        self.flags: int = head[1]
         self.body: Any = body  # an entry of a batch, or the bytes of a frame of its own
         self.sealed: bool = False  # no change is possible any more
 

@@ -19,7 +19,7 @@ class LogRate:
         self._clock, self._most = clock, per_second
         self._since = -1.0  # when the present second began
         self._lines = 0
-        self.dropped = 0
+        self.dropped: int = 0
 
     def allows(self) -> bool:
         """Whether one more line may be written now."""

@@ -100,7 +100,8 @@ class LoopLag:
         self._worker = worker
         self._timer: asyncio.TimerHandle | None = None
         self.samples: int = 0
-        self.total = self.largest = 0.0
+        self.total: float = 0.0
+        self.largest: float = 0.0
 
     def start(self) -> None:
         """Set the timer of the next sample."""

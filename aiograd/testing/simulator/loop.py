@@ -295,9 +295,14 @@ class SimLoop(asyncio.BaseEventLoop):
         """Refuse: no seed decides when real bytes arrive."""
         raise SimulationError("real sockets cannot be simulated")
 
-    create_server = create_unix_connection = create_unix_server = create_connection
-    create_datagram_endpoint = subprocess_exec = subprocess_shell = create_connection
-    connect_read_pipe = connect_write_pipe = create_connection
+    create_server: Any = create_connection
+    create_unix_connection: Any = create_connection
+    create_unix_server: Any = create_connection
+    create_datagram_endpoint: Any = create_connection
+    subprocess_exec: Any = create_connection
+    subprocess_shell: Any = create_connection
+    connect_read_pipe: Any = create_connection
+    connect_write_pipe: Any = create_connection
 
 
 def _owner(handle: asyncio.Handle) -> Owner | None:

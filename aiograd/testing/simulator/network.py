@@ -68,7 +68,10 @@ class Wire:
     `context` is that of callbacks which belong to no node: a crash must not stop the network.
     """
 
+    loop: asyncio.AbstractEventLoop
     settings: WireSettings
+    record: Record
+    context: contextvars.Context
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class Wire:
         record: Record,
         context: contextvars.Context,
     ) -> None:
-        self.loop, self.random, self.settings = loop, rng, settings
-        self.record, self.context = record, context
+        self.loop, self.settings, self.record, self.context = loop, settings, record, context
+        self.random: random.Random = rng
         self.listeners: dict[str, tuple[Host, Factory]] = {}
         self.connections: list[tuple[SimTransport, SimTransport]] = []
         # (from, to) → how many cuts are in effect. A count, because faults overlap: the end of one

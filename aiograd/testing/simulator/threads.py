@@ -73,7 +73,8 @@ class Threads:
     loop: SimLoop
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
-        self.loop, self.random = loop, rng
+        self.loop = loop
+        self.random: random.Random = rng
         self._turns: list[Turn] = []
 
     def run(self, job: Job) -> None:

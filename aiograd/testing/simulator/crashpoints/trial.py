@@ -56,7 +56,7 @@ class Trial:
         self.program, self.world, self.ledger = program, world, ledger
         self.context_id: int | None = None
         self.xs: list[Tensor] = [leaf(4)]
-        self.outcome = Outcome.GOOD  # of the last pass that began
+        self.outcome: Outcome = Outcome.GOOD  # of the last pass that began
         self.good: list[str] = []  # kinds of passes that ended well
         self.kind = ""  # of the last pass that began
         self.blamed, self.why = "", ""  # the worker that the last failure named, and its text

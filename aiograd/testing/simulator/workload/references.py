@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 from aiograd.rpc.api import rpc_async
 from aiograd.rref import RRef, remote
@@ -29,7 +29,7 @@ class Value:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Value) and other.number == self.number
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Value({self.number})"

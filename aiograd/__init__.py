@@ -22,6 +22,7 @@ The public names, and nothing else. What is inside:
     optim/       optimisers
     cluster/     starting and stopping workers
     observe/     what a cluster is doing, as data
+    views/       that data for terminals, pages, notebooks and monitoring
     testing/     gradient checks, fault injection, the simulator
     viz/         pictures
     _frames      the line of user code that led here

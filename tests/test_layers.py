@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": {"autograd", "rpc", "rref", "dist"},
     "observe": {"autograd", "wire", "rpc", "rref", "dist"},
     "cluster": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "viz", "observe"},
+    "views": {"autograd", "wire", "rpc", "rref", "dist", "viz", "observe", "cluster"},
     "testing": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "cluster", "viz"},
 }
 PURE = {"autograd", "wire", "errors", "_frames", "_html", "_progress"}

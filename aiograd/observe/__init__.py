@@ -62,5 +62,7 @@ def attach(
         "inspect.host": part.service("host_asked"),
         "inspect.stacks": part.service("stacks_asked"),
         "inspect.stacks.all": part.service("all_stacks_asked"),
+        "inspect.record": part.service("record_asked"),
+        "inspect.record.all": part.service("record_all_asked"),
     }
     return part

@@ -10,6 +10,7 @@
     inspect.all       what `await inspect()` gives there              trusted peers
     inspect.host      what a host knows of workers that are silent    trusted peers
     inspect.stacks    the stacks of tasks and threads                 trusted peers
+    inspect.record    what is called there for some seconds           trusted peers
 
 Answers are JSON: what another version adds is left out, and nothing of it is unpickled.
 """
@@ -45,6 +46,7 @@ from aiograd.observe.tables import Members, Tables, loop_name
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.observe.host import host_name, memory, processor_time
+from aiograd.rpc.observe.profile import Profile
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.scope import current, current_guest
 from aiograd.wire.handshake import VERSION as WIRE_VERSION
@@ -52,6 +54,7 @@ from aiograd.wire.handshake import VERSION as WIRE_VERSION
 TIMEOUT: Final = 2.0  # seconds for all answers; one that hangs is looked at in half a second more
 _HOST_TIMEOUT: Final = 0.5
 _LONGEST: Final = 60.0
+LONGEST_RECORDING: Final = 3600.0  # seconds; a `Profile` has its own limit of spans
 
 
 class Membership(Members, Protocol):
@@ -285,6 +288,55 @@ class Inspector:
         self._check(sender)
         wanted = None if names is None else [str(name) for name in names]
         return json.dumps(await self.stacks(wanted, min(max(float(timeout), 0.1), _LONGEST)))
+
+    # ── recordings ──────────────────────────────────────────────────────────────────────────────
+
+    async def record_asked(self, sender: PeerInfo, seconds: Any) -> str:
+        """Record what is called here for some seconds; answer with the spans."""
+        self._check(sender)
+        agent, made = self._agent, Profile()
+        seconds = min(max(float(seconds), 0.0), LONGEST_RECORDING)
+        # As `start_profile`, but it need not be the last one that ends first.
+        agent.profiles = [*(agent.profiles or ()), made]
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            agent.profiles = [each for each in agent.profiles if each is not made] or None
+        # Wall time: the clocks of two hosts have no other common zero.
+        offset = time.time() - agent.runtime.time()
+        return json.dumps(
+            [
+                span._replace(start=span.start + offset, end=span.end + offset, detail=None)
+                for span in made.events
+            ]
+        )
+
+    async def record(self, seconds: float) -> dict[str, Any]:
+        """Record on all workers at once; spans by worker, and why some gave none."""
+        peers, _ = self._wanted(None)
+        spans: dict[str, Any] = {}
+        silent: dict[str, str] = {}
+
+        async def one(peer: PeerInfo) -> None:
+            try:
+                if peer.incarnation == self._agent.incarnation:
+                    answer = await self.record_asked(peer, seconds)
+                else:
+                    wait = seconds + TIMEOUT / 2
+                    answer = await self._agent.request(
+                        peer, "inspect.record", seconds, timeout=wait
+                    )
+                spans[peer.name] = json.loads(answer)
+            except (AiogradError, OSError, ValueError) as error:
+                silent[peer.name] = str(error)
+
+        await asyncio.gather(*map(one, peers))
+        return {"seconds": seconds, "spans": spans, "silent": silent}
+
+    async def record_all_asked(self, sender: PeerInfo, seconds: Any) -> str:
+        """Answer with the recordings of all workers."""
+        self._check(sender)
+        return json.dumps(await self.record(min(max(float(seconds), 0.0), LONGEST_RECORDING)))
 
     def _check(self, sender: PeerInfo) -> None:
         if not self._agent.trusts(sender):

@@ -21,6 +21,8 @@ The public names, and nothing else. What is inside:
     nn/          models
     optim/       optimisers
     cluster/     starting and stopping workers
+    observe/     what a cluster is doing, as data
+    views/       that data for terminals, pages, notebooks and monitoring
     testing/     gradient checks, fault injection, the simulator
     viz/         pictures
     _frames      the line of user code that led here
@@ -113,7 +115,18 @@ __version__ = "0.1.0"
 
 # Imported when asked for: a worker that only serves calls starts faster without models, optimisers
 # and pictures.
-_LATER = ("nn", "optim", "testing", "viz", "cluster", "torch", "save", "load")
+_LATER = (
+    "nn",
+    "optim",
+    "testing",
+    "viz",
+    "cluster",
+    "torch",
+    "save",
+    "load",
+    "inspect",
+    "Snapshot",
+)
 
 
 def _import_later(name: str) -> Any:
@@ -121,6 +134,10 @@ def _import_later(name: str) -> Any:
         from aiograd.nn import files
 
         return getattr(files, name)
+    if name in ("inspect", "Snapshot"):
+        from aiograd.observe import inspector
+
+        return getattr(inspector, name)
     if name in _LATER:
         import importlib
 
@@ -145,6 +162,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from aiograd import cluster, nn, optim, testing, torch, viz
     from aiograd.nn.files import load, save
+    from aiograd.observe.inspector import Snapshot, inspect
 
 __all__ = [
     "Context",
@@ -158,6 +176,7 @@ __all__ = [
     "Profile",
     "RRef",
     "RetryPolicy",
+    "Snapshot",
     "Stream",
     "TLS",
     "Tensor",
@@ -186,6 +205,7 @@ __all__ = [
     "idempotent",
     "init_rpc",
     "inline",
+    "inspect",
     "is_grad_enabled",
     "linalg",
     "load",

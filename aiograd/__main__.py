@@ -1,4 +1,7 @@
-"""The command line: `aiograd run -n 4 script.py`, `aiograd worker --join host:port`."""
+"""The command line: `aiograd run -n 4 script.py`, `aiograd worker --join host:port`.
+
+The commands that look at a cluster are in `views/commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from aiograd.cluster.launch import join_cluster, run_ranks
 from aiograd.errors import AiogradError
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.tls import TLS
+from aiograd.views import commands as looking
 from aiograd.wire.handshake import VERSION
 
 __all__ = ["main"]
@@ -35,12 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not os.path.exists(given.script):
             parser.error(f"there is no script {given.script}")
         return run_ranks(given.n, program)
+    if given.command == "doctor":
+        return looking.run(given, Options())
     options = Options(
         secret_file=_secret_files(parser, given.secret_file),
         allow_plaintext=given.allow_plaintext,
         transport=given.transport,
         tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
     )
+    if given.command in looking.NAMES:
+        return looking.run(given, options)
     # One line for what a user can mend: a wrong address, a missing secret, a refused name.
     try:
         return join_cluster(given.join, given.name or _own_name(), options)
@@ -103,6 +111,30 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-plaintext",
         action="store_true",
         help="listen beyond this host without TLS; for networks that are yours alone",
+    )
+    looking.add_parsers(commands, log, _connection())
+    return parser
+
+
+def _connection() -> argparse.ArgumentParser:
+    """Give the arguments of commands that look at a cluster: which one, and how to get in."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--join",
+        metavar="HOST:PORT",
+        help="where rank 0 listens, or unix:PATH or file:PATH (default: the cluster of this host)",
+    )
+    parser.add_argument("--pid", help="a process of the cluster, if several run on this host")
+    parser.add_argument("--name", help="the name that the secret is for, if there is one per name")
+    parser.add_argument(
+        "--secret-file", action="append", metavar="[PEER=]PATH", help="the cluster's secret"
+    )
+    parser.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
+    parser.add_argument("--key", metavar="PATH", help="its key (default: in the same file)")
+    parser.add_argument("--ca", metavar="PATH", help="the authority that signed the others' ones")
+    parser.set_defaults(transport="auto")
+    parser.add_argument(
+        "--allow-plaintext", action="store_true", help="connect to other hosts without TLS"
     )
     return parser
 

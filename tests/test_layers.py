@@ -28,7 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": {"autograd", "rpc", "rref", "dist", "torch", "cluster"},
     "nn": {"autograd", "rpc", "rref", "dist"},
     "optim": {"autograd", "rpc", "rref", "dist"},
-    "cluster": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "viz"},
+    "observe": {"autograd", "wire", "rpc", "rref", "dist"},
+    "cluster": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "viz", "observe"},
+    "views": {"autograd", "wire", "rpc", "rref", "dist", "viz", "observe", "cluster"},
     "testing": {"autograd", "wire", "rpc", "rref", "dist", "nn", "optim", "cluster", "viz"},
 }
 PURE = {"autograd", "wire", "errors", "_frames", "_html", "_progress"}

@@ -12,6 +12,7 @@
     member        every worker's end of the membership services
     coordinator   the coordinator's end of the membership services
     collectives   barriers and gathers
+    logs          the output of workers, for those who look at their cluster
     termination   when no call is under way anywhere, without I/O
     processes/    worker processes: spawn, forkserver, worker_main, malloc
 

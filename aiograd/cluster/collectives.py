@@ -163,6 +163,15 @@ class Collectives:
         for contribution in self._pending.gone(peer.incarnation):
             self._fail(contribution, error)
 
+    def waiting(self) -> list[tuple[list[str], list[str]]]:
+        """List the gathers whose root this worker is: the names of the group, and who has come."""
+        groups = dict.fromkeys(contribution.group for contribution in self._pending)
+        return [
+            ([name for name, _ in group], [name for name, _ in group if name not in missing])
+            for group in groups
+            for missing in [set(self._pending.missing(group))]
+        ]
+
     def returned(self, peer: PeerInfo) -> None:
         """Accept a worker again that was taken for lost and has reconnected."""
         self._gone.pop(peer.incarnation, None)

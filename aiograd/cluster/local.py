@@ -38,6 +38,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
 from aiograd.cluster.folders import PrivateFolder
+from aiograd.cluster.logs import serve_logs
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker, describe_exit
 from aiograd.cluster.worker import Worker, run_to_completion
@@ -324,7 +325,11 @@ class LocalCluster:
         self._driver.make_current()
         # A reference: a cluster that the user does not keep lives as long as its driver.
         self._driver.agent.parts[LocalCluster] = self
+        serve_logs(self._driver.agent, self._logs)
         return self
+
+    def _logs(self) -> dict[str, OutputLog]:
+        return {name: start.log for name, start in self._started.items()}
 
     def _plan(self, name: str, rank: int) -> WorkerPlan:
         # `>=`: the driver needs a core as well.

@@ -83,7 +83,8 @@ class Member:
             asyncio.Event()
         )  # set, and replaced, whenever the roster changes
         self.collectives: Collectives = Collectives(agent, lambda: self.peers)
-        self._lost_peers: deque[PeerInfo] = deque()  # the latest, still in the directory
+        # The latest with the reason, still in the directory.
+        self._lost_peers: deque[tuple[PeerInfo, str]] = deque()
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         agent.services.update(
             {
@@ -111,6 +112,21 @@ class Member:
         """List all members but this one, in order of rank."""
         own = self.agent.incarnation
         return [peer for peer in self.peers if peer.incarnation != own]
+
+    @property
+    def leader(self) -> PeerInfo:
+        """The coordinator, which may be this worker."""
+        return self.agent.info if self.coordinator is None else self.coordinator
+
+    @property
+    def lost_peers(self) -> list[tuple[PeerInfo, str]]:
+        """List the latest workers that were lost, and why; not those that are back."""
+        latest = {peer.name: (peer, why) for peer, why in self._lost_peers}
+        return [each for name, each in latest.items() if name not in self.roster.members]
+
+    def gathers(self) -> list[tuple[list[str], list[str]]]:
+        """List the gathers that wait here for members: their group, and who has come."""
+        return self.collectives.waiting()
 
     @property
     def leaves_together(self) -> bool:
@@ -244,7 +260,7 @@ class Member:
             _log.log(level, "%s: lost %s: %s", self.agent.name, _label(peer), why)
             # It stays in the directory: calling it raises WorkerLost, not UnknownWorker.
             self.agent.links.declare_lost(peer, why)
-            self._lost_peers.append(peer)
+            self._lost_peers.append((peer, why))
             self.lose(peer, WorkerLost(peer.name, "unknown", why))
         for peer in update.joined:
             if log_joins:
@@ -252,7 +268,7 @@ class Member:
             directory.add(peer)
         # A cluster that runs for long must not remember every worker it has lost.
         while len(self._lost_peers) > LOST_PEERS:
-            self._forget(self._lost_peers.popleft())
+            self._forget(self._lost_peers.popleft()[0])
         self.notify()
 
     def _forget(self, peer: PeerInfo) -> None:

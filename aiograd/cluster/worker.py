@@ -17,6 +17,8 @@ import inspect
 import logging
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from contextvars import Token
 from types import TracebackType
@@ -29,6 +31,9 @@ from aiograd.cluster.coordinator import Coordinator
 from aiograd.cluster.member import Member
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
+from aiograd.observe import attach as attach_inspector
+from aiograd.observe.notes import Notes
+from aiograd.observe.runfolder import Registration, RunRecord
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import WorkerInfo
@@ -93,6 +98,7 @@ class Worker:
         self._token: Token[Agent | None] | None = None  # resets the current worker
         self._tick: asyncio.TimerHandle | None = None
         self._watchdog: Watchdog | None = None
+        self._registration: Registration | None = None  # in the run folder
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────
 
@@ -215,15 +221,40 @@ class Worker:
             self._coordinator = Coordinator(self._member)
         for attach in LAYERS:
             self._parts.append(attach(agent))
+        attach_inspector(agent, self._member, self.debug_info)
         if plan.watch:  # before joining: a member can be called at once
-            self._watchdog = Watchdog(agent)
+            notes = Notes(agent.incarnation) if plan.network is None else None
+            self._watchdog = agent.parts[Watchdog] = Watchdog(agent, notes)
             self._watchdog.start()
+        if plan.network is None:  # before joining, too: others of this user can find a member
+            self._registration = Registration(self._run_record(agent, self._member))
         if self._coordinator is None:
             with self._bootstrap.refusal_for_loss():
                 await self._member.join(plan.join_timeout)
         else:
             await self._start_cluster(self._coordinator)
         self._keep_waking()
+
+    def _run_record(self, agent: Agent, member: Member) -> RunRecord:
+        plan, leader = self._plan, member.leader
+        leads = leader.incarnation == agent.incarnation
+        # Only a secret that was generated: one that a user gave is the user's to hand out.
+        generated = leads and plan.secret is not None and plan.options.secret is None
+        file = plan.options.secret_file
+        return RunRecord(
+            name=self.name,
+            rank=agent.rank,
+            incarnation=agent.incarnation.hex(),
+            cluster=leader.incarnation.hex(),
+            pid=os.getpid(),
+            addresses=agent.info.addresses,
+            coordinator=leads,
+            secret=plan.secret.hex() if generated and plan.secret is not None else None,
+            secret_file=os.path.abspath(file) if isinstance(file, str | os.PathLike) else None,
+            rendezvous=None if plan.rendezvous is None else str(plan.rendezvous.address),
+            program=" ".join(sys.argv)[:200],
+            started=time.time(),
+        )
 
     async def _start_cluster(self, coordinator: Coordinator) -> None:
         """Join as the coordinator; if the start is refused, let all ranks get the reason."""
@@ -356,6 +387,8 @@ class Worker:
             self._tick.cancel()
         if self._watchdog is not None:
             self._watchdog.close()
+        if self._registration is not None:
+            self._registration.close()
         if self._token is not None:
             with contextlib.suppress(ValueError):  # closed in another context than it was entered
                 scope.AGENT.reset(self._token)

@@ -80,6 +80,7 @@ class CallInfo:
     id = 0  # its sequence number, once it is sent
     caller: Owner | None = None  # while it is under way
     bucket: Bucket | None = None  # where its deadline waits
+    began = 0.0  # loop time at which it began, if it has no deadline: else that says it
     queued: OpenCall | None = None  # if its result stays at the callee
     carried: Any = None  # its baggage, if its result stays at the callee; until that answers
     undo: list[Any] | None = None  # what travellers did, if it never leaves

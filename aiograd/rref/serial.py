@@ -126,6 +126,16 @@ class Turn:
         """Whether the call has a place in a queue."""
         return self._place is not None
 
+    @property
+    def queue(self) -> object | None:
+        """The queue in which the call has a place, to tell it from others; None: in none."""
+        return None if self._place is None else self._queue
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the turn of the call."""
+        return self._queue is not None and self._queue.places[0] is self._place
+
     def wait(self) -> asyncio.Future[None] | None:
         """Return what ends when the call may run; None if it may at once."""
         queue, place = self._queue, self._place

@@ -104,6 +104,7 @@ class OutputLog:
     """The last lines that a worker has written, in bounded memory."""
 
     def __init__(self, lines: int = 2000, characters: int = 1 << 20) -> None:
+        self.count: int = 0  # lines so far
         self._lines: deque[str] = deque(maxlen=lines)
         self._characters, self._limit = 0, characters
 
@@ -111,10 +112,15 @@ class OutputLog:
         """Append a line; the oldest lines are dropped beyond the limits."""
         if len(self._lines) == self._lines.maxlen:
             self._characters -= len(self._lines[0])  # `append` is about to drop it
+        self.count += 1
         self._lines.append(line)
         self._characters += len(line)
         while self._characters > self._limit and len(self._lines) > 1:
             self._characters -= len(self._lines.popleft())
+
+    def since(self, count: int) -> list[str]:
+        """List the lines after the first `count` ones, as far as they are kept."""
+        return list(self._lines)[-(self.count - count) :] if count < self.count else []
 
     def tail(self, lines: int) -> str:
         """Give the last `lines` lines."""

@@ -26,6 +26,7 @@ class ActivePass:
 
     __slots__ = (
         "_bucket",
+        "began",
         "context",
         "done",
         "draining",
@@ -47,6 +48,7 @@ class ActivePass:
         self.context, self.state, self.key = context, state, state.key
         self.trace: PassTrace | None = None  # if the pass is recorded
         self.done: asyncio.Future[None] | None = done  # at the originator: ends with the pass
+        self.began: float = perf_counter()  # for people who look at a pass that does not end
         # How many losses of peers were known when it began: the edges of those count as "none" in it,
         # while a loss that came later fails it.
         self.losses: int = losses

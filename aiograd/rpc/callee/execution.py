@@ -21,7 +21,7 @@ import contextvars
 import inspect
 import math
 from collections.abc import Callable
-from types import CoroutineType
+from types import CoroutineType, FrameType
 from typing import Any, Final, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError, WorkerLost
@@ -179,6 +179,8 @@ class Execution:
             deadline = self._loop.time() + budget
             invocation.bucket = bucket = self._deadlines.bucket(deadline, budget)
             bucket[invocation] = None
+        else:
+            invocation.came = self._loop.time()
         if invocation.kind == CALL:
             assert invocation.context is not None
             invocation.context.run(SCOPE.set, CallScope(deadline, self._guest))
@@ -378,6 +380,14 @@ class _ThreadJob:
         # The traceback of the error holds frames that hold this job in turn.
         error, self._error = self._error, None
         self._execution.returned(self._invocation, self._value, error)
+
+
+def invocation_in(frame: FrameType) -> Invocation | None:
+    """Return the invocation that a thread runs, if this is the frame that runs it."""
+    if frame.f_code is not _ThreadJob.run.__code__:
+        return None
+    found = frame.f_locals.get("invocation")
+    return found if isinstance(found, Invocation) else None
 
 
 class StreamSource:

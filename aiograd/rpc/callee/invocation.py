@@ -34,6 +34,7 @@ class Invocation:
     announced = False  # the result store knows that
     execution: Expiry | None = None  # while it is tracked
     bucket: Bucket | None = None  # where its deadline waits
+    came = 0.0  # loop time at which it came, if it has no deadline: else that says it
     task: asyncio.Task[Any] | None = None
     answered = False
     refused = False  # its function or service never began

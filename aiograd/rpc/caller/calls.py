@@ -107,6 +107,8 @@ class Caller:
         if info.deadline != math.inf:
             info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
             bucket[future] = None
+        else:
+            info.began = self._host.loop.time()
         flags = FAST | (shipment.flags & OP)
         if self.window or len(pending) >= self._limit:
             if token is not None:
@@ -138,6 +140,8 @@ class Caller:
         if info.deadline != math.inf:
             info.bucket = bucket = self._deadlines.bucket(info.deadline, info.seconds)
             bucket[future] = None
+        else:
+            info.began = self._host.loop.time()
         if outgoing.kind == CALL and (
             self.window
             or len(self.pending) >= self._limit

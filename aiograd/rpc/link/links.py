@@ -44,6 +44,7 @@ _READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
 DIALS: Final = 8
 _TURN: Final = 1.0  # seconds after which a dial does not keep others waiting any more
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
+_LOOKS = ("look", "inspect")  # with which the labels of those begin that only look
 # Dials of a lost peer: 0.1 to 0.2 s after the first one that failed, at last 1 to 2 s. Calls shall
 # work again within 10 s of the network's return: the longest pause and a handshake fit into that.
 _REDIAL: Final = RetryPolicy(attempts=math.inf, first_pause=0.15, longest_pause=1.5, jitter=1 / 3)
@@ -193,7 +194,7 @@ class Links:
         links = self.all()
         return {
             "pending_calls": sum(
-                future.info.label != "look"
+                not future.info.label.startswith(_LOOKS)
                 for link in links
                 for future in (*link.caller.pending.values(), *link.caller.window)
             ),

@@ -3,7 +3,8 @@
     profile     recordings: spans, `profile()`, tables and Chrome traces
     tracing     how recorded calls and passes cross the wire
     otel        recordings as OpenTelemetry spans (an extra)
-    metrics     counters of limits that were reached, and the lag of the event loop
+    metrics     the numbers of a worker: counters, bytes, limits, the lag of the event loop
+    host        memory, processor time and state of a process, as the system knows them
     log_rate    a bound on log lines that others cause
     watchdog    a thread that logs what blocks the event loop
 

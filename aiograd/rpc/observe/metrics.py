@@ -1,4 +1,6 @@
-"""Numbers of one worker beyond `debug_info`: limits that were reached, and the lag of its loop.
+"""The numbers of one worker: counters, bytes, limits that were reached, the lag of its loop.
+
+`metrics()` gives them all at any time, read from what is counted anyway.
 
 `Limits` counts, from the start of the worker, how often each limit was reached:
 
@@ -18,7 +20,8 @@
 
 The limits themselves are in `Options`, or beside the code that enforces them and counts here.
 
-`LoopLag` measures how long the event loop keeps messages waiting. It is off until switched on:
+The watchdog says how long the event loop kept its last question waiting, four times a second.
+`LoopLag` measures that twenty times a second. It is off until switched on:
 
     await rpc_async("worker1", measure_lag)
     await rpc_async("worker1", metrics)         # {"loop_lag_mean": …, "loop_lag_max": …, …}
@@ -34,6 +37,8 @@ import threading
 from collections import Counter
 from typing import Any, Final, Protocol
 
+from aiograd.rpc.observe.host import memory, processor_time
+from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.scope import current
 
 # ── limits ──────────────────────────────────────────────────────────────────────────────────────
@@ -140,8 +145,9 @@ def measure_lag(on: bool = True) -> None:
     May be called in any thread.
 
         >>> await ag.rpc_async("worker1", ag.measure_lag)
-        >>> sorted(await ag.rpc_async("worker1", ag.metrics))
-        ['loop_lag_max', 'loop_lag_mean', 'loop_lag_samples']
+        >>> found = await ag.rpc_async("worker1", ag.metrics)
+        >>> found["loop_lag_mean"] <= found["loop_lag_max"]
+        True
     """
     agent = current()
     if threading.get_ident() == agent.thread:
@@ -160,17 +166,42 @@ def _switch(worker: MeasuredWorker, on: bool) -> None:
 
 
 def metrics() -> dict[str, float]:
-    """Return what is measured on the current worker beyond `debug_info`; nothing by default.
+    """Return the numbers of the current worker: those of `debug_info`, and many more.
 
-    >>> ag.metrics()
-    {}
-    >>> ag.measure_lag()
-    >>> ag.metrics()["loop_lag_samples"]
-    0
-    >>> ag.measure_lag(False)
+    Totals grow from the start of the worker: `calls_started`, `bytes_sent`, `bytes_received`,
+    `cpu_seconds`, and `limit_reached_…` for each limit. The others are of this moment.
+    `measure_lag` adds `loop_lag_mean` and `loop_lag_samples`. Calls pay nothing for them.
+
+        >>> numbers = ag.metrics()
+        >>> numbers["pending_calls"], numbers["links_open"] > 0, numbers["memory_bytes"] > 0
+        (0, True, True)
+        >>> (await ag.rpc_async("worker1", ag.metrics))["limit_reached_window"]
+        0
     """
-    lag: LoopLag | None = current().parts.get(LoopLag)
-    return {} if lag is None else lag.metrics()
+    agent = current()
+    found: dict[str, float] = dict(agent.links.counters())
+    for part in list(agent.parts.values()):
+        counters = getattr(part, "counters", None)
+        if counters is not None:
+            found.update(counters())
+    links = [link for link in agent.links.all() if link.peer.incarnation != agent.incarnation]
+    found["calls_started"] = agent.started
+    found["links_open"] = sum(link.is_open for link in links)
+    found["links_suspect"] = sum(link.suspect for link in links)
+    found["bytes_sent"] = sum(link.session.sent for link in links)
+    found["bytes_received"] = sum(link.session.received for link in links)
+    found["threads"] = threading.active_count()
+    found["memory_bytes"] = memory() or 0
+    found["cpu_seconds"] = processor_time()
+    watchdog: Watchdog | None = agent.parts.get(Watchdog)
+    if watchdog is not None:
+        found["loop_lag"], found["loop_lag_max"] = watchdog.lag, watchdog.largest_lag
+    lag: LoopLag | None = agent.parts.get(LoopLag)
+    if lag is not None:
+        found.update(lag.metrics())
+    for name, count in agent.limits.as_dict().items():
+        found[f"limit_reached_{name}"] = count
+    return found
 
 
 # Quiet, as `debug_info` is: a call that reads the numbers must not change them.

@@ -6,6 +6,8 @@ none comes for a second, the thread logs the stack of the loop's thread:
     asked ──answered──▶ pause ──▶ asked …
       └──1 s without an answer──▶ log the stack ──answered──▶ log how long it took
 
+What blocks it is also told to `blocked`, which leaves a note for those who look at the cluster.
+
 One thread per worker, which wakes up four times a second. It runs from the start, because a blocked
 loop could not start it. Code that blocks the loop and holds the interpreter lock stops this thread,
 too, and is logged when it releases the lock.
@@ -19,6 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Final, Protocol
 
 _log = logging.getLogger("aiograd")
@@ -29,6 +32,9 @@ PAUSE: Final = 0.25  # seconds between an answer and the next question
 # when it goes on, though its loop answers at once. It is given this long to do so.
 _DOUBT: Final = 0.1
 _FRAMES: Final = 30  # innermost frames that are shown
+
+
+Blockage = tuple[float, FrameType | None]  # seconds, and the innermost frame of the loop's thread
 
 
 class Clock(Protocol):
@@ -62,12 +68,21 @@ class WatchedWorker(Protocol):
 
 
 class Watchdog:
-    """Watches the loop of one worker, from `start` to `close`."""
+    """Watches the loop of one worker, from `start` to `close`.
 
-    def __init__(self, worker: WatchedWorker) -> None:
+    `blocked` is called in the watchdog's thread, every second while the loop is blocked, and with
+    None when it goes on: others cannot ask the loop where it is.
+    """
+
+    def __init__(
+        self, worker: WatchedWorker, blocked: Callable[[Blockage | None], None] | None = None
+    ) -> None:
         self._worker = worker
+        self._blocked = blocked
         self._sign = threading.Event()  # a sign of life, or `close`
         self._ended = False
+        self.lag = 0.0  # seconds that the last sign of life took: how long a message waits
+        self.largest_lag = 0.0  # the longest so far
 
     def start(self) -> None:
         """Start the thread."""
@@ -90,6 +105,9 @@ class Watchdog:
                 return
             if not (self._sign.wait(BLOCKED) or self._sign.wait(_DOUBT)):
                 self._report(asked)
+            if self._sign.is_set() and not self._ended:
+                self.lag = self._worker.runtime.time() - asked
+                self.largest_lag = max(self.lag, self.largest_lag)
             if not self._ended:
                 self._sign.clear()
                 self._sign.wait(PAUSE)
@@ -102,6 +120,7 @@ class Watchdog:
         frame = sys._current_frames().get(worker.thread)
         stack = "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "?"
         del frame  # it would keep everything alive that the loop works on
+        self._tell(asked)
         _log.warning(
             "%s: the event loop has been blocked for %.1f s; plain functions and "
             "`await asyncio.to_thread(...)` do not block it. It is here:\n%s",
@@ -112,7 +131,15 @@ class Watchdog:
         # One line per blocking, and one when it is over; a stack every second would fill the log.
         while not self._sign.wait(BLOCKED):
             if worker.loop.is_closed() or not worker.loop.is_running():
-                return
-        if not self._ended:
+                break
+            self._tell(asked)
+        if self._blocked is not None:
+            self._blocked(None)
+        if not self._ended and self._sign.is_set():
             blocked = worker.runtime.time() - asked
             _log.warning("%s: the event loop goes on after %.1f s", worker.name, blocked)
+
+    def _tell(self, asked: float) -> None:
+        if self._blocked is not None:
+            frame = sys._current_frames().get(self._worker.thread)
+            self._blocked((self._worker.runtime.time() - asked, frame))

@@ -11,9 +11,9 @@ Fixed layouts, no pickle, no JSON: no byte of an unauthenticated peer reaches a 
 nonces stop replay, the role labels stop reflection, and the proofs cover both hellos (version,
 names, limits) and what comes with them, so that nobody can change it on the way. The terms are
 whether this side speaks plain data only with the other one, whose name it knows by then, and
-whether it wants a MAC on what follows (`session_keys`); `session` says what an offer is, and where
-a session goes on. Where each name has a secret of its own, the proofs are made with that of the
-name in the hello. A refusal is a closed connection and nothing else.
+whether it wants a tag on what follows, and which one (`session_keys`); `session` says what an offer
+is, and where a session goes on. Where each name has a secret of its own, the proofs are made with
+that of the name in the hello. A refusal is a closed connection and nothing else.
 
 A pure state machine: messages in, messages out. Timeouts and sockets: `rpc.link.handshaking`.
 """
@@ -34,7 +34,7 @@ from aiograd.wire.session import Offer
 
 # Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
 # versions refuse each other, so no message needs a version of its own.
-VERSION: Final = 8
+VERSION: Final = 9
 _MAGIC: Final = b"aiograd\0"
 _HELLO: Final = struct.Struct("<8sH32s16sB127si16sQI")
 # The offer; or status, number of the server's latest dial, bytes received and 0.
@@ -45,6 +45,7 @@ PROOF_SIZE: Final = _PROOF.size
 # The terms: bits of the claim's first byte, so that the proof covers them without a field more.
 _RESTRICTED: Final = 0x80
 _SEALED: Final = 0x40
+_AEAD: Final = 0x20
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class Handshake:
         self._key = Secret()
         self._client = client
         self._claims: dict[bytes, bytes] = {}  # what both sides proved, by role
-        self.sealed = False  # one side wants a MAC on what follows; known at the end
+        self.sealed = False  # one side wants a tag on what follows; known at the end
+        self.aead = False  # both sides have AES-GCM for that (`wire.records`); known at the end
         self._binding = b""  # what ties the proof to the channel below: the TLS certificates
         self._ours = us.hello(nonce)
         self._theirs = b""
@@ -170,9 +172,12 @@ class Handshake:
         """Tie the proofs to the channel below. Call it before the first message."""
         self._binding = binding
 
-    def seal(self) -> None:
-        """Want a MAC on everything that follows. Call it before the first message."""
-        self.sealed = True
+    def seal(self, *, aead: bool) -> None:
+        """Want a tag on everything that follows. Call it before the first message.
+
+        `aead`: whether this side has AES-GCM. It is used if both have it.
+        """
+        self.sealed, self.aead = True, aead
 
     def session_keys(self) -> tuple[bytes, bytes]:
         """Return the keys of this connection for what we send, and for what the other side sends.
@@ -253,7 +258,8 @@ class Handshake:
         self._claims[label] = claim
         # Either side may want it: only the one that listens knows its folder for certain.
         self.sealed = self.sealed or bool(word & _SEALED)
-        word &= ~(_RESTRICTED | _SEALED)
+        self.aead = self.aead and bool(word & _AEAD)
+        word &= ~(_RESTRICTED | _SEALED | _AEAD)
         # One layout for both directions: a server's answer has its latest dial where a client's
         # offer has its number.
         if self._client:
@@ -268,6 +274,8 @@ class Handshake:
             word |= _RESTRICTED
         if self.sealed:
             word |= _SEALED
+        if self.aead:
+            word |= _AEAD
         claim = self._claims[label] = _CLAIM.pack(word, number, received, session)
         return _PROOF.pack(claim, self._mac(label, claim))
 

@@ -149,6 +149,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     6: "a5e9e723",
     7: "4131e166",
     8: "4131e166",  # records with a MAC; incarnations that follow from names
+    9: "4131e166",  # records of AES-GCM
 }
 
 
@@ -307,6 +308,25 @@ def test_every_byte_of_the_proofs_is_signed(byte):
     with pytest.raises(AuthError):
         client.receive(bytes(proof))
     assert not client.proven
+
+
+@pytest.mark.parametrize("wants", [(True, True), (True, False), (False, True)])
+def test_aes_gcm_is_used_where_both_sides_have_it(wants):
+    client, server = pair()
+    for each, aead in zip((client, server), wants, strict=True):
+        each.seal(aead=aead)
+    run(client, server)
+    assert client.sealed
+    assert server.sealed
+    assert client.aead is server.aead is all(wants)
+    assert client.session_keys() == server.session_keys()[::-1]
+
+
+def test_one_side_that_wants_tags_is_enough():
+    client, server = pair()
+    server.seal(aead=True)
+    run(client, server)
+    assert (client.sealed, client.aead) == (server.sealed, server.aead) == (True, False)
 
 
 def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():

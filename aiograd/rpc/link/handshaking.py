@@ -24,6 +24,7 @@ from aiograd.rpc.transport.network import tune
 from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
 from aiograd.rpc.transport.tls import Credentials, explain_failure
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity, is_incarnation_of
+from aiograd.wire.records import has_aead
 from aiograd.wire.secrets import Keyring
 from aiograd.wire.session import Offer
 
@@ -121,10 +122,11 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         return self._handshake.latest
 
     def secured(self) -> Any:
-        """Return the transport for a link: with a MAC on every record, if one side wants that."""
-        if not self._handshake.sealed:
+        """Return the transport for a link: with a tag on every record, if one side wants that."""
+        handshake = self._handshake
+        if not handshake.sealed:
             return self.transport
-        return SealedStream(self.transport, *self._handshake.session_keys())
+        return SealedStream(self.transport, *handshake.session_keys(), aead=handshake.aead)
 
     # ── asyncio's side ──────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +144,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             client = self._admit is None
             self._handshake.bind(self._credentials.binding(self.transport, client=client))
         elif needs_seal(transport):
-            self._handshake.seal()
+            self._handshake.seal(aead=has_aead())
         if first := self._handshake.start():
             self.transport.write(first)
 

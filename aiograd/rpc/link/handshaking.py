@@ -24,9 +24,16 @@ from typing import Any, Protocol
 from aiograd.errors import AuthError, ProtocolError, WorkerLost
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport.network import tune
+from aiograd.rpc.transport.network import is_loopback, split_tcp, tune
 from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
-from aiograd.rpc.transport.tls import Credentials, explain_failure
+from aiograd.rpc.transport.tls import (
+    SECRET,
+    TLS,
+    CertificateCredentials,
+    Credentials,
+    SecretCredentials,
+    explain_failure,
+)
 from aiograd.wire.handshake import (
     HELLO_SIZE,
     NO_CLUSTER,
@@ -231,7 +238,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         else:
             # A refusal says nothing, not even that it is one: an attacker learns no reason.
             also = ""
-            if self._credentials is not None:
+            if self._credentials is not None and self._credentials.proves_names:
                 also = " a certificate that is not for this worker's name,"
             elif self.remote.startswith("tcp:") and self._admit is None:
                 also = " TLS there and none here,"
@@ -315,10 +322,11 @@ class Authenticator:
             raise ValueError("a cluster id has 16 bytes")
         self.identity = identity
         self.timeout: float = options.handshake_timeout
-        tls = options.tls
-        self.credentials: Credentials | None = (
-            Credentials(tls, self.timeout) if tls is not None else None
-        )
+        self._options = options
+        self._certificates: Credentials | None = None
+        if isinstance(options.tls, TLS):
+            self._certificates = CertificateCredentials(options.tls, self.timeout)
+        self._secret_tls = SecretCredentials(self.timeout)
         self._keyring = Keyring(secret)
         self._token_bytes, self._directory = token_bytes, directory
         # Where this worker listens is not known yet, and does not matter for its terms.
@@ -359,9 +367,15 @@ class Authenticator:
             self.identity = replace(self.identity, cluster=cluster)
 
     def credentials_for(self, address: str) -> Credentials | None:
-        """Give the certificates to use at an address: for TCP, if there are any."""
+        """Say how connections to and from an address are secured; None if TLS does not do it."""
         # TLS is for connections beyond this host; Unix sockets and memory never leave it.
-        return self.credentials if address.startswith("tcp:") else None
+        if not address.startswith("tcp:"):
+            return None
+        if self._certificates is not None:
+            return self._certificates
+        wanted = self._options.tls == SECRET
+        leaves = not self._options.allow_plaintext and not is_loopback(split_tcp(address)[0])
+        return self._secret_tls if wanted or leaves else None
 
     def shares_secret(self, name: str) -> bool:
         """Whether there is a secret for the worker of this name."""

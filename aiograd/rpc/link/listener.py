@@ -111,20 +111,19 @@ class Listener:
 
     async def listen(self, address: str) -> None:
         """Accept connections at an address; OSError, InsecureTransport, ValueError."""
-        secure = self._authenticator.credentials_for(address) is not None
+        credentials = self._authenticator.credentials_for(address)
         listener = await self._runtime.network.listen(
             address,
             functools.partial(self._accept, address),
             allow_plaintext=self._options.allow_plaintext,
-            # Also for addresses that do not use it: `Network` decides by the address.
-            tls=self._authenticator.credentials,
+            tls=credentials,
         )
         self._listeners.append(listener)
         _log.info(
             "%s listens at %s (%s, mode %s)",
             self._authenticator.name,
             listener.address,
-            "secret and TLS" if secure else "secret",
+            "secret and TLS" if credentials is not None else "secret",
             self._options.mode,
         )
 

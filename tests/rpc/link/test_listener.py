@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 import pytest
 
-from aiograd.errors import InsecureTransport, WorkerLost
+from aiograd.errors import WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.link.listener import MAX_UNAUTHENTICATED
 from aiograd.rpc.options import Options
-from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split, split_tcp
 from aiograd.wire.handshake import Identity
 from tests.support.agents import SECRET, hello
@@ -96,15 +96,13 @@ async def test_a_closed_listener_accepts_nothing(agents):
         assert a.listener.unauthenticated == 0
 
 
-async def test_listening_for_other_hosts_needs_tls_or_allow_plaintext(agents):
-    runtime = Runtime()
-    agent = Agent("a", 0, secret=SECRET, runtime=runtime)
-    with pytest.raises(InsecureTransport):
-        await agent.start("tcp:0.0.0.0:0")
-    assert agent.closed
-    open_one = Agent("a", 0, secret=SECRET, runtime=runtime, options=Options(allow_plaintext=True))
-    await open_one.start("tcp:0.0.0.0:0")
-    await open_one.close()
+@pytest.mark.parametrize(("plain", "said"), [(False, "secret and TLS"), (True, "(secret, mode")])
+async def test_listening_for_other_hosts_is_tls_unless_plaintext_is_allowed(caplog, plain, said):
+    caplog.set_level(logging.INFO, "aiograd.link")
+    agent = Agent("a", 0, secret=SECRET, options=Options(allow_plaintext=plain))
+    await agent.start("tcp:0.0.0.0:0")
+    assert said in caplog.text
+    await agent.close()
 
 
 @pytest.mark.parametrize("wrong", ["", "unix:", "tcp:", "tcp:host", "http://x", "tcp:h:port"])

@@ -30,7 +30,8 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.network import split_tcp
-from aiograd.rpc.transport.tls import check_own_certificate
+from aiograd.rpc.transport.tls import TLS, check_own_certificate
+from aiograd.wire.handshake import NO_CLUSTER
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Bootstrap"]
@@ -70,7 +71,7 @@ class Bootstrap:
             free_one_large_array()
         self._deadline = asyncio.get_running_loop().time() + plan.join_timeout
         self._began = self._runtime.wall_time()
-        if plan.options.tls is not None:
+        if isinstance(plan.options.tls, TLS):
             check_own_certificate(plan.options.tls, plan.name)
         secret, generated = await self._find_secret()
         # Workers in one process share all memory: there is nobody to keep apart.
@@ -82,7 +83,14 @@ class Bootstrap:
         if rank is None:
             rank = await self._request_rank(secret)
         agent = Agent(
-            plan.name, rank, secret=secret, options=plan.options, runtime=self._runtime, ops=ops
+            plan.name,
+            rank,
+            secret=secret,
+            options=plan.options,
+            runtime=self._runtime,
+            # The coordinator makes the id; the others take it over from the coordinator.
+            cluster=self._runtime.token_bytes(16) if plan.leads else NO_CLUSTER,
+            ops=ops,
         )
         try:
             await self._listen(agent)

@@ -120,10 +120,9 @@ class Coordinator:
     def _incomplete(self, timeout: float) -> str:
         missing = self._membership.missing()
         # A peer that has not proven the secret cannot end a start: it is only mentioned here, by
-        # the name that it claimed.
+        # the place that it came from.
         refused = "".join(
-            f"; somebody who called itself {name!r} was turned away: {why}"
-            for name, why in self._agent.refused_names.items()
+            f"; {who} was turned away: {why}" for who, why in self._agent.refusals.items()
         )
         return (
             f"the world of {self._membership.world_size} was not complete within {timeout:g} s; "

@@ -62,7 +62,7 @@ from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_plain
 from aiograd.wire.framing import SMALL
-from aiograd.wire.handshake import Identity, make_incarnation
+from aiograd.wire.handshake import NO_CLUSTER, Identity, make_incarnation
 from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
 from aiograd.wire.names import check_name, check_rank
 from aiograd.wire.safecodec import DataCodec
@@ -87,7 +87,7 @@ class Agent:
         secret: bytes | Mapping[str, bytes],
         options: Options | None = None,
         runtime: Runtime | None = None,
-        cluster: bytes = bytes(16),
+        cluster: bytes = NO_CLUSTER,
         ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.rank = check_name(name), check_rank(rank)
@@ -152,9 +152,16 @@ class Agent:
         self.accounts: Accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
         self.polling: Polling = Polling(self.loop, self.runtime, self.pool)
         options, runtime = self.options, self.runtime
-        self._cluster = cluster
-        authenticator = Authenticator(
-            self.identity, secret, options, runtime.token_bytes, self.directory
+        identity = Identity(
+            self.name,
+            self.rank,
+            self.incarnation,
+            cluster,
+            options.max_message,
+            options.max_inflight,
+        )
+        self._authenticator = authenticator = Authenticator(
+            identity, secret, options, runtime.token_bytes, self.directory
         )
         self.dialer: Dialer = Dialer(authenticator, runtime, options, self.directory)
         self.links: Links = Links(self, self.dialer)
@@ -187,8 +194,12 @@ class Agent:
     @property
     def identity(self) -> Identity:
         """This worker as it presents itself in a handshake."""
-        me = (self.name, self.rank, self.incarnation, self._cluster)
-        return Identity(*me, self.options.max_message, self.options.max_inflight)
+        return self._authenticator.identity
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster that this worker has joined: 16 bytes, zeros before."""
+        return self._authenticator.identity.cluster
 
     def trusts(self, peer: PeerInfo) -> bool:
         """Whether a peer may call anything here: then its calls are not a guest's."""
@@ -209,10 +220,10 @@ class Agent:
         return self.data_codec if restricted else self.codec
 
     @property
-    def refused_names(self) -> Mapping[str, str]:
-        """Names that the latest connections claimed that were refused here, and why.
+    def refusals(self) -> Mapping[str, str]:
+        """Where the latest connections came from that were refused here, and why.
 
-        Nobody has proven these names: it is a hint where a worker is missing."""
+        Or their names, if they have proven those: a hint where a worker is missing."""
         return self.listener.refusals
 
     async def connect(self, address: str) -> PeerInfo:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from aiograd.rpc.retry import RetryPolicy
-from aiograd.rpc.transport.tls import TLS
+from aiograd.rpc.transport.tls import SECRET, TLS
 from aiograd.wire.names import check_name, look_alike
 from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
 
@@ -106,10 +106,12 @@ class Options:
     secret_file: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None = None
     """Where to read the secret, so that it is never in the process list; readable by its owner
     only. Or a file for each name."""
-    tls: TLS | None = None
-    """Certificates for TCP connections; without them none is accepted from beyond this host."""
+    tls: TLS | str | None = None
+    """TLS of TCP connections: certificates, or "secret", by the secret alone. None: by the secret
+    alone at addresses beyond this host, and none on this host. The same on all workers."""
     allow_plaintext: bool = False
-    """Listen beyond this host without TLS. Off, because anyone on the path could read and write."""
+    """No TLS beyond this host, unless there are certificates. Off, because anyone on the path could
+    read; what members send is authenticated in any case. The same on all workers."""
     mode: str | Mapping[str, str] = "trusted"
     """What peers may do: "trusted" any function, "registered" exposed ones, "restricted" exposed
     ones and data without pickle. Or a mode for each name, and one for all others:
@@ -168,8 +170,13 @@ class Options:
         self._check_mode()
         if not isinstance(self.retry, RetryPolicy):
             raise TypeError(f"retry is an aiograd.RetryPolicy, not {type(self.retry).__name__}")
-        if self.tls is not None and not isinstance(self.tls, TLS):
-            raise TypeError(f"tls is an aiograd.cluster.TLS, not {type(self.tls).__name__}")
+        if isinstance(self.tls, str):
+            if self.tls != SECRET:
+                raise ValueError(f'tls is an aiograd.TLS or "secret", not {self.tls!r}')
+            if self.allow_plaintext:
+                raise ValueError('tls="secret" and allow_plaintext=True: which of the two?')
+        elif self.tls is not None and not isinstance(self.tls, TLS):
+            raise TypeError(f'tls is an aiograd.TLS or "secret", not {type(self.tls).__name__}')
         self._check_secrets()
 
     def _check_secrets(self) -> None:
@@ -203,7 +210,7 @@ class Options:
             # Early, where the options are written. What is not given here may still come from the
             # environment; `check_proof_of_names` decides when it is known.
             secrets = self.secret if self.secret is not None else self.secret_file
-            if secrets is not None or self.tls is not None:
+            if secrets is not None or isinstance(self.tls, TLS):
                 self.check_proof_of_names(secrets)
         for mode in modes.values() if isinstance(modes, dict) else (modes,):
             if mode not in _MODES:

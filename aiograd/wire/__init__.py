@@ -4,6 +4,7 @@
     framing      frames: header, small bodies, large messages in chunks
     handshake    how two workers authenticate each other
     session      a stream of bytes that outlives its connections
+    records      a tag and a counter on each record of a plain connection
     secrets      secrets that no text shows, and which peer shares which
     names        the rule for names of workers
     codec        any Python value: pickle, borrowed buffers, travellers

@@ -6,8 +6,10 @@ those, and must not show it. So its text is "<secret>".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 OTHERS: Final = "*"  # in a mapping by name: every other worker; no worker can have this name
 SHORTEST: Final = 16  # bytes; a shorter secret can be guessed
@@ -28,9 +30,9 @@ class Secret(bytes):
 class Keyring:
     """The secrets of one worker: one that it shares with all, or one for each name.
 
-    With several, the name that the other side claims decides which one it has to know. So no worker
-    can pass for another one, and two workers that share none cannot connect. The alternative, one
-    key per cluster and certificates for names, needs an authority that all of them trust.
+    With several, the name of the other side decides which one it has to know. So no worker can pass
+    for another one, and two workers that share none cannot connect. The alternative, one key per
+    cluster and certificates for names, needs an authority that all of them trust.
     """
 
     def __init__(self, secrets: bytes | Mapping[str, bytes]) -> None:
@@ -39,18 +41,33 @@ class Keyring:
             raise ValueError(f"a secret has at least {SHORTEST} bytes")
         self._secrets = {name: Secret(secret) for name, secret in named.items()}
         self._others = self._secrets.pop(OTHERS, None)
+        self._derived: list[tuple[Secret, Any]] | None = None
+
+    def secret_for(self, name: str) -> Secret | None:
+        """Return the secret to share with the worker of this name; None if there is none."""
+        return self._secrets.get(name, self._others)
 
     def shares(self, name: str) -> bool:
         """Whether there is a secret to share with the worker of this name."""
-        return self._others is not None or name in self._secrets
+        return self.secret_for(name) is not None
 
-    def chooser(self, token: Callable[[int], bytes]) -> Callable[[str], Secret]:
-        """Return, for one handshake, a function from a claimed name to the secret it must prove.
+    def owner_of(self, secret: Secret) -> str:
+        """Return the name that a secret is for; "" if it is not for one name only."""
+        names = [name for name, each in self._secrets.items() if each == secret]
+        return names[0] if len(names) == 1 and secret != self._others else ""
 
-        `token` makes random bytes. A name without a secret gets some, so that it fails exactly as a
-        wrong secret does, and a peer without the secret cannot find out which names are known here.
-        """
-        # Made before the name is known, and anew for each handshake: not even this worker itself
-        # could prove to know them.
-        others = Secret(token(32)) if self._others is None else self._others
-        return lambda name: self._secrets.get(name, others)
+    def candidates(self, name: str = "") -> tuple[Secret, ...]:
+        """Return the secrets that the worker of this name may know, or any worker at all."""
+        if name:
+            found = self.secret_for(name)
+            return () if found is None else (found,)
+        rest = () if self._others is None else (self._others,)
+        return tuple(dict.fromkeys((*rest, *self._secrets.values())))  # each once
+
+    def derived(self, derive: Callable[[bytes], T]) -> Sequence[tuple[Secret, T]]:
+        """Return each secret with what one function makes of it, which is computed once."""
+        # For strangers: with a hundred partners, to derive their keys takes longer than all else
+        # that a hello costs.
+        if self._derived is None:
+            self._derived = [(secret, derive(secret)) for secret in self.candidates()]
+        return self._derived

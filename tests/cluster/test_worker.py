@@ -26,7 +26,6 @@ from aiograd.cluster.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.errors import (
     AuthError,
-    InsecureTransport,
     RpcError,
     RRefLeak,
     UnknownWorker,
@@ -169,10 +168,20 @@ async def test_a_wrong_secret_is_refused(tmp_path):
             await Worker("b", rank=1, rendezvous=place, options=wrong).start()
 
 
-async def test_listening_beyond_this_host_needs_more_than_a_secret():
-    worker = Worker("a", rank=0, rendezvous=f"0.0.0.0:{free_port()}", options=QUICK)
-    with pytest.raises(InsecureTransport):
-        await worker.start()
+async def test_workers_beyond_this_host_meet_over_tls_by_the_secret_alone():
+    place = f"0.0.0.0:{free_port()}"
+    first, second = (
+        Worker(name, rank=rank, world_size=2, rendezvous=place, options=QUICK)
+        for rank, name in enumerate("ab")
+    )
+    await asyncio.gather(first.start(), second.start())
+    try:
+        link = second.agent.link("a")
+        assert await second.agent.call("a", abs, (-1,)) == 1
+        assert link.connection.transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+        assert first.agent.cluster == second.agent.cluster != bytes(16)
+    finally:
+        await asyncio.gather(first.close(), second.close())
 
 
 async def test_a_missing_rank_0_is_reported_in_bounded_time(rendezvous):
@@ -406,7 +415,7 @@ class Dying(asyncio.BufferedProtocol):
         return bytearray(512)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._transport.write(b"?")
+        self._transport.write(b"aiograd")  # as a hello begins
         self._transport.close()
         self._die()
 

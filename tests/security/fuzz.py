@@ -21,7 +21,7 @@ import atheris
 with atheris.instrument_imports(include=["aiograd.wire", "aiograd.rpc.plain_exceptions"]):
     from aiograd.rpc.plain_exceptions import rebuild
     from aiograd.wire.framing import FrameReader
-    from aiograd.wire.handshake import HELLO_SIZE, Handshake, Identity
+    from aiograd.wire.handshake import HELLO_SIZE, IDENTITY_SIZE, Handshake, Identity
     from aiograd.wire.messages import CHUNK, LARGE
     from aiograd.wire.safecodec import DataCodec
 
@@ -86,6 +86,8 @@ def hello(given: bytes) -> None:
     us = Identity("worker0", 0, b"0" * 16)
     server = Handshake(us, b"s" * 32, b"n" * 32, client=False)
     server.receive(given[:HELLO_SIZE].ljust(HELLO_SIZE, b"\0"))
+    # What a member may have sealed: no tag protects us from that.
+    Identity.unpack(given[:IDENTITY_SIZE].ljust(IDENTITY_SIZE, b"\0"))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -103,7 +105,9 @@ SEEDS: dict[str, list[bytes]] = {
         + pack_header(CHUNK, 0, 150, 0, 0.0, 7)
         + bytes(150),
     ],
-    "hello": [Identity("worker1", 1, b"1" * 16).hello(b"n" * 32)],
+    "hello": [
+        Handshake(Identity("worker1", 1, b"1" * 16), b"s" * 32, b"n" * 32, client=True).start()
+    ],
 }
 
 

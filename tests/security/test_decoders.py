@@ -24,7 +24,7 @@ from aiograd.rpc.extension import Arrival, RecordTraveller
 from aiograd.rpc.plain_exceptions import rebuild
 from aiograd.wire.codec import Travellers
 from aiograd.wire.framing import HEADER, MAGIC, FrameReader, announce, pack_header
-from aiograd.wire.handshake import HELLO_SIZE, Identity
+from aiograd.wire.handshake import Identity
 from aiograd.wire.messages import CALL, CHUNK, KINDS, LARGE
 from aiograd.wire.safecodec import DataCodec
 
@@ -168,14 +168,14 @@ def test_array_metadata_raises_protocol_error_only():
     assert assault(INPUTS, attempt) > INPUTS // 2
 
 
-def test_hellos_raise_protocol_error_only():
-    hello = Identity("worker1", 1, b"i" * 16).hello(b"n" * 32)
+def test_identities_raise_protocol_error_only():
+    packed = Identity("worker1", 1, b"i" * 16).pack()
 
     def attempt(rng: random.Random) -> int:
-        data = bytearray(hello)
+        data = bytearray(packed)
         for _ in range(rng.randrange(1, 4)):
-            data[rng.randrange(HELLO_SIZE)] = rng.randrange(256)
-        Identity.from_hello(bytes(data))
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        Identity.unpack(bytes(data))
         return len(data)
 
     assert assault(INPUTS, attempt) > 0

@@ -34,14 +34,15 @@ def folder(tmp_path: Path) -> Path:
 if possible():
 
     @pytest.mark.deadline(60)
-    async def test_partners_on_two_hosts_train_over_tls(folder: Path) -> None:
+    @pytest.mark.parametrize("by", ["certificates", "secret"])
+    async def test_partners_on_two_hosts_train_over_tls(folder: Path, by: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with two_hosts() as hosts:
             assert hosts is not None
             members = [
                 await asyncio.create_subprocess_exec(
                     *("ip", "netns", "exec", name, sys.executable, str(MEMBER)),
-                    *(str(rank), "10.77.0.1:29777", str(folder)),
+                    *(str(rank), "10.77.0.1:29777", str(folder), by),
                     cwd=ROOT,
                     env=environment,
                     stdout=asyncio.subprocess.PIPE,
@@ -58,5 +59,5 @@ if possible():
                         await member.wait()
         for (out, err), member in zip(said, members, strict=True):
             assert member.returncode == 0, (out + err).decode()
-        assert b"plaintext: refused" in said[0][0]
+        assert b"TLSv1.3" in said[0][0]
         assert b"gradient: 600.0" in said[0][0]

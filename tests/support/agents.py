@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,8 +14,14 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rref import RRefs, attach
+from aiograd.wire.handshake import Handshake, Identity
 
 SECRET = b"a secret for tests, 32 bytes lo."
+
+
+def hello(identity: Identity, secret: bytes = SECRET) -> bytes:
+    """Return the first message of a client."""
+    return Handshake(identity, secret, os.urandom(32), client=True).start()
 
 
 def make_agents(count: int, *, options: Options | None, ops: Any = None) -> list[Agent]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -77,35 +78,85 @@ def test_each_side_says_how_much_it_has_to_read_next():
     assert client.needed == server.needed == PROOF_SIZE
 
 
-def test_another_secret_is_refused():
-    client, server = pair(secrets=(SECRET, b"t" * 32))
-    proof = client.receive(server.receive(client.start()))
+def refuse_each_other(client, server):
+    """Both sides refuse: the server at the first hello, the client at the answer."""
+    hello = server.receive(client.start())
+    assert server.refused is not None
+    assert len(hello) == HELLO_SIZE
     with pytest.raises(AuthError):
-        server.receive(proof)
+        client.receive(hello)
+    with pytest.raises(ProtocolError, match="over"):
+        server.receive(bytes(PROOF_SIZE))
     assert not server.proven
+    assert not client.proven
 
 
-def test_a_server_without_the_secret_is_refused_too():
+def test_another_secret_is_refused():
+    refuse_each_other(*pair(secrets=(SECRET, b"t" * 32)))
+
+
+def test_a_client_proves_nothing_to_a_server_without_the_secret():
+    """So nobody who only listens at the address gets a proof to guess a secret with."""
     client, server = pair(secrets=(SECRET, b"t" * 32))
-    proof = client.receive(server.receive(client.start()))
-    honest = Handshake(BOB, b"t" * 32, b"2" * 32, client=False)
-    honest.receive(client.start())
-    assert proof
-    honest.proven = True  # it claims so
+    server.receive(client.start())
+    forged = Handshake(BOB, b"t" * 32, b"2" * 32, client=False)._hello
+    keys = handshake.HelloKeys.derive(b"t" * 32)
     with pytest.raises(AuthError):
-        client.receive(honest.admit(ACCEPTED))
+        client.receive(forged(keys, b"server" + client.start()))
+
+
+def test_nobody_without_the_secret_learns_who_is_here():
+    client, server = pair()
+    for hello, who in ((client.start(), ALICE), (server.receive(client.start()), BOB)):
+        assert who.name.encode() not in hello
+        assert who.incarnation not in hello
+        assert who.incarnation[:4] not in hello
+    # Nor do two hellos of one worker look alike.
+    again = Handshake(ALICE, SECRET, b"3" * 32, client=True).start()
+    assert sum(a == b for a, b in zip(again[42:], client.start()[42:], strict=True)) < 20
+
+
+def test_a_hello_that_is_played_back_is_answered_with_nothing_that_can_be_read():
+    client, server = pair()
+    recorded = client.start()
+    first = server.receive(recorded)
+    again = Handshake(BOB, SECRET, b"3" * 32, client=False).receive(recorded)
+    assert b"bob" not in again
+    assert sum(a == b for a, b in zip(first[42:], again[42:], strict=True)) < 20
+
+
+CLUSTER, OTHER = b"c" * 16, b"d" * 16
+
+
+def in_cluster(who, cluster):
+    return replace(who, cluster=cluster)
 
 
 def test_another_cluster_is_refused():
-    client, server = pair(server=Identity("bob", 1, b"b" * 16, cluster=b"c" * 16))
-    with pytest.raises(AuthError):
-        server.receive(client.receive(server.receive(client.start())))
+    refuse_each_other(*pair(in_cluster(ALICE, CLUSTER), in_cluster(BOB, OTHER)))
+
+
+@pytest.mark.parametrize("clusters", [(handshake.NO_CLUSTER, CLUSTER), (CLUSTER, CLUSTER)])
+def test_a_newcomer_learns_the_cluster_that_it_joins(clusters):
+    client, server = pair(*map(in_cluster, (ALICE, BOB), clusters))
+    run(client, server)
+    assert client.peer.cluster == CLUSTER
+
+
+def test_the_cluster_is_in_the_keys():
+    """A handshake that a member of one cluster made proves nothing in another one."""
+    keys = set()
+    for cluster in (handshake.NO_CLUSTER, CLUSTER, OTHER):
+        client, server = pair(in_cluster(ALICE, cluster), in_cluster(BOB, cluster))
+        run(client, server)
+        assert client.session_keys() == server.session_keys()[::-1]
+        keys.add(client.session_keys())
+        keys.add(handshake.derive_key(SECRET, cluster))
+    assert len(keys) == 6
 
 
 def test_a_relay_with_another_certificate_is_refused():
-    client, server = pair(bindings=(b"their certificate", b"our certificate"))
-    with pytest.raises(AuthError):
-        server.receive(client.receive(server.receive(client.start())))
+    refuse_each_other(*pair(bindings=(b"their certificate", b"our certificate")))
 
 
 def test_a_replayed_proof_is_refused():
@@ -118,27 +169,46 @@ def test_a_replayed_proof_is_refused():
         fresh.receive(proof)
 
 
-def test_a_reflected_proof_is_refused():
+def test_a_reflected_hello_is_refused():
     client, _ = pair()
     mirror = client.start()
-    proof = client.receive(mirror)
     with pytest.raises(AuthError):
-        client.receive(proof)
+        client.receive(mirror)
 
 
-@pytest.mark.parametrize("byte", range(0, HELLO_SIZE, 7))
-def test_every_byte_of_the_hello_is_signed(byte):
+@pytest.mark.parametrize("byte", range(HELLO_SIZE))
+def test_every_byte_of_the_hellos_is_signed(byte):
     client, server = pair()
     hello = bytearray(server.receive(client.start()))
     hello[byte] ^= 1
     try:
-        proof = client.receive(bytes(hello))
+        client.receive(bytes(hello))
+    except (ProtocolError, AuthError):
+        pass
+    else:
+        assert client.mismatch is not None
+    assert not client.proven
+    client, server = pair()
+    hello = bytearray(client.start())
+    hello[byte] ^= 1
+    try:
+        server.receive(bytes(hello))
     except ProtocolError:
-        return
-    if client.mismatch is None:
-        with pytest.raises(AuthError):
-            server.receive(proof)
-    assert not server.proven
+        pass
+    else:
+        assert server.refused is not None or server.mismatch is not None
+    assert server.peer is None
+
+
+@pytest.mark.parametrize("size", [10, 50, 218, HELLO_SIZE])
+def test_a_hello_of_another_version_is_known_by_its_beginning(size):
+    """Its size may be another one: nobody waits for bytes that will not come."""
+    _, server = pair()
+    other = Handshake(replace(ALICE, version=VERSION - 1), SECRET, b"1" * 32, client=True).start()
+    assert server.is_foreign(other[:size])
+    assert not server.is_foreign(other[:8])
+    assert not server.is_foreign(pair()[0].start()[:size])
+    assert server.is_foreign(b"GET / HTTP/1.1")
 
 
 LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises VERSION with it
@@ -149,6 +219,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     6: "a5e9e723",
     7: "4131e166",
     8: "4131e166",  # records with a MAC; incarnations that follow from names
+    9: "acd341d6",  # records of AES-GCM, sealed identities, ids of clusters
 }
 
 
@@ -160,6 +231,7 @@ def test_the_version_was_raised_with_the_layout():
         if name.isupper() and isinstance(value, int) and not name.startswith("_")
     }
     formats = [handshake._HELLO.format, handshake._CLAIM.format, handshake._PROOF.format]
+    formats += [handshake._PREFIX.format, handshake._IDENTITY.format]
     formats += [
         HEADER.format,
         envelope._LABEL.format,
@@ -207,22 +279,23 @@ NO_NAMES = [
 
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_no_worker_can_have_is_refused_before_anything_is_proven(name):
-    client, server = pair()
-    hello = client.start().replace(
+    packed = ALICE.pack().replace(
         b"\5alice".ljust(20, b"\0"), bytes([len(name)]) + name.ljust(19, b"\0")
     )
-    assert hello != client.start()
+    assert packed != ALICE.pack()
+    keys = handshake.HelloKeys.derive(SECRET)
+    prefix = pair()[0].start()[:10]
     with pytest.raises(ProtocolError, match="name"):
-        server.receive(hello)
+        pair()[1].receive(keys.seal(prefix, b"1" * 32, b"client", packed))
 
 
 def test_a_name_may_fill_its_room_and_no_more():
     client, server = pair(client=Identity("n" * 127, 0, b"a" * 16))
     run(client, server)
     assert server.peer.name == "n" * 127
-    _, other = pair()
-    with pytest.raises(ProtocolError, match="does not speak"):
-        other.receive(client.start().replace(b"\x7fn", b"\x80n"))
+    packed = Identity("n" * 127, 0, b"a" * 16).pack()
+    with pytest.raises(ProtocolError, match="name"):
+        Identity.unpack(b"\x80" + packed[1:])
 
 
 @settings(max_examples=300, deadline=None)
@@ -309,14 +382,32 @@ def test_every_byte_of_the_proofs_is_signed(byte):
     assert not client.proven
 
 
+@pytest.mark.parametrize("wants", [(True, True), (True, False), (False, True)])
+def test_aes_gcm_is_used_where_both_sides_have_it(wants):
+    client, server = pair()
+    for each, aead in zip((client, server), wants, strict=True):
+        each.seal(aead=aead)
+    run(client, server)
+    assert client.sealed
+    assert server.sealed
+    assert client.aead is server.aead is all(wants)
+    assert client.session_keys() == server.session_keys()[::-1]
+
+
+def test_one_side_that_wants_tags_is_enough():
+    client, server = pair()
+    server.seal(aead=True)
+    run(client, server)
+    assert (client.sealed, client.aead) == (server.sealed, server.aead) == (True, False)
+
+
 def test_a_channel_bound_later_counts_as_much_as_one_bound_at_once():
     client, server = pair(bindings=(b"", b"certificates"))
     client.bind(b"certificates")
     run(client, server)
     client, server = pair(bindings=(b"", b"certificates"))
     client.bind(b"others")
-    with pytest.raises(AuthError):
-        run(client, server)
+    refuse_each_other(client, server)
 
 
 def test_an_incarnation_follows_from_the_name():

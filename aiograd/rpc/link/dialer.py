@@ -53,6 +53,7 @@ from aiograd.rpc.transport.inproc import InprocTransport
 from aiograd.rpc.transport.network import is_loopback, split, split_tcp
 from aiograd.rpc.transport.tls import BACKLOG
 from aiograd.wire.handshake import Identity
+from aiograd.wire.secrets import Secret
 from aiograd.wire.session import ACCEPTED, DIAL, DUPLICATE, LOOK, LOST, RESUME, Offer, Session
 
 _log = logging.getLogger("aiograd.link")
@@ -328,9 +329,11 @@ class Dialer:
         `timeout`: seconds for the first attempt to connect, doubled for each one that follows."""
         limit = self._loop.time() + self.options.handshake_timeout
         backoff = self.backoff(_HANDSHAKE)
+        # Several only where secrets are given by name, and the name at this address is unknown.
+        secrets = list(self._authenticator.candidates(expected.name if expected else ""))
         while True:
             try:
-                connection = await self.connect_once(address, offer, expected, timeout)
+                connection = await self.connect_once(address, offer, expected, timeout, secrets[0])
             except BlockingIOError:
                 # The backlog is full: many connect at once, and the listener has to accept them.
                 backoff.deadline = limit
@@ -348,6 +351,12 @@ class Dialer:
             # A connection that is cut looks like one that is refused: only another attempt can
             # tell. A version, or another worker at the address, stays what it is.
             certain = isinstance(error, ProtocolError | WorkerLost)
+            # So does a hello that our secret does not open; but another secret may open it.
+            if connection.distrusted:
+                if len(secrets) > 1:
+                    del secrets[0]
+                    continue
+                certain = True
             # A reset is nobody's refusal, nor is a connection that is closed before a byte comes
             # back: a listener with too many unauthenticated connections does that. Only time ends
             # the attempts then. A peer that answers, and closes the connection again and again,
@@ -363,11 +372,19 @@ class Dialer:
             _log.debug("%s dials %s at %s again: %s", self.name, name, address, error)
 
     async def connect_once(
-        self, address: str, offer: MakeOffer, expected: PeerInfo | None, timeout: float
+        self,
+        address: str,
+        offer: MakeOffer,
+        expected: PeerInfo | None,
+        timeout: float,
+        secret: Secret | None = None,
     ) -> HandshakeProtocol:
         """Connect once, and wait for the end of the handshake; OSError if nothing answers.
 
-        How the handshake ended is in the result."""
+        `secret`: what the other side has to know, if its name does not say that. How the handshake
+        ended is in the result."""
+        if expected is not None:
+            secret = next(iter(self._authenticator.candidates(expected.name)), None)
         credentials = self._authenticator.credentials_for(address)
         done: asyncio.Future[HandshakeProtocol] = self._loop.create_future()
 
@@ -376,11 +393,14 @@ class Dialer:
                 done.set_result(connection)
 
         def make_protocol() -> HandshakeProtocol:
-            handshake = self._authenticator.handshake(offer)
+            handshake = self._authenticator.handshake(offer, secret)
             connection = HandshakeProtocol(
-                handshake, self.options.handshake_timeout, ended, credentials=credentials
+                handshake,
+                self.options.handshake_timeout,
+                ended,
+                credentials=credentials,
+                expected=expected,
             )
-            connection.expected = expected
             self._handshakes.add(connection)
             return connection
 
@@ -394,6 +414,9 @@ class Dialer:
             # Cancelled, for example because the peer's own dial was quicker.
             protocol.transport.abort()
             raise
+        if connection.peer is not None and connection.error is None:
+            # A newcomer dials the coordinator first, and so joins its cluster.
+            self._authenticator.join_cluster(connection.peer.cluster)
         if isinstance(connection.error, ProtocolError | SecurityError):
             name = connection.claimed or (expected.name if expected is not None else "a worker")
             _security.info(

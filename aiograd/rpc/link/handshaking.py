@@ -13,20 +13,40 @@ they are made with. `listener` decides about connections that come in, `dialer` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiograd.errors import AuthError, ProtocolError, WorkerLost
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport.network import tune
+from aiograd.rpc.transport.network import is_loopback, split_tcp, tune
 from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
-from aiograd.rpc.transport.tls import Credentials, explain_failure
-from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, Handshake, Identity, is_incarnation_of
-from aiograd.wire.secrets import Keyring
+from aiograd.rpc.transport.tls import (
+    SECRET,
+    TLS,
+    CertificateCredentials,
+    Credentials,
+    SecretCredentials,
+    explain_failure,
+)
+from aiograd.wire.handshake import (
+    HELLO_SIZE,
+    NO_CLUSTER,
+    PROOF_SIZE,
+    Handshake,
+    Identity,
+    is_incarnation_of,
+)
+from aiograd.wire.records import has_aead
+from aiograd.wire.secrets import Keyring, Secret
 from aiograd.wire.session import Offer
 
+_CREDENTIALS = struct.Struct("3i")  # of a peer at a Unix socket: process, user, group
 # Decides about a proven client: ACCEPTED, DUPLICATE or LOST, how much of the session is here, and
 # the number of our latest dial; or raises to refuse.
 Admit = Callable[[Identity, Offer], tuple[int, int, int]]
@@ -71,6 +91,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         done: Callable[[HandshakeProtocol], None],
         admit: Admit | None = None,
         credentials: Credentials | None = None,
+        expected: PeerInfo | None = None,
     ) -> None:
         self._handshake = handshake
         self._timeout = timeout  # seconds for all of it, TLS included
@@ -87,8 +108,11 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self.error: Exception | None = None
         self.answered: bool = False  # any bytes at all came back
         self.late: bool = False  # there was no proof in time
+        self.distrusted: bool = False  # what came back did not prove what this side wanted
         self.gone: bool = False  # the connection ended before a link took it over
-        self.expected: PeerInfo | None = None  # the worker that should answer; None: any
+        self.expected: PeerInfo | None = expected  # the worker that should answer; None: any
+        if expected is not None:
+            handshake.expected = expected.name
 
     @property
     def peer(self) -> Identity | None:
@@ -99,6 +123,11 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
     def claimed(self) -> str:
         """The name that the other side claims, proven or not; "" if it gave none."""
         return self._handshake.peer.name if self._handshake.peer is not None else ""
+
+    @property
+    def host(self) -> str:
+        """The host of the other side; its process, if that is on this host."""
+        return self.remote.rpartition(":")[0] if self.remote.startswith("tcp:") else self.remote
 
     @property
     def status(self) -> int:
@@ -121,10 +150,11 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         return self._handshake.latest
 
     def secured(self) -> Any:
-        """Return the transport for a link: with a MAC on every record, if one side wants that."""
-        if not self._handshake.sealed:
+        """Return the transport for a link: with a tag on every record, if one side wants that."""
+        handshake = self._handshake
+        if not handshake.sealed:
             return self.transport
-        return SealedStream(self.transport, *self._handshake.session_keys())
+        return SealedStream(self.transport, *handshake.session_keys(), aead=handshake.aead)
 
     # ── asyncio's side ──────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +172,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             client = self._admit is None
             self._handshake.bind(self._credentials.binding(self.transport, client=client))
         elif needs_seal(transport):
-            self._handshake.seal()
+            self._handshake.seal(aead=has_aead())
         if first := self._handshake.start():
             self.transport.write(first)
 
@@ -159,9 +189,11 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             return
         self.answered = True
         self._filled += nbytes
-        if self._filled < self._handshake.needed:
-            return
         message = bytes(self._buffer[: self._filled])
+        if self._filled < self._handshake.needed:
+            if not self._handshake.is_foreign(message):
+                return
+            message = message.ljust(self._handshake.needed, b"\0")
         self._filled = 0
         try:
             answer = self._handshake.receive(message)
@@ -172,11 +204,14 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             # After the write: the answer names our version, so that both sides can tell theirs.
             if self._handshake.mismatch is not None:
                 raise self._handshake.mismatch
+            if self._handshake.refused is not None:
+                raise self._handshake.refused
             if self._handshake.proven:
                 self._finish()
         except Exception as error:
             # Whatever it is: bytes of an unauthenticated peer must not end anything but their
             # connection.
+            self.distrusted = isinstance(error, AuthError)
             self.fail(error)
 
     def eof_received(self) -> bool:
@@ -203,7 +238,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         else:
             # A refusal says nothing, not even that it is one: an attacker learns no reason.
             also = ""
-            if self._credentials is not None:
+            if self._credentials is not None and self._credentials.proves_names:
                 also = " a certificate that is not for this worker's name,"
             elif self.remote.startswith("tcp:") and self._admit is None:
                 also = " TLS there and none here,"
@@ -258,8 +293,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self.error = error
         if self.transport is None:
             pass  # TLS is still under way: `connection_made` aborts what comes of it
-        elif isinstance(error, ProtocolError):
-            # Flushes first: our hello, which names our version, is on its way.
+        elif isinstance(error, ProtocolError) or error is self._handshake.refused:
+            # Flushes first: our hello, which names our version or refuses, is on its way.
             self.transport.close()
         else:
             self.transport.abort()
@@ -287,10 +322,11 @@ class Authenticator:
             raise ValueError("a cluster id has 16 bytes")
         self.identity = identity
         self.timeout: float = options.handshake_timeout
-        tls = options.tls
-        self.credentials: Credentials | None = (
-            Credentials(tls, self.timeout) if tls is not None else None
-        )
+        self._options = options
+        self._certificates: Credentials | None = None
+        if isinstance(options.tls, TLS):
+            self._certificates = CertificateCredentials(options.tls, self.timeout)
+        self._secret_tls = SecretCredentials(self.timeout)
         self._keyring = Keyring(secret)
         self._token_bytes, self._directory = token_bytes, directory
         # Where this worker listens is not known yet, and does not matter for its terms.
@@ -303,23 +339,43 @@ class Authenticator:
         """The name of this worker."""
         return self.identity.name
 
-    def handshake(self, offer: MakeOffer | None = None) -> Handshake:
-        """Begin a handshake: as a client that makes an offer, or as a server."""
+    def candidates(self, name: str = "") -> tuple[Secret, ...]:
+        """Return the secrets to try with the worker of this name, or with an unknown one."""
+        return self._keyring.candidates(name)
+
+    def handshake(self, offer: MakeOffer | None = None, choice: Secret | None = None) -> Handshake:
+        """Begin a handshake: as a client that makes an offer, or as a server.
+
+        `choice`: the secret that a client lets the server prove.
+        """
         # Fresh for each connection: with the nonce of the other side, it stops replay.
         nonce = self._token_bytes(32)
         return Handshake(
             self.identity,
-            self._keyring.chooser(self._token_bytes),
+            self._keyring,
             nonce,
             client=offer is not None,
             restricts=self._terms.restricts,
             offer=offer,
+            choice=choice,
+            token=self._token_bytes,
         )
 
+    def join_cluster(self, cluster: bytes) -> None:
+        """Belong to a cluster from now on, if this worker belongs to none."""
+        if self.identity.cluster == NO_CLUSTER:
+            self.identity = replace(self.identity, cluster=cluster)
+
     def credentials_for(self, address: str) -> Credentials | None:
-        """Give the certificates to use at an address: for TCP, if there are any."""
+        """Say how connections to and from an address are secured; None if TLS does not do it."""
         # TLS is for connections beyond this host; Unix sockets and memory never leave it.
-        return self.credentials if address.startswith("tcp:") else None
+        if not address.startswith("tcp:"):
+            return None
+        if self._certificates is not None:
+            return self._certificates
+        wanted = self._options.tls == SECRET
+        leaves = not self._options.allow_plaintext and not is_loopback(split_tcp(address)[0])
+        return self._secret_tls if wanted or leaves else None
 
     def shares_secret(self, name: str) -> bool:
         """Whether there is a secret for the worker of this name."""
@@ -367,4 +423,12 @@ def remote_address(transport: asyncio.BaseTransport) -> str:
     if isinstance(name, tuple):
         host, port = name[:2]
         return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
-    return str(name) if name else "a Unix socket"  # the client's end of which has no name
+    if name:
+        return str(name)
+    # The client's end of a Unix socket has no name, but the kernel knows its process.
+    sock: Any = transport.get_extra_info("socket")
+    if sock is not None and hasattr(socket, "SO_PEERCRED"):
+        with contextlib.suppress(OSError):
+            found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return f"a Unix socket (process {_CREDENTIALS.unpack(found)[0]})"
+    return "a Unix socket"

@@ -10,7 +10,7 @@ workers dial each other at once, the connection dialled by the smaller incarnati
 other worker is told so (DUPLICATE). Both know both incarnations, so they cannot disagree.
 
 A refusal is a closed connection and nothing else, so that it tells an attacker nothing. Here it
-leaves a line in the log `aiograd.security` and, with the claimed name, in `refusals`.
+leaves a line in the log `aiograd.security` and, with where it came from, in `refusals`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MAX_UNAUTHENTICATED_PER_HOST: Final = 16  # so that one host cannot keep all oth
 # Seconds after which a connection that has proven nothing makes room for another one: a member
 # needs two round trips, and an idle stranger must not keep members out.
 _MAKES_ROOM: Final = 0.5
-# Refusals. The names are claims, so anybody could fill this; the last few are enough for a person
-# who looks for a missing worker.
+# Refusals. Anybody could fill this; the last few are enough for a person who looks for a missing
+# worker.
 _REMEMBERED: Final = 8
 _WARNING_PAUSE: Final = 10.0  # seconds between two warnings about refused connections
 
@@ -97,7 +97,7 @@ class Listener:
         self._closed = False
         self._next_warning = -math.inf  # loop time from which on a refusal is a warning again
         self._unshown = 0  # refusals since the last warning
-        self.refusals: dict[str, str] = {}  # by claimed name: why the latest few were refused
+        self.refusals: dict[str, str] = {}  # by place or name: why the latest few were refused
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -111,20 +111,19 @@ class Listener:
 
     async def listen(self, address: str) -> None:
         """Accept connections at an address; OSError, InsecureTransport, ValueError."""
-        secure = self._authenticator.credentials_for(address) is not None
+        credentials = self._authenticator.credentials_for(address)
         listener = await self._runtime.network.listen(
             address,
             functools.partial(self._accept, address),
             allow_plaintext=self._options.allow_plaintext,
-            # Also for addresses that do not use it: `Network` decides by the address.
-            tls=self._authenticator.credentials,
+            tls=credentials,
         )
         self._listeners.append(listener)
         _log.info(
             "%s listens at %s (%s, mode %s)",
             self._authenticator.name,
             listener.address,
-            "secret and TLS" if secure else "secret",
+            "secret and TLS" if credentials is not None else "secret",
             self._options.mode,
         )
 
@@ -221,9 +220,10 @@ class Listener:
             )
         # Remember those that spoke our protocol. A wrong secret or version proves nothing, so it
         # must not end the start of a cluster; but a coordinator that misses a worker can say why.
-        if isinstance(error, ProtocolError | SecurityError) and error.worker:
-            self.refusals.pop(error.worker, None)
-            self.refusals[error.worker] = str(error)
+        if isinstance(error, ProtocolError | SecurityError) and pending.answered:
+            who = error.worker or f"somebody at {pending.host}"
+            self.refusals.pop(who, None)
+            self.refusals[who] = str(error)
             if len(self.refusals) > _REMEMBERED:
                 del self.refusals[next(iter(self.refusals))]
 

@@ -1,9 +1,14 @@
-"""TLS for connections beyond this host: certificates, and listening and connecting with them.
+"""TLS for connections beyond this host: credentials, and listening and connecting with them.
 
-TLS 1.3 or nothing. A worker's certificate carries its name as a subject alternative name, so that a
-member with the secret and a certificate of its own still cannot pass for another one. The proof of
-the secret covers the SHA-256 of both certificates (`Credentials.binding`): a man in the middle, who
-has another certificate, can relay no handshake.
+TLS 1.3 or nothing, in one of two ways. Both end in a proof of the secret that covers the
+certificates (`binding`): a man in the middle, who has another certificate, can relay no handshake.
+
+    SecretCredentials        the default: the secret alone. The server has a certificate that nobody
+                             trusts, made for this process (`ephemeral`); the proof is all there is
+    CertificateCredentials   `Options(tls=TLS(…))`: certificates of an authority, which also prove
+                             names, so that a member cannot pass for another one
+
+A worker's certificate of an authority carries its name as a subject alternative name.
 
     TCP accept ─▶ PendingConnection.tcp_connected ─▶ TLS handshake ─▶ connection_made ─▶ HELLO …
                    counts it, may refuse it            └─ tls_failed
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import socket
@@ -28,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from aiograd.errors import AuthError, SecurityError
+from aiograd.rpc.transport.ephemeral import load_ephemeral_certificate
 from aiograd.rpc.transport.tls_stream import TLSStream
 
 _OUT_OF_DATE = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -35,6 +42,8 @@ _OUT_OF_DATE = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXP
 _NO_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _ACCEPT_PAUSE = 0.05  # seconds, when no connection can be accepted: too many files are open
 
+
+SECRET: Final = "secret"  # in place of a `TLS`: by the secret alone
 
 # ── certificates ────────────────────────────────────────────────────────────────────────────────
 
@@ -63,27 +72,79 @@ class TLS:
                 raise TypeError(f"{name} is a path, not {type(value).__name__}")
 
 
-class Credentials:
+class Credentials(Protocol):
+    """How one worker secures connections."""
+
+    timeout: float  # seconds for the TLS handshake
+    proves_names: bool  # whether certificates name workers
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """The context for connections that come in."""
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """The context for connections that this worker makes."""
+
+    def binding(self, transport: Any, *, client: bool) -> bytes:
+        """Return what the proof of the secret covers: both certificates as this side sees them."""
+
+    def check_name(self, transport: Any, name: str) -> None:
+        """AuthError if the peer's certificate is not that of a worker of this name."""
+
+
+class SecretCredentials:
+    """TLS by the secret alone: the server's certificate is fresh, and covered by the proof."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.proves_names = False
+        self._own = b""
+        self._server: ssl.SSLContext | None = None
+
+    @functools.cached_property
+    def client(self) -> ssl.SSLContext:
+        """The context for connections that this worker makes; it takes any certificate."""
+        context = _context(ssl.PROTOCOL_TLS_CLIENT)
+        # Nobody vouches for it: what proves the server is its proof of the secret, which covers
+        # this certificate. TLS checks that the server has its key.
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """The context for connections that come in, with a certificate made for this process."""
+        if self._server is None:
+            self._server = _context(ssl.PROTOCOL_TLS_SERVER)
+            self._own = load_ephemeral_certificate(self._server)
+        return self._server
+
+    def binding(self, transport: Any, *, client: bool) -> bytes:
+        """Return what the proof of the secret covers: the server's certificate."""
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return _digests(b"", (shown or b"") if client else self._own)
+
+    def check_name(self, transport: Any, name: str) -> None:
+        """Leave names to the secret: the certificate has none."""
+
+
+class CertificateCredentials:
     """The certificates of one worker, loaded. SecurityError if they cannot be."""
 
     def __init__(self, tls: TLS, timeout: float) -> None:
         self._mutual = tls.mutual
+        self.proves_names = True
         self.timeout = timeout  # seconds for the TLS handshake
         try:
             self._own = ssl.PEM_cert_to_DER_cert(_first(Path(tls.cert).read_text()))
-            self.server: ssl.SSLContext = self._context(tls, ssl.PROTOCOL_TLS_SERVER)
-            self.client: ssl.SSLContext = self._context(tls, ssl.PROTOCOL_TLS_CLIENT)
+            self.server: ssl.SSLContext = self._load(tls, ssl.PROTOCOL_TLS_SERVER)
+            self.client: ssl.SSLContext = self._load(tls, ssl.PROTOCOL_TLS_CLIENT)
         except (OSError, ValueError) as error:  # SSLError is an OSError
             raise SecurityError(f"cannot use the certificates of {tls}: {error}") from error
 
-    def _context(self, tls: TLS, side: int) -> ssl.SSLContext:
-        context = ssl.SSLContext(side)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # Certificates name workers, not hosts: `check_name` compares, when the name is known.
-        context.check_hostname = False
+    def _load(self, tls: TLS, side: int) -> ssl.SSLContext:
+        context = _context(side)
         serves = side == ssl.PROTOCOL_TLS_SERVER
-        if serves:
-            context.num_tickets = 0  # no TLS session is ever resumed
         if serves or tls.mutual:
             context.load_cert_chain(tls.cert, tls.key)
         # A client always verifies the server; a server asks for a certificate only where all
@@ -102,7 +163,7 @@ class Credentials:
         ours = self._own if self._mutual or not client else b""
         # Client first on both sides, else the two would compute different bytes.
         first, second = (ours, shown or b"") if client else (shown or b"", ours)
-        return b"".join(hashlib.sha256(each).digest() for each in (first, second))
+        return _digests(first, second)
 
     def check_name(self, transport: Any, name: str) -> None:
         """AuthError if the peer's certificate is not that of a worker of this name."""
@@ -115,6 +176,20 @@ class Credentials:
             raise AuthError(
                 f"the certificate is for {', '.join(names) or 'nobody'}, not for {name}", name
             )
+
+
+def _context(side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Certificates name workers, not hosts: `check_name` compares, when the name is known.
+    context.check_hostname = False
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # no TLS session is ever resumed
+    return context
+
+
+def _digests(first: bytes, second: bytes) -> bytes:
+    return hashlib.sha256(first).digest() + hashlib.sha256(second).digest()
 
 
 def check_own_certificate(tls: TLS, name: str) -> None:

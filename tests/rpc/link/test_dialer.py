@@ -10,14 +10,14 @@ import socket
 import struct
 import time
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiograd.errors import DeadlineExceeded, WorkerLost
+from aiograd.errors import AuthError, DeadlineExceeded, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.api import rpc_async, rpc_stream
 from aiograd.rpc.directory import PeerInfo
@@ -513,8 +513,11 @@ async def test_a_client_without_the_secret_cannot_touch_a_session(agents, tmp_pa
             path = agent.info.addresses[0].partition(":")[2]
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(hand.start())
-            writer.write(hand.receive(await reader.readexactly(HELLO_SIZE)))
-            assert await reader.read() == b""
+            with pytest.raises(AuthError):
+                hand.receive(await reader.readexactly(HELLO_SIZE))
+            writer.write(bytes(PROOF_SIZE))
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
             writer.close()
             assert link.connection is before
         assert await rpc_async("worker1", add, (1, 2)) == 3

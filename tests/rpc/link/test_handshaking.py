@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
+import socket
 import time
 
 import pytest
@@ -13,8 +15,8 @@ import pytest
 from aiograd.errors import AuthError, ProtocolError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.wire.handshake import HELLO_SIZE, VERSION, Handshake, Identity
-from tests.support.agents import SECRET
+from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE, VERSION, Handshake, Identity
+from tests.support.agents import SECRET, hello
 
 
 def add(x, y=0):
@@ -48,12 +50,17 @@ async def test_a_worker_with_another_secret_is_refused_with_a_line_in_the_securi
             await other.call("worker0", add, (1, 2))
         await other.close()
         assert a.links.table == {}
-        assert list(a.listener.refusals) == ["worker1"]
-    refused = [text for text in caplog.messages if text.startswith("worker0 refused")]
-    assert refused
-    assert all("worker1" in text and "does not know the secret" in text for text in refused)
-    if a.info.addresses[0].startswith("tcp:"):
-        assert all("from tcp:127.0.0.1:" in text for text in refused)
+        (where,) = a.listener.refusals
+        assert where.startswith("somebody at ")
+    (refused,) = [text for text in caplog.messages if text.startswith("worker0 refused")]
+    # Not by name: it has proven none.
+    assert "an unknown peer" in refused
+    assert "does not know a secret of this worker" in refused
+    scheme = a.info.addresses[0].partition(":")[0]
+    if scheme == "tcp":
+        assert "from tcp:127.0.0.1:" in refused
+    elif scheme == "unix" and hasattr(socket, "SO_PEERCRED"):
+        assert f"from a Unix socket (process {os.getpid()})" in refused
     assert any(f"at {a.info.addresses[0]}" in text for text in caplog.messages)
 
 
@@ -87,7 +94,7 @@ async def test_a_server_of_another_version_is_a_protocol_error(agents, tmp_path,
         said = f"peer speaks {version}, we speak {VERSION}"
         with pytest.raises(ProtocolError, match=said) as caught:
             await a.connect(f"unix:{tmp_path}/new")
-        assert caught.value.worker == "other"
+        assert caught.value.worker == ""  # it has proven no name
     server.close()
     await server.wait_closed()
 
@@ -98,7 +105,8 @@ BAD = {
     "zeros": bytes(1000),
     "pickle": pickle.dumps([print] * 100),
     "half": b"aiograd\0",
-    "no proof": Identity("evil", 1, b"e" * 16).hello(b"n" * 32) + bytes(33),
+    "no proof": hello(Identity("evil", 1, b"e" * 16)) + bytes(PROOF_SIZE),
+    "another secret": hello(Identity("evil", 1, b"e" * 16), b"x" * 32) + bytes(PROOF_SIZE),
 }
 
 

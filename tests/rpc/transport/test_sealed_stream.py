@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import stat
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,16 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.transport.sealed_stream import SealedStream, needs_seal
 
 KEYS = b"a" * 32, b"b" * 32
+AEAD = [False]  # the construction of the test that runs
+
+
+@pytest.fixture(autouse=True, params=["hashes", "AES-GCM"])
+def construction(request: pytest.FixtureRequest) -> Iterator[None]:
+    AEAD[0] = request.param == "AES-GCM"
+    if AEAD[0]:
+        pytest.importorskip("cryptography")
+    yield
+    AEAD[0] = False
 
 
 class Below:
@@ -25,6 +36,9 @@ class Below:
 
     def write(self, data: bytes) -> None:
         self.written.append(bytes(data))
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.written.append(b"".join(parts))
 
     def is_reading(self) -> bool:
         return True
@@ -59,14 +73,14 @@ class Above:
 
 def receiver() -> tuple[SealedStream, Above, Below]:
     below, above = Below(), Above()
-    stream = SealedStream(below, KEYS[1], KEYS[0])
+    stream = SealedStream(below, KEYS[1], KEYS[0], aead=AEAD[0])
     stream.set_protocol(above)
     return stream, above, below
 
 
 def records(*messages: bytes) -> list[bytes]:
     below = Below()
-    stream = SealedStream(below, *KEYS)
+    stream = SealedStream(below, *KEYS, aead=AEAD[0])
     for message in messages:
         stream.write(memoryview(message))
     return below.written
@@ -99,7 +113,7 @@ FIRST, SECOND, THIRD = b"first" * 10, b"second" * 2000, b"third"
 
 def attacks() -> dict[str, list[bytes]]:
     a, b, c = records(FIRST, SECOND, THIRD)
-    other = SealedStream(Below(), b"c" * 32, b"d" * 32)
+    other = SealedStream(Below(), b"c" * 32, b"d" * 32, aead=AEAD[0])
     other.write(FIRST)
     return {
         "reordered": [a, c, b],

@@ -24,7 +24,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, InsecureTransport, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
-from aiograd.rpc.transport.network import split_tcp
+from aiograd.rpc.transport.network import Network, split_tcp
 from aiograd.rpc.transport.tls import check_own_certificate
 from tests.support.agents import SECRET, introduce
 from tests.support.waiting import until
@@ -282,9 +282,8 @@ async def test_strangers_that_never_speak_tls_are_counted_and_let_go(papers):
 
 
 async def test_listening_everywhere_needs_tls_or_a_word(papers):
-    agent = Agent("worker0", 0, secret=SECRET)
     with pytest.raises(InsecureTransport):
-        await agent.start("tcp:0.0.0.0:0")
+        await Network().listen("tcp:0.0.0.0:0", asyncio.BufferedProtocol)
     agent = Agent("worker0", 0, secret=SECRET, options=Options(tls=papers("worker0")))
     await agent.start("tcp:0.0.0.0:0")
     await agent.close()
@@ -298,11 +297,11 @@ def test_files_that_are_no_certificates_are_named(tmp_path):
         Options(tls=object())  # type: ignore[arg-type]
     tls = TLS(tmp_path / "x", tmp_path / "x")
     assert pickle.loads(pickle.dumps(Options(tls=tls))).tls == tls
-    from aiograd.rpc.transport.tls import Credentials
+    from aiograd.rpc.transport.tls import CertificateCredentials
 
     for wrong in (tls, TLS(os.fspath(tmp_path / "missing"), "k")):
         with pytest.raises(SecurityError, match="certificates"):
-            Credentials(wrong, 1.0)
+            CertificateCredentials(wrong, 1.0)
 
 
 @pytest.mark.deadline(60)

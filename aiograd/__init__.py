@@ -102,7 +102,7 @@ from aiograd.rpc.api import (
 )
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import WorkerInfo
-from aiograd.rpc.future import Future
+from aiograd.rpc.future import Future, name_forgotten_await
 from aiograd.rpc.observe.metrics import measure_lag, metrics
 from aiograd.rpc.observe.profile import Profile, profile, span, start_profile, stop_profile
 from aiograd.rpc.options import Options
@@ -127,6 +127,9 @@ _LATER = (
     "inspect",
     "Snapshot",
 )
+
+
+name_forgotten_await(Tensor)
 
 
 def _import_later(name: str) -> Any:

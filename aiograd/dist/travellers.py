@@ -12,6 +12,7 @@ from contextvars import Token
 from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from aiograd.autograd.coo import Coo
 from aiograd.autograd.graph import Node, Part
@@ -116,7 +117,7 @@ class TensorTraveller:
     def open(self, tensor: Tensor, departure: Departure | None) -> tuple[Any, int] | None:
         """Return a tensor's array and note; None if it needs the general form."""
         array = tensor.raw
-        if array.__class__ is not np.ndarray:
+        if array.__class__ is not ndarray:
             return None
         if departure is None or departure.carried is None:
             return array, LEAF if tensor.requires_grad else NO_GRAD

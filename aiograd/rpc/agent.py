@@ -27,7 +27,6 @@ from aiograd.rpc import scope
 from aiograd.rpc.affinity import check_affinity, close_in_children, watch_forks
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipment, Shipper, Target
-from aiograd.rpc.caller.calls import Outgoing, make_outgoing
 from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
 from aiograd.rpc.envelope import check_size, pack_call, pack_service
@@ -57,7 +56,7 @@ from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.runtime.threads import ThreadPool
-from aiograd.rpc.scope import SCOPE
+from aiograd.rpc.scope import current_scope
 from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import encode_plain
@@ -306,7 +305,7 @@ class Agent:
         shipment = ship(func, link.peer)
         if shipment.idempotent and keep is None and not once:
             return retry_call(self, to, func, args, kwargs, timeout, frame, future)
-        scope = SCOPE.get()
+        scope = current_scope()
         if timeout is None and scope.call is None:  # what `deadline` gives, nearly always
             seconds = self.options.timeout
             deadline = self.loop.time() + seconds
@@ -358,12 +357,12 @@ class Agent:
         more, payload = pack_call(self, link, value, departure, keep, metadata)
         info.undo = departure.undo
         flags |= more | (shipment.flags & OP)
-        outgoing = make_outgoing(Outgoing, (CALL, flags, None if inside else shipment, payload))
+        known = None if inside else shipment
         if threading.get_ident() == self.thread:
-            link.caller.start(future, outgoing)
+            link.caller.start(future, CALL, flags, known, payload)
         else:
             # In the caller's context: the scope says whose child the call is (`caller.window`).
-            self.from_thread(link.caller.start, future, outgoing)
+            self.from_thread(link.caller.start_from_thread, future, CALL, flags, known, payload)
 
     def stream(
         self,
@@ -384,13 +383,13 @@ class Agent:
         ship = self.shipper.named if link.restricted else self.shipper.of
         shipment = ship(func, link.peer)
         patience = None
-        if timeout is None and SCOPE.get().deadline == math.inf:
+        if timeout is None and current_scope().deadline == math.inf:
             patience, timeout = self.options.timeout, math.inf
         seconds, deadline = self.deadline(timeout)
         carried = self.baggage.current() if self.baggage is not None else None
         future: Future[Any] = Future(loop=self.loop)
         future.info = info = CallInfo(shipment.name, "call", seconds, deadline, frame)
-        info.trace, info.parent = trace(self, link.peer, "stream"), SCOPE.get().call
+        info.trace, info.parent = trace(self, link.peer, "stream"), current_scope().call
         stream: Stream[Any] = Stream(future, link, None if patience == math.inf else patience)
         arguments = (as_tuple(args), kwargs)
         self._start_call(link, future, func, arguments, shipment, carried, flags=STREAM)
@@ -433,11 +432,12 @@ class Agent:
         if lazy and flags & FAST:
             flags |= LAZY
         shipment = self._service_shipments[service]
-        outgoing = Outgoing(REQUEST, flags, shipment, payload)
         if here:
-            link.caller.start(future, outgoing)
+            link.caller.start(future, REQUEST, flags, shipment, payload)
         else:
-            self.from_thread(link.caller.start, future, outgoing)
+            self.from_thread(
+                link.caller.start_from_thread, future, REQUEST, flags, shipment, payload
+            )
         return future
 
     def post(self, to: Any, service: str, *args: Any, carried: Any = None) -> None:
@@ -496,7 +496,7 @@ class Agent:
 
     def deadline(self, timeout: float | None) -> tuple[float, float]:
         """Return the seconds a call made now may take, and the loop time when they are over."""
-        inherited = SCOPE.get().deadline
+        inherited = current_scope().deadline
         if inherited == math.inf:
             seconds = self.options.timeout if timeout is None else check_timeout(timeout)
             return seconds, (self.loop.time() + seconds if seconds != math.inf else seconds)

@@ -27,9 +27,9 @@ from aiograd.wire.safecodec import DataCodec
 _LENGTH: Final = struct.Struct("<I")
 _LABEL: Final = struct.Struct("<QQI")
 _LABEL_SIZE: Final = _LABEL.size
+_pack_label: Final = _LABEL.pack
+_read_label: Final = _LABEL.unpack_from
 _TOKEN: Final = struct.Struct("<H")
-# A named tuple made without its own `__new__`, which takes twice as long: one for every message.
-make_payload: Final[Any] = tuple.__new__
 
 
 class Packer(Protocol):
@@ -93,7 +93,7 @@ def pack_call(
         if departure.carried is not None or token is not None or metadata:
             more, head = _head(worker, route, departure, token, metadata)
             flags, data = flags | more, head + data
-        payload = make_payload(Payload, (data, lent, False))
+        payload = Payload(data, lent)
         if lent or len(data) > SMALL:
             check_size(payload, "call", route.max_message)
     except BaseException:
@@ -124,7 +124,7 @@ def pack_value(
         if departure.carried is not None or metadata:
             more, head = _head(worker, route, departure, None, metadata)
             flags, data = flags | more, head + data
-        payload = make_payload(Payload, (data, lent, False))
+        payload = Payload(data, lent)
         if lent or len(data) > SMALL:
             check_size(payload, what, route.max_message)
     except BaseException:
@@ -152,8 +152,8 @@ def _encode(
 ) -> tuple[int, bytes, list[Any]]:
     """Encode by the general codec; flags, data and the buffers beside it."""
     departure.scratch.clear()  # of what the fast codec began
-    data, buffers, travelled = encode_named(codec, value, departure, what)
-    return (TRAVELLED if travelled else 0), data, list(buffers)
+    payload = encode_named(codec, value, departure, what)
+    return (TRAVELLED if payload.travelled else 0), payload.data, list(payload.buffers)
 
 
 def _head(
@@ -171,7 +171,7 @@ def _head(
         label = worker.baggage.depart(departure.carried, departure)
         if label is not None:
             flags |= BAGGAGE
-            parts += _LABEL.pack(*label)
+            parts += _pack_label(*label)
     if metadata:
         flags |= METADATA
         parts += _metadata(metadata, route.codec)
@@ -210,7 +210,7 @@ def open_head(codec: Codec | DataCodec, flags: int, body: Any) -> Head:
         start = _TOKEN.size + length
         token, data = bytes(data[_TOKEN.size : start]), data[start:]
     if flags & BAGGAGE:
-        label, data = _LABEL.unpack_from(data), data[_LABEL_SIZE:]
+        label, data = _read_label(data), data[_LABEL_SIZE:]
     if flags & METADATA:
         metadata, data = _open_metadata(data, codec)
     return Head(token, label, metadata, data, buffers)
@@ -229,7 +229,7 @@ def _open_metadata(data: Any, codec: Codec | DataCodec) -> tuple[dict[str, Any],
 def take_label(worker: Packer, data: Any, arrival: Arrival) -> Any:
     """Let the baggage of a message arrive that has nothing else before its payload; the payload."""
     if worker.baggage is not None:
-        arrival.carried = worker.baggage.arrive(_LABEL.unpack_from(data), arrival)
+        arrival.carried = worker.baggage.arrive(_read_label(data), arrival)
     return data[_LABEL_SIZE:]
 
 

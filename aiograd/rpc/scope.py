@@ -14,8 +14,6 @@ from typing import Any, Final
 from aiograd.errors import WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 
-OWN: Final = object()  # the identity of a call that begins: its first scope
-
 
 class CallScope:
     """What code knows about the call it runs in. Immutable, and inherited by tasks and threads."""
@@ -27,22 +25,26 @@ class CallScope:
         deadline: float = math.inf,
         guest: PeerInfo | None = None,
         recording: Any = None,
-        call: Any = OWN,
+        call: object | None = None,
     ) -> None:
         self.deadline: float = deadline  # loop time at which the call must have ended
         self.guest: PeerInfo | None = guest  # the caller, if it may call only what is exposed
         self.recording: Any = recording  # where spans of calls made here go, while somebody records
         # The identity of the call: calls that it makes are known as its children by it. Two scopes
-        # of one call, with and without a recording, share it. None outside of any call.
-        self.call: CallScope | Any = self if call is OWN else call
+        # of one call, with and without a recording, share it. None outside of any call. Not the
+        # scope itself: an object that refers to itself is freed only by the garbage collector.
+        self.call: object | None = call
 
     def recorded(self, recording: Any) -> CallScope:
         """Return the same scope with another recording."""
         return CallScope(self.deadline, self.guest, recording, self.call)
 
 
-NO_CALL: Final = CallScope(call=None)
+NO_CALL: Final = CallScope()
 SCOPE: Final[ContextVar[CallScope]] = ContextVar("aiograd_scope", default=NO_CALL)
+# Bound once: every call asks for its scope, and enters one at the callee.
+current_scope: Final = SCOPE.get
+enter_scope: Final = SCOPE.set
 AGENT: Final[ContextVar[Any]] = ContextVar("aiograd_agent", default=None)
 
 # Agents of this process in the order of their start: the one process-wide list.

@@ -22,7 +22,8 @@ import pickle
 import types
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import cloudpickle
 import numpy as np
@@ -57,7 +58,8 @@ BY_SCRIPT: Final = 1
 YES: Final = 2
 
 
-class Payload(NamedTuple):
+@dataclass(slots=True)
+class Payload:
     """An encoded value: the pickle, the buffers it borrows, and whether travellers are in it."""
 
     data: bytes
@@ -213,9 +215,8 @@ class Codec:
     Re-entrant: a reducer may encode another value. May be used in any thread.
     """
 
-    plain: Final = False  # what it reads may run code
-
     def __init__(self, travellers: Travellers) -> None:
+        self.plain: bool = False  # what it reads may run code
         self.travellers = travellers
         # Memo of `reducer_of`: pickle asks for every object, and types are few.
         self.reducers: dict[type, Reducer | None] = {}

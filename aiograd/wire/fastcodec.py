@@ -22,11 +22,12 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import numpy as np
+from numpy import ndarray  # by its name: numpy's attributes are looked up slowly
 
 from aiograd.errors import ProtocolError
 from aiograd.wire.arrays import CODES, DTYPES
 
+_code_of: Final = CODES.get  # bound once: every array asks
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 BORROW_FROM: Final = 64 * 1024  # bytes of one array: from there up it is lent instead of copied
 ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
@@ -39,7 +40,7 @@ class Box(Protocol):
     def open(self, value: Any, departure: Any) -> tuple[Any, int] | None:
         """The array and the number; None: the value needs the general codec."""
 
-    def close(self, array: np.ndarray, note: int, arrival: Any) -> Any:
+    def close(self, array: ndarray, note: int, arrival: Any) -> Any:
         """Make the value again from the array and the number."""
 
 
@@ -92,7 +93,7 @@ def _encode_arrays(
             if opened is None:
                 return None
             value, note = opened
-        elif cls is not np.ndarray:
+        elif cls is not ndarray:
             return None
         elif value.nbytes >= BORROW_FROM and first.setdefault(id(value), index) != index:
             return None  # lent once, it would arrive as two
@@ -135,7 +136,7 @@ def unflatten(args: list[Any], boxes: Boxes, arrival: Any) -> None:
             args[index] = args[item[0]]
             continue
         shape, code, memory, note = item
-        args[index] = array = np.ndarray(shape, DTYPES[code], memory)
+        args[index] = array = ndarray(shape, DTYPES[code], memory)
         if note != ARRAY:
             args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
 
@@ -153,7 +154,7 @@ def encode_value(
         if opened is None:
             return None
         value, note = opened
-    elif cls is not np.ndarray:
+    elif cls is not ndarray:
         return None
     flat = flat_array(value, lent)
     if flat is None:
@@ -170,16 +171,16 @@ def decode_value(
     value, note = pickle.loads(data, buffers=lent) if lent else pickle.loads(data)
     if note is None:
         return value
-    array: Any = np.ndarray(value[0], DTYPES[value[1]], value[2])
+    array: Any = ndarray(value[0], DTYPES[value[1]], value[2])
     if note < 0:
         return array
     assert boxes is not None
     return boxes[1].close(array, note, arrival)
 
 
-def flat_array(array: np.ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str, Any] | None:
+def flat_array(array: ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str, Any] | None:
     """Shape, dtype and bytes, of which `np.ndarray` makes the array; None if that is not all."""
-    code, flags = CODES.get(array.dtype), array.flags
+    code, flags = _code_of(array.dtype), array.flags
     if code is None or not flags.c_contiguous:
         return None
     if array.nbytes < BORROW_FROM:
@@ -247,9 +248,9 @@ def encode_value_entry(value: Any, boxes: Boxes) -> Any:
         return value
     elif cls in ATOMS:
         return value if len(value) <= _SHORT else NOT_BATCHABLE
-    elif cls is not np.ndarray:
+    elif cls is not ndarray:
         return NOT_BATCHABLE
-    code = CODES.get(value.dtype)
+    code = _code_of(value.dtype)
     if code is None or value.nbytes > _LITTLE or not value.flags.c_contiguous:
         return NOT_BATCHABLE
     return value.shape, code, bytearray(value.tobytes()), note
@@ -280,5 +281,5 @@ def decode_value_entry(entry: Any, boxes: Boxes, arrival: Any = None) -> Any:
     if entry.__class__ is not tuple:
         return entry
     shape, code, memory, note = entry
-    array: Any = np.ndarray(shape, DTYPES[code], memory)
+    array: Any = ndarray(shape, DTYPES[code], memory)
     return array if note == ARRAY else boxes[1].close(array, note, arrival)  # type: ignore[index]

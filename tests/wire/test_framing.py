@@ -36,9 +36,9 @@ def large(number, segments, kind=CALL, id=1, target=5):
 
 def plain(frames):
     return [
-        (kind, flags, id, budget, target, bytes(body))
-        for kind, flags, id, budget, target, body in frames
-        if not isinstance(body, Transfer)
+        (each.kind, each.flags, each.id, each.budget, each.target, bytes(each.body))
+        for each in frames
+        if not isinstance(each.body, Transfer)
     ]
 
 
@@ -71,8 +71,8 @@ def test_many_buffers_full_of_frames_come_out_whole():
     bodies = [bytes([i % 251]) * (i * 37 % 3000) for i in range(500)]
     data = b"".join(frame(CALL, body, id=i) for i, body in enumerate(bodies))
     found = [f for i in range(0, len(data), 7777) for f in reader.feed(data[i : i + 7777])]
-    assert [bytes(f[5]) for f in found] == bodies
-    assert [bytes(f[5]) for f in FrameReader().feed(data)] == bodies
+    assert [bytes(f.body) for f in found] == bodies
+    assert [bytes(f.body) for f in FrameReader().feed(data)] == bodies
 
 
 @pytest.mark.parametrize("piece", [100, 65536, 10**9])
@@ -84,10 +84,10 @@ def test_a_large_message_is_announced_and_then_complete(piece):
     for i in range(0, len(stream), piece):
         found += reader.feed(stream[i : i + piece])
     announced, ping, complete = found
-    assert announced[5] is complete[5]
-    assert announced[4] == 5
-    assert ping[0] == PING
-    transfer = complete[5]
+    assert announced.body is complete.body
+    assert announced.target == 5
+    assert ping.kind == PING
+    transfer = complete.body
     assert transfer.complete
     assert [bytes(s) for s in transfer.segments] == [first, b"", second]
     assert all(s.flags.writeable for s in transfer.segments)
@@ -99,24 +99,24 @@ def test_large_messages_share_the_connection():
     head2, chunks2 = large(2, two, id=2)
     stream = head1 + chunks1[0] + head2 + chunks2[0] + chunks1[1] + chunks2[1]
     found = FrameReader().feed(stream)
-    assert [(f[2], f[5].size) for f in found] == [
+    assert [(f.id, f.body.size) for f in found] == [
         (1, 2 * CHUNK_SIZE),
         (2, CHUNK_SIZE + 5),
         (1, 2 * CHUNK_SIZE),
         (2, CHUNK_SIZE + 5),
     ]
-    assert bytes(found[2][5].segments[0]) == one[0]
-    assert bytes(found[3][5].segments[0]) == two[0]
+    assert bytes(found[2].body.segments[0]) == one[0]
+    assert bytes(found[3].body.segments[0]) == two[0]
 
 
 def test_nothing_is_allocated_without_a_reservation():
     reader = FrameReader(reserve=lambda size: False)
     head, chunks = large(1, [b"x" * 100_000])
     (announced,) = reader.feed(head)
-    assert announced[5].refused == "inbound_budget"
-    assert announced[5].segments == []
+    assert announced.body.refused == "inbound_budget"
+    assert announced.body.segments == []
     (complete,) = reader.feed(b"".join(chunks))
-    assert complete[5].complete
+    assert complete.body.complete
 
 
 class Scarce(BufferPool):
@@ -143,8 +143,8 @@ def test_what_cannot_be_allocated_is_refused_and_skipped_and_the_rest_goes_on(pi
     frames = []
     for at in range(0, len(data), piece):
         frames += reader.feed(data[at : at + piece])
-    assert [each[2] for each in frames] == [1, 2, 3, 1, 2]
-    refused, other = frames[3][5], frames[4][5]
+    assert [each.id for each in frames] == [1, 2, 3, 1, 2]
+    refused, other = frames[3].body, frames[4].body
     assert refused.refused == "allocation"
     assert refused.segments == []
     assert refused.complete
@@ -221,7 +221,7 @@ def test_a_message_may_have_as_many_segments_as_an_announcement_can_list():
     head, chunks = large(1, [b"1"] * MAX_SEGMENTS)
     reserved = []
     reader = FrameReader(reserve=lambda size: not reserved.append(size))
-    *_, (*_, whole) = reader.feed(head + b"".join(chunks))
+    whole = reader.feed(head + b"".join(chunks))[-1].body
     assert len(whole.segments) == MAX_SEGMENTS
     assert reserved == [whole.size] == [MAX_SEGMENTS + 160 * (MAX_SEGMENTS - 1)]
 
@@ -239,21 +239,21 @@ def test_the_number_of_a_message_can_be_used_again_when_it_is_complete():
     for _ in range(2):
         head, chunks = large(1, [b"abc", b"", b"de"], kind=REPLY)
         announced, done = reader.feed(head + b"".join(chunks))
-        assert announced[5] is done[5]
-        assert done[5].kind == REPLY
-        assert done[5].reserved
-        assert [bytes(segment) for segment in done[5].segments] == [b"abc", b"", b"de"]
+        assert announced.body is done.body
+        assert done.body.kind == REPLY
+        assert done.body.reserved
+        assert [bytes(segment) for segment in done.body.segments] == [b"abc", b"", b"de"]
 
 
 def test_a_message_is_not_complete_before_its_last_byte():
     reader = FrameReader()
     head, chunks = large(1, [b"abc"])
     (announced,) = reader.feed(head)
-    assert not announced[5].complete
+    assert not announced.body.complete
     assert reader.feed(chunks[0][:-1]) == []
-    assert not announced[5].complete
+    assert not announced.body.complete
     assert reader.feed(chunks[0][-1:]) == [announced]
-    assert announced[5].complete
+    assert announced.body.complete
 
 
 def test_while_a_large_message_comes_little_else_is_read_at_once():
@@ -299,20 +299,20 @@ def outcome_of(data, piece):
             found += reader.feed(data[i : i + piece])
     except ProtocolError as error:
         return str(error)
-    return plain(found), [body.complete for *_, body in found if isinstance(body, Transfer)]
+    return plain(found), [each.body.complete for each in found if isinstance(each.body, Transfer)]
 
 
 def test_the_memory_of_a_segment_is_numpys():
     head, chunks = large(1, [b"x" * 70_000])
     *_, done = FrameReader().feed(head + b"".join(chunks))
-    assert isinstance(done[5].segments[0], np.ndarray)
+    assert isinstance(done.body.segments[0], np.ndarray)
 
 
 def test_a_message_over_the_limit_is_refused_before_there_is_memory_for_it():
     asked = []
     reader = FrameReader(max_message=100, reserve=lambda size: not asked.append(size))
     head, chunks = large(1, [bytes(60), bytes(40)])
-    *_, (*_, whole) = reader.feed(head + b"".join(chunks))
+    whole = reader.feed(head + b"".join(chunks))[-1].body
     assert whole.complete
     asked.clear()
     with pytest.raises(ProtocolError, match="101 bytes is over the limit"):
@@ -334,7 +334,7 @@ def test_chunks_in_shared_memory_are_copied_to_their_place():
     (announced,) = reader.feed(large(1, [b"12345", b"6"])[0])
     assert reader.feed(chunk(b"1")) == []
     assert reader.feed(chunk(b"2")) == [announced]
-    assert [bytes(segment) for segment in announced[5].segments] == [b"abcde", b"f"]
+    assert [bytes(segment) for segment in announced.body.segments] == [b"abcde", b"f"]
     assert bytes(lent[b"1"][0]) == b"abcd"
     reader.feed(large(1, [b"12"])[0])
     with pytest.raises(ProtocolError, match="a chunk of 2 segments"):
@@ -353,7 +353,8 @@ def test_a_message_in_shared_memory_is_found_by_who_shares_it():
         return Transfer.whole(kind, [np.frombuffer(bytes(body), np.uint8)])
 
     lent = frame(CALL, b"where", LARGE | SHARED, id=3)
-    ((kind, _, id, _, _, whole),) = FrameReader(shared=find).feed(lent)
+    (only,) = FrameReader(shared=find).feed(lent)
+    kind, id, whole = only.kind, only.id, only.body
     assert (kind, id, whole.complete) == (CALL, 3, True)
     assert bytes(whole.segments[0]) == b"where"
     with pytest.raises(ProtocolError, match="without any"):

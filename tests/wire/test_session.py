@@ -119,8 +119,8 @@ def test_without_memory_nothing_is_resumable_but_the_end():
 def test_an_acknowledgement_is_a_ping_that_says_how_much_came():
     session = Session()
     session.received = 1234
-    ((kind, _, id, _, _, _),) = FrameReader().feed(session.acknowledge())
-    assert (kind, id) == (PING, 1234)
+    (ping,) = FrameReader().feed(session.acknowledge())
+    assert (ping.kind, ping.id) == (PING, 1234)
     assert (session.due, session.overdue) == (1234 + ACK_WITH_WRITE, 1234 + ACK_NOW)
 
 

@@ -33,7 +33,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import pack_value
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
-from aiograd.rpc.scope import SCOPE, CallScope
+from aiograd.rpc.scope import SCOPE, CallScope, enter_scope
 from aiograd.wire.codec import Codec
 from aiograd.wire.framing import Frame
 from aiograd.wire.messages import CALL, ITEM, POST
@@ -183,7 +183,7 @@ class Execution:
             invocation.came = self._loop.time()
         if invocation.kind == CALL:
             assert invocation.context is not None
-            invocation.context.run(SCOPE.set, CallScope(deadline, self._guest))
+            invocation.context.run(enter_scope, CallScope(deadline, self._guest, None, object()))
 
     def deadline(self, budget: float) -> float:
         """Return the loop time at which a call that has come just now must have ended."""
@@ -191,7 +191,7 @@ class Execution:
 
     def enter_scope(self, context: contextvars.Context, deadline: float) -> None:
         """Let calls that a function makes in this context inherit its deadline."""
-        context.run(SCOPE.set, CallScope(deadline, self._guest))
+        context.run(enter_scope, CallScope(deadline, self._guest, None, object()))
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────
 

@@ -19,41 +19,40 @@ class Expiry(Protocol):
 class Invocation:
     """One call, request or post that a peer has made here."""
 
-    kind: int
-    flags: int
-    id: int
-
-    # Defaults live in the class, because most invocations need few of these fields.
-    size = 0  # bytes of its share in a batch
-    charged = 0  # bytes that its arguments take of a partner's memory
-    args: Any = ()
-    kwargs: Any = None
-    context: contextvars.Context | None = None  # in which it runs
-    carried: Any = None  # the baggage it came with
-    token: bytes | None = None  # its result stays here, under this token
-    announced = False  # the result store knows that
-    execution: Expiry | None = None  # while it is tracked
-    bucket: Bucket | None = None  # where its deadline waits
-    came = 0.0  # loop time at which it came, if it has no deadline: else that says it
+    # What few invocations need has its default in the class. What every one reads is set in
+    # `__init__`: to read a default of the class takes several times as long.
+    size: int = 0  # bytes of its share in a batch
+    announced: bool = False  # the result store knows that its result stays here
+    came: float = 0.0  # loop time at which it came, if it has no deadline: else that says it
     task: asyncio.Task[Any] | None = None
-    answered = False
-    refused = False  # its function or service never began
-    abandoned = False  # nobody waits for the answer any more
-    in_thread = False
-    begun = False  # a thread runs it
-    stream: Any = None  # the writer's end, if it gives items
-    record: bool | None = None  # the caller wants to know what it does; True: in detail
-    visit: Any = None  # while that is recorded
-    turn: Turn | None = None  # its place among calls that must not run at the same time
+    refused: bool = False  # its function or service never began
+    abandoned: bool = False  # nobody waits for the answer any more
+    in_thread: bool = False
+    begun: bool = False  # a thread runs it
 
     def __init__(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
     ) -> None:
-        self.kind, self.flags, self.id = kind, flags, id
-        self.budget = budget  # seconds it may take
-        self.target = target
+        self.kind: int = kind
+        self.flags: int = flags
+        self.id: int = id
+        self.budget: float = budget  # seconds it may take
+        self.target: Target = target
         self.func: Any = target.func
-        self.body = body  # a view, a `Transfer`, or its entry in a batch
+        self.args: Any = ()
+        self.kwargs: Any = None
+        self.body: Any = body  # a view, a `Transfer`, or its entry in a batch
+        self.charged: int = 0  # bytes that its arguments take of a partner's memory
+        self.context: contextvars.Context | None = None  # in which it runs
+        self.carried: Any = None  # the baggage it came with
+        self.token: bytes | None = None  # its result stays here, under this token
+        self.execution: Expiry | None = None  # while it is tracked
+        self.bucket: Bucket | None = None  # where its deadline waits
+        self.answered: bool = False
+        self.stream: Any = None  # the writer's end, if it gives items
+        self.record: bool | None = None  # the caller wants to know what it does; True: in detail
+        self.visit: Any = None  # while that is recorded
+        self.turn: Turn | None = None  # its place among calls that must not run at the same time
 
     def expire(self) -> None:
         """Let the execution know that the deadline has come (called by `Deadlines`)."""

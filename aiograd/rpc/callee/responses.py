@@ -23,7 +23,7 @@ from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.observe.log_rate import LogRate
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
-from aiograd.wire.framing import Frame, make_frame
+from aiograd.wire.framing import Frame
 from aiograd.wire.messages import (
     CALL,
     EMPTY,
@@ -104,7 +104,7 @@ class Responses:
             if isinstance(error, SerializationError):
                 error = SerializationError(error.path, error.what, self._host.name)
             return self._fault(invocation, error, spans)
-        frame = make_frame(Frame, (REPLY, flags, invocation.id, 0.0, 0, payload))
+        frame = Frame(REPLY, flags, invocation.id, 0.0, 0, payload)
         channel.send(frame, "reply", departure.undo)
 
     def send_copy(self, invocation: Invocation, value: Any) -> None:

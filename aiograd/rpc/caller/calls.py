@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from aiograd.errors import DeadlineExceeded, Overloaded, WorkerLost, WorkerUnresponsive
 from aiograd.rpc.callee.functions import Shipment
@@ -25,26 +26,23 @@ from aiograd.rpc.link.send import NORMAL, NOW, OpenCall
 from aiograd.rpc.scope import SCOPE
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_batch, encode_call_entry
-from aiograd.wire.framing import Frame, make_frame
+from aiograd.wire.framing import Frame
 from aiograd.wire.messages import BATCH, CALL, CANCEL, FAST, KEEP, NESTED, OP, REQUEST
 
 UNRESPONSIVE: Final = 30.0  # seconds of silence after which calls without a deadline end
 
 
-class Outgoing(NamedTuple):
-    """A call or request that is packed, and has no number so far."""
+@dataclass(slots=True)
+class WaitingCall:
+    """A call of the general path that waits in the window; it is packed, and has no number."""
 
-    kind: int
     flags: int
     shipment: Shipment | None  # None: the function is inside the payload
     payload: Payload
 
 
-# As `make_frame`: one for every call.
-make_outgoing: Final[Any] = tuple.__new__
-
-
-class WaitingEntry(NamedTuple):
+@dataclass(slots=True)
+class WaitingEntry:
     """A call of the fast path that waits in the window; it joins a batch when it leaves."""
 
     flags: int
@@ -113,7 +111,7 @@ class Caller:
         if self.window or len(pending) >= self._limit:
             if token is not None:
                 flags, entry = flags | KEEP, (token, entry)
-            self._wait(future, make_outgoing(WaitingEntry, (flags, shipment, entry)))
+            self._wait(future, WaitingEntry(flags, shipment, entry))
             return True
         self.last_id = info.id = id = self.last_id + 1
         pending[id] = future
@@ -126,12 +124,18 @@ class Caller:
             self._outbox.put_open(info.queued)
         return True
 
-    def start(self, future: Future[Any], outgoing: Outgoing) -> None:
-        """Send a call or request, or let it wait until fewer are under way. On the loop only."""
+    def start(
+        self,
+        future: Future[Any],
+        kind: int,
+        flags: int,
+        shipment: Shipment | None,
+        payload: Payload,
+    ) -> None:
+        """Send a call or request, or let it wait until fewer are under way. On the loop only.
+
+        `shipment` is None if the function is inside the payload."""
         info, error = future.info, self._channel.error
-        if future.done():  # cancelled in another thread meanwhile
-            run_undo(info.undo)
-            return
         if error is not None:
             run_undo(info.undo)
             self.end(future, lost(error, executed="no"))
@@ -142,16 +146,30 @@ class Caller:
             bucket[future] = None
         else:
             info.began = self._host.loop.time()
-        if outgoing.kind == CALL and (
+        if kind == CALL and (
             self.window
             or len(self.pending) >= self._limit
             or self._outbox.waiting > self._bytes_limit
         ):
-            self._wait(future, outgoing)
+            self._wait(future, WaitingCall(flags, shipment, payload))
         else:
-            self._send(future, outgoing, info.seconds)
+            self._send(future, kind, flags, shipment, payload, info.seconds)
 
-    def _wait(self, future: Future[Any], item: Outgoing | WaitingEntry) -> None:
+    def start_from_thread(
+        self,
+        future: Future[Any],
+        kind: int,
+        flags: int,
+        shipment: Shipment | None,
+        payload: Payload,
+    ) -> None:
+        """`start` what another thread has packed, unless it was cancelled meanwhile."""
+        if future.done():
+            run_undo(future.info.undo)
+        else:
+            self.start(future, kind, flags, shipment, payload)
+
+    def _wait(self, future: Future[Any], item: WaitingCall | WaitingEntry) -> None:
         """Let a call wait until fewer are under way."""
         self.window.enter(future, item, SCOPE.get().call)
         if self.window.families:
@@ -160,7 +178,7 @@ class Caller:
     def _full(self) -> bool:
         return len(self.pending) >= self._limit or self._outbox.waiting > self._bytes_limit
 
-    def _send_late(self, future: Future[Any], item: Outgoing | WaitingEntry, now: float) -> None:
+    def _send_late(self, future: Future[Any], item: WaitingCall | WaitingEntry, now: float) -> None:
         """Send what has waited in the window: its budget is what is left of it."""
         budget = future.info.deadline
         if budget != math.inf:
@@ -168,7 +186,7 @@ class Caller:
         if isinstance(item, WaitingEntry):
             self._send_entry(future, item, budget)
         else:
-            self._send(future, item, budget)
+            self._send(future, CALL, item.flags, item.shipment, item.payload, budget)
 
     def _send_entry(self, future: Future[Any], item: WaitingEntry, budget: float) -> None:
         """Put a call that has waited into a batch, as if there had been room at once.
@@ -177,7 +195,7 @@ class Caller:
         (`benchmarks/scaling`, inflight).
         """
         channel, info = self._channel, future.info
-        flags, shipment, entry = item
+        flags, shipment, entry = item.flags, item.shipment, item.entry
         number = channel.numbers.get(shipment) or channel.number(shipment)
         self.last_id = info.id = id = self.last_id + 1
         self.pending[id] = future
@@ -191,9 +209,16 @@ class Caller:
         else:
             self._outbox.put_batched((CALL, flags, budget, number), id, entry)
 
-    def _send(self, future: Future[Any], outgoing: Outgoing, budget: float) -> None:
+    def _send(
+        self,
+        future: Future[Any],
+        kind: int,
+        flags: int,
+        shipment: Shipment | None,
+        payload: Payload,
+        budget: float,
+    ) -> None:
         channel, info = self._channel, future.info
-        kind, flags, shipment, payload = outgoing
         number = 0
         if shipment is not None:
             number = channel.numbers.get(shipment) or channel.number(shipment)
@@ -204,7 +229,7 @@ class Caller:
             info.queued = OpenCall((kind, flags, budget, number), id, payload.data)
             self._outbox.put_open(info.queued)
         else:
-            frame = make_frame(Frame, (kind, flags, id, budget, number, payload))
+            frame = Frame(kind, flags, id, budget, number, payload)
             channel.send(frame, info.label, info.undo, future)
 
     def piggyback(self, future: Future[Any]) -> bool:
@@ -241,8 +266,8 @@ class Caller:
             now = self._host.loop.time()
             for parent, future, item in window.due(self.pending):
                 if not future.done():
-                    nested = item._replace(flags=item.flags | NESTED)
-                    self._send_late(future, nested, now)
+                    item.flags |= NESTED
+                    self._send_late(future, item, now)
                     window.left(parent, future.info.id)
         if not window:
             window.tidy(self.pending)

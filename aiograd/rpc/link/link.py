@@ -22,6 +22,7 @@ import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from aiograd.errors import ProtocolError, WorkerClosed, WorkerLost
@@ -40,7 +41,7 @@ from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
 from aiograd.rpc.link.shared_memory import SharedMemory, open_shared_memory
 from aiograd.wire.codec import Codec, Payload
-from aiograd.wire.framing import SMALL, Frame, FrameReader, make_frame
+from aiograd.wire.framing import SMALL, Frame, FrameReader
 from aiograd.wire.messages import (
     CALL,
     DEFINE,
@@ -488,14 +489,12 @@ class Link:
     def _lane(self, frame: Frame) -> int:
         """Return when a small message leaves."""
         kind = frame.kind
-        if kind == POST:
-            return NOW
-        if kind not in _CALLS:
-            return NORMAL
-        if frame.flags & LAZY and kind == REQUEST:
+        if kind == CALL or (kind == REQUEST and not frame.flags & LAZY):
+            # Somebody waits for a call that is alone under way. Those of a burst share a write.
+            return NOW if len(self.caller.pending) == 1 else NORMAL
+        if kind == REQUEST:
             return LAZY_LANE
-        # Somebody waits for a call that is alone under way. Those of a burst share a write.
-        return NOW if len(self.caller.pending) == 1 else NORMAL
+        return NOW if kind == POST else NORMAL
 
     def _send_injected(
         self, frame: Frame, name: str, undo: list[Any] | None, future: Future[Any] | None
@@ -530,7 +529,7 @@ class Link:
             raise self.as_lost()
         number = self.numbers.get(shipment) or self.number(shipment)
         self.caller.last_id = id = self.caller.last_id + 1
-        frame = make_frame(Frame, (POST, flags, id, _NEVER, number, payload))
+        frame = Frame(POST, flags, id, _NEVER, number, payload)
         if not self.send(frame, shipment.name, undo):
             if self.error is not None:
                 raise self.as_lost()
@@ -555,7 +554,7 @@ class Link:
             self.outbox.put(Frame(kind, 0, id, target=target))
 
     def _put(self, frame: Frame) -> None:
-        data, buffers, _ = frame.body
+        data, buffers = frame.body.data, frame.body.buffers
         if buffers or len(data) > SMALL:
             self._put_large(frame, [memoryview(part).cast("B") for part in (data, *buffers)])
         else:
@@ -569,7 +568,7 @@ class Link:
             self.outbox.put_large(frame, segments)
             return
         flags = frame.flags | LARGE | SHARED
-        self.outbox.put(frame._replace(flags=flags, body=place))
+        self.outbox.put(replace(frame, flags=flags, body=place))
         if not self.outbox.corked:
             # The peer can read it while we go on: it costs more than the write.
             self.outbox.flush_early()
@@ -581,7 +580,7 @@ class Link:
     def _put_late(self, frame: Frame) -> None:
         if self.error is None:
             if frame.kind in NUMBERED:  # others have taken later numbers meanwhile
-                frame = frame._replace(id=self.caller.renumber(frame.id))
+                frame = replace(frame, id=self.caller.renumber(frame.id))
             self._put(frame)
 
     def _large_sent(self) -> None:
@@ -613,6 +612,3 @@ class Link:
         self.suspect = silence >= self.agent.options.silence
         if self.suspect:
             self.caller.silent(silence)
-
-
-_CALLS: Final = frozenset({CALL, REQUEST})

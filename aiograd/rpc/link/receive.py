@@ -10,6 +10,7 @@ defines before it uses them. A peer that breaks the protocol loses its link.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from aiograd.errors import ProtocolError
@@ -135,11 +136,11 @@ class Receiver:
         outbox.corked = True
         try:
             for frame in frames:
-                kind = frame[0]
+                kind = frame.kind
                 if restricted and frame.flags & FAST:
                     raise self._error("a pickle where only plain data may travel")
                 try:
-                    if waiting or (type(frame[5]) is Transfer and not frame.flags & SHARED):
+                    if waiting or (frame.body.__class__ is Transfer and not frame.flags & SHARED):
                         self._receive_between(frame)
                     else:
                         handlers[kind](frame)
@@ -164,8 +165,8 @@ class Receiver:
         return ProtocolError(f"{self._link.peer_name} sent {text}")
 
     def _invocation(self, frame: Frame) -> Invocation:
-        kind, flags, id, budget, target, body = frame
-        return Invocation(kind, flags, id, budget, self._target(target), body)
+        target = self._target(frame.target)
+        return Invocation(frame.kind, frame.flags, frame.id, frame.budget, target, frame.body)
 
     def _target(self, number: int) -> Target:
         target = self._targets.get(number)
@@ -177,28 +178,27 @@ class Receiver:
         """Unpack a batch of calls."""
         entries = decode_batch(frame.body)
         self._once.take_batch(frame.id, len(entries))
-        kind, flags, first, budget, target, _ = frame
+        kind, flags, budget, target = frame.kind, frame.flags, frame.budget, frame.target
         found = self._target(target)
         return [
             Invocation(kind, flags, id, budget, found, entry)
-            for id, entry in enumerate(entries, first)
+            for id, entry in enumerate(entries, frame.id)
         ]
 
     def _on_call(self, frame: Frame) -> None:
-        if frame.flags & BATCH:
-            entries = decode_batch(frame.body)
-            self._once.take_batch(frame.id, len(entries))
-            self._callee.accept_batch(frame, self._target(frame.target), entries)
-        elif self._once.fresh(frame.id):
-            kind, flags, id, budget, target, body = frame
-            found = self._targets.get(target) or self._target(target)
-            self._callee.accept(Invocation(kind, flags, id, budget, found, body))
+        if not frame.flags & BATCH:
+            self._on_numbered(frame)
+            return
+        entries = decode_batch(frame.body)
+        self._once.take_batch(frame.id, len(entries))
+        self._callee.accept_batch(frame, self._target(frame.target), entries)
 
     def _on_numbered(self, frame: Frame) -> None:
-        kind, flags, id, budget, target, body = frame
-        if self._once.fresh(id):
-            found = self._targets.get(target) or self._target(target)
-            self._callee.accept(Invocation(kind, flags, id, budget, found, body))
+        if self._once.fresh(frame.id):
+            target = self._targets.get(frame.target) or self._target(frame.target)
+            self._callee.accept(
+                Invocation(frame.kind, frame.flags, frame.id, frame.budget, target, frame.body)
+            )
 
     def _on_reply(self, frame: Frame) -> None:
         if frame.flags & BATCH:
@@ -263,7 +263,7 @@ class Receiver:
             return
         entries = decode_batch(frame.body)
         for id, entry in enumerate(entries, frame.id):
-            alone = frame._replace(id=id, flags=FAST)
+            alone = replace(frame, id=id, flags=FAST)
             take = self._reply_taker(id, entry)
             self._put_behind(REPLY, id, size // len(entries), take, self._refuser(alone))
 
@@ -275,7 +275,7 @@ class Receiver:
                 call.body = bytes(call.body)  # the view is valid only while this batch is read
             return self._call_taker(call)
         if not isinstance(frame.body, Transfer):
-            frame = frame._replace(body=bytes(frame.body))
+            frame = replace(frame, body=bytes(frame.body))
         handler = self._handlers[frame.kind]
 
         def take() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from aiograd.wire.codec import Payload
@@ -127,26 +128,27 @@ class Outbox:
         """Queue one small message; its body is bytes, or a `Payload` without buffers."""
         if self._batch or self._open:
             self._close_batch()
-        kind, flags, id, budget, target, body = frame
+        kind, body = frame.kind, frame.body
         if body.__class__ is Payload:
             body = body.data
         queue = self._queue
-        queue.append(pack_header(kind, flags, len(body), id, budget, target))
-        queue.append(body)
+        header = pack_header(kind, frame.flags, len(body), frame.id, frame.budget, frame.target)
+        queue += (header, body)
         if lane == LAZY:
             self._lazy += 2
-        if len(queue) > EARLY:
-            self._write_queue()
-        elif self.scheduled or self.corked:
-            pass
-        elif lane == NORMAL:
-            self._schedule()
+        if self.corked or self.scheduled:
+            if len(queue) > EARLY:
+                self._write_queue()
         elif lane == NOW:
             self._write_queue()
             if kind == POST:
                 # Posts come in bursts: the others of this tick share a write at its end. A call
                 # that was alone under way is followed by silence, so nothing is scheduled for it.
                 self._schedule()
+        elif lane == NORMAL:
+            self._schedule()
+        elif len(queue) > EARLY:
+            self._write_queue()
         elif not self._delayed:
             self._delay()
 
@@ -202,7 +204,7 @@ class Outbox:
         views = [memoryview(segment) for segment in segments]
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
         body = announce(number, frame.target, [len(view) for view in views])
-        self.put(frame._replace(flags=frame.flags | LARGE, target=0, body=body))
+        self.put(replace(frame, flags=frame.flags | LARGE, target=0, body=body))
         parcel = _Parcel(number, frame, [view for view in views if len(view)])
         self._parcels.append(parcel)
         self.waiting += parcel.left

@@ -62,7 +62,7 @@ async def test_the_small_messages_of_a_tick_leave_in_one_write(outbox, wire):
     assert wire.writes == []
     await turn()
     assert len(wire.writes) == 1
-    assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
+    assert [frame.id for frame in wire.frames()] == [0, 1, 2, 3, 4]
 
 
 async def test_what_somebody_waits_for_leaves_at_once_and_what_follows_together(outbox, wire):
@@ -73,7 +73,7 @@ async def test_what_somebody_waits_for_leaves_at_once_and_what_follows_together(
     assert len(wire.writes) == 2
     outbox.put(Frame(POST, 0, 4, 1.0, 0, b"body"), NOW)
     assert len(wire.writes) == 3
-    assert [frame[2] for frame in wire.frames()] == [0, 1, 2, 3, 4]
+    assert [frame.id for frame in wire.frames()] == [0, 1, 2, 3, 4]
 
 
 async def test_what_somebody_waits_for_leaves_with_the_rest_of_the_batch_that_caused_it(
@@ -92,7 +92,7 @@ async def test_the_first_of_many_messages_leave_while_the_last_are_made(outbox, 
         outbox.put(Frame(CALL, 0, id, 1.0, 0, b"body"))
     assert wire.writes, "nothing left before the end of the tick"
     await turn()
-    assert [frame[2] for frame in wire.frames()] == list(range(EARLY + 3))
+    assert [frame.id for frame in wire.frames()] == list(range(EARLY + 3))
 
 
 async def test_a_large_message_whose_announcement_left_early_follows(outbox, wire):
@@ -101,7 +101,7 @@ async def test_a_large_message_whose_announcement_left_early_follows(outbox, wir
     outbox.put_large(Frame(CALL, 0, EARLY, 1.0, 0), (b"x", bytes(2 * SMALL)))
     await turn()
     *_, last = wire.frames()
-    assert last[5].complete
+    assert last.body.complete
     assert outbox.empty
 
 
@@ -129,7 +129,7 @@ async def test_a_lazy_message_leaves_in_front_of_the_next_one(outbox, wire):
     assert outbox.size > 0
     await turn()
     assert len(wire.writes) == 1
-    assert [frame[2] for frame in wire.frames()] == [1, 2]
+    assert [frame.id for frame in wire.frames()] == [1, 2]
 
 
 async def test_a_lazy_message_leaves_alone_after_a_while(outbox, wire):
@@ -137,7 +137,7 @@ async def test_a_lazy_message_leaves_alone_after_a_while(outbox, wire):
     async with asyncio.timeout(5):
         while not wire.writes:
             await turn()
-    assert [frame[2] for frame in wire.frames()] == [1]
+    assert [frame.id for frame in wire.frames()] == [1]
 
 
 async def test_lazy_answers_do_not_leave_with_the_end_of_what_was_read(outbox, wire):
@@ -148,7 +148,7 @@ async def test_lazy_answers_do_not_leave_with_the_end_of_what_was_read(outbox, w
     outbox.corked = True
     outbox.put(Frame(REPLY, 0, 2, 0.0, 0, b""))
     outbox.uncork()
-    assert [frame[2] for frame in wire.frames()] == [1, 2]
+    assert [frame.id for frame in wire.frames()] == [1, 2]
 
 
 async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):
@@ -158,7 +158,7 @@ async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):
     await turn()
     assert wire.writes == []
     outbox.resume()
-    assert [frame[2] for frame in wire.frames()] == list(range(2 * EARLY))
+    assert [frame.id for frame in wire.frames()] == list(range(2 * EARLY))
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────
@@ -167,8 +167,8 @@ async def test_a_paused_transport_gets_nothing_until_it_resumes(outbox, wire):
 def rows(wire):
     """(kind, first id, entries) of what left, or the body of what left alone."""
     return [
-        (kind, id, decode_batch(body) if flags & BATCH else bytes(body))
-        for kind, flags, id, _, _, body in wire.frames()
+        (each.kind, each.id, decode_batch(each.body) if each.flags & BATCH else bytes(each.body))
+        for each in wire.frames()
     ]
 
 
@@ -190,7 +190,8 @@ async def test_calls_that_are_alike_share_a_frame(outbox, wire):
     assert not outbox.empty
     await turn()
     assert rows(wire) == [(CALL, 5, [(5,), (6,), (7,)])]
-    ((_, flags, _, budget, target, _),) = wire.frames()
+    (frame,) = wire.frames()
+    flags, budget, target = frame.flags, frame.budget, frame.target
     assert (flags, budget, target) == (FAST | BATCH, 1.0, 3)
     assert outbox.empty
 
@@ -225,7 +226,7 @@ async def test_nothing_overtakes_a_row(outbox, wire, put):
         outbox.put(Frame(POST, 0, 2, 1.0, 3, b""), LAZY if put == "lazy" else NORMAL)
     outbox.put_batched((CALL, FAST, 1.0, 3), 2, "b")
     await turn()
-    kinds = [kind for kind, *_ in wire.frames()]
+    kinds = [frame.kind for frame in wire.frames()]
     between = {"acknowledge": PING}.get(put, POST)
     assert kinds[:3] == [CALL, between, CALL]
 
@@ -291,7 +292,7 @@ async def test_a_large_message_that_waited_for_another_is_announced_before_its_c
     box.put_large(Frame(CALL, 0, 1, 1.0, 0), [b"a" * 100])
     for _ in range(5):
         await turn()
-    whole = [frame[5] for frame in wire.frames()][1::2]
+    whole = [frame.body for frame in wire.frames()][1::2]
     assert [bytes(each.segments[0][:1]) for each in whole] == [b"a", b"b", b"c"]
 
 

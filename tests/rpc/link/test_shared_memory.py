@@ -350,7 +350,7 @@ def test_a_chunk_in_memory_must_belong_to_a_message():
     reader.feed(pack_header(CALL, LARGE, len(announced), 1, 1.0, 0) + announced)
     body = struct.pack("<QQ", 0, 100)
     (frame,) = reader.feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
-    assert frame[5].complete
+    assert frame.body.complete
     with pytest.raises(ProtocolError):
         FrameReader().feed(pack_header(CHUNK, SHARED, len(body), 0, 0.0, 1) + body)
 

@@ -51,7 +51,8 @@ class Pipeline:
     of a stage instead of its graph, and runs the stage again in the backward pass. Gradients go to
     the current context, or to the one that `train_step` is given:
 
-        >>> stages = [ag.nn.RemoteModule(f"worker{i}", ag.nn.Linear, args=(4, 4)) for i in range(2)]
+        >>> workers = ["worker0", "worker1"]
+        >>> stages = [ag.nn.RemoteModule(w, ag.nn.Linear, args=(4, 4)) for w in workers]
         >>> pipe = ag.nn.Pipeline(stages, schedule="1f1b", microbatches=4)
         >>> opt = await ag.optim.DistributedOptimizer(
         ...     ag.optim.SGD, await pipe.remote_parameters(), lr=0.1)

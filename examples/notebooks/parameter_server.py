@@ -23,7 +23,8 @@ import numpy as np
 
 import aiograd as ag
 
-cluster = await ag.LocalCluster(5, names=["shard0", "shard1", "trainer0", "trainer1", "trainer2"])
+names = ["shard0", "shard1", "trainer0", "trainer1", "trainer2"]
+cluster = await ag.LocalCluster(5, names=names)
 table = await ag.nn.ShardedEmbeddingBag(["shard0", "shard1"], 200_000, 16)
 table
 

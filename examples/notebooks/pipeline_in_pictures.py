@@ -57,7 +57,9 @@ def take_notes(stage):
 
 
 paces = [0.01, 0.01, 0.02, 0.01]
-stages = [await ag.nn.RemoteModule(f"worker{i}", Stage, args=(i, p)) for i, p in enumerate(paces)]
+stages = [
+    await ag.nn.RemoteModule(f"worker{i}", Stage, args=(i, pace)) for i, pace in enumerate(paces)
+]
 x, target = np.random.default_rng(0).standard_normal((2, 64, 16))
 
 

@@ -46,8 +46,9 @@ class Party:
     def __init__(self, noise):
         self.columns = table()[0][ag.get_worker_info().name]
         self.rng, self.noise, self.sent = np.random.default_rng(7), noise, set()
-        layers = ag.nn.Linear(5, 8, generator=self.rng), ag.nn.Linear(8, 4, generator=self.rng)
-        self.net = ag.nn.Sequential(layers[0], ag.nn.Tanh(), layers[1])
+        first = ag.nn.Linear(5, 8, generator=self.rng)
+        second = ag.nn.Linear(8, 4, generator=self.rng)
+        self.net = ag.nn.Sequential(first, ag.nn.Tanh(), second)
         self.optimizer = ag.optim.Adam(self.net.parameters(), lr=0.02)
 
     def embed(self, rows):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Token
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -227,7 +228,7 @@ class ContextBaggage:
         carried.sends[edge] = SendNode(edge, peer.name, peer.incarnation, tuple(nodes), loops)
         carried.edge_peers[peer.incarnation] = peer.name
         # An edge whose message never left would never be answered.
-        departure.undo.append(lambda: carried.unsend(edge))
+        departure.undo.append(partial(carried.unsend, edge))
         carried.recipients[peer.name] = peer
         return carried.id, edge, len(nodes)
 

@@ -69,11 +69,11 @@ class Responses:
             self._keep(invocation, value)
             if not invocation.flags & PIGGYBACK:
                 value = None
+        if invocation.carried is not None or spans is not None:
+            return self._succeed(invocation, value, spans)  # they go back with the answer
         channel, host = self._channel, self._host
         if (
-            spans is None
-            and invocation.carried is None  # else the baggage goes back with the answer
-            and not channel.restricted
+            not channel.restricted
             and channel.error is None
             and host.fault_injector is None  # wants to see messages one by one
         ):
@@ -86,7 +86,7 @@ class Responses:
                 else:
                     self._outbox.put_batched(REPLY_HEAD, invocation.id, entry)
                 return
-        self._succeed(invocation, value, spans)
+        self._succeed(invocation, value, None)
 
     def _succeed(self, invocation: Invocation, value: Any, spans: dict[str, Any] | None) -> None:
         if value is None and invocation.carried is None and spans is None:

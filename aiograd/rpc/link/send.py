@@ -280,7 +280,7 @@ class Outbox:
         self.corked = False
         if self.scheduled:
             return
-        if self._batch or self._open or len(self._queue) > self._lazy or self._parcels:
+        if len(self._queue) > self._lazy or self._batch or self._open or self._parcels:
             self.flush()
         elif self._queue and not self._delayed:
             self._delay()

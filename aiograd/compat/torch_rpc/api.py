@@ -304,7 +304,7 @@ def _all_gather(
         rpc_sync(leader, _gather_to_leader, (sequence_id, me, obj, names), timeout=timeout)
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
-    _wait_event(states.proceed_signal, patience, names)
+    _wait_event(states.proceed_signal, patience, names, leader)
     if me == leader:
         _send_gathered(names - {leader}, sequence_id, states.gathered_objects, timeout)
     with _all_gather_dict_lock:
@@ -312,9 +312,12 @@ def _all_gather(
     return states.gathered_objects
 
 
-def _wait_event(event: threading.Event, seconds: float | None, names: set[str]) -> None:
+def _wait_event(
+    event: threading.Event, seconds: float | None, names: set[str], leader: str
+) -> None:
     """Wait until all values are there; RuntimeError if one of the workers is lost for good."""
-    agent = process.current().agent
+    worker = process.current()
+    agent, me = worker.agent, worker.name
     gone: dict[str, float] = {}  # workers that are lost or silent, and since when
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     with agent.pool.blocked():  # it may be a thread that others need meanwhile
@@ -322,9 +325,12 @@ def _wait_event(event: threading.Event, seconds: float | None, names: set[str]) 
             now = time.monotonic()
             if now >= deadline:
                 return
-            suspects = agent.links.suspects()
-            gone = {name: gone.get(name, now) for name in names if name in suspects}
-            lost = [name for name, since in gone.items() if now - since > LOST_AFTER]
+            # No members any more are those that were lost, and those that left without waiting.
+            present = {info.name for info in worker.worker.workers() if not info.suspect}
+            gone = {name: gone.get(name, now) for name in names - present - {me}}
+            # Who has the values may leave before they arrive here; the leader leaves after that.
+            patience = LOST_AFTER if leader in gone or me == leader else 3 * LOST_AFTER
+            lost = [name for name, since in gone.items() if now - since > patience]
             if lost:
                 raise RuntimeError(f"lost {', '.join(sorted(lost))} while waiting for all workers")
 

@@ -35,6 +35,7 @@ __all__ = [
     "read_secret_file",
 ]
 
+_LINKS: Final = 8  # symbolic links that lead to one secret file; more are a mistake
 # Seconds within which the ranks of one start arrive. A refusal in the rendezvous file that is older
 # belongs to a previous start, and must not end this one.
 START_WINDOW: Final = 10.0
@@ -174,17 +175,7 @@ def _read_private(path: str, what: str, *, follow: bool) -> bytes:
 
     `follow`: whether the path may be a symbolic link. OSError if it cannot be opened.
     """
-    # O_NONBLOCK: opening a named pipe would block until somebody writes to it.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-    except OSError as error:
-        # BSD reports a refused link as EMLINK, Linux as ELOOP.
-        if error.errno in (errno.ELOOP, errno.EMLINK) and os.path.islink(path):
-            raise AuthError(f"{what} {path} is no regular file but a symbolic link") from None
-        if isinstance(error, PermissionError):
-            raise AuthError(f"this user may not read {what} {path}") from None
-        raise
+    descriptor = _open_trusted(path, what, _LINKS if follow else 0)
     try:
         # fstat of the open descriptor, not stat of the path: the path may name another file by now.
         found, user = os.fstat(descriptor), os.geteuid()
@@ -202,6 +193,27 @@ def _read_private(path: str, what: str, *, follow: bool) -> bytes:
             return file.read()
     finally:
         os.close(descriptor)
+
+
+def _open_trusted(path: str, what: str, links: int) -> int:
+    """Open a file for reading, over at most so many symbolic links of this user or of root."""
+    # O_NONBLOCK: opening a named pipe would block until somebody writes to it. O_NOFOLLOW: each
+    # link is looked at here, because whoever owns it decides which file is read.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise AuthError(f"this user may not read {what} {path}") from None
+        # BSD reports a refused link as EMLINK, Linux as ELOOP.
+        if error.errno not in (errno.ELOOP, errno.EMLINK) or not os.path.islink(path):
+            raise
+    if not links:
+        raise AuthError(f"{what} {path} is no regular file but a symbolic link")
+    found, target = os.lstat(path), os.readlink(path)
+    if found.st_uid not in (os.geteuid(), 0):
+        raise AuthError(f"{what} {path} is a symbolic link of another user ({found.st_uid})")
+    return _open_trusted(os.path.join(os.path.dirname(path), target), what, links - 1)
 
 
 def exposed_permissions(mode: int, owner: int, user: int) -> str | None:
@@ -249,7 +261,7 @@ def _is_private_group(group: int, user: int) -> bool:
 def read_secret_file(path: str) -> Secret:
     """Read a secret file, private to this user; surrounding whitespace is stripped."""
     try:
-        # Links are followed: orchestrators mount secrets as links into a folder of root's.
+        # Links of ours and of root are followed: orchestrators mount secrets as such.
         secret = Secret(_read_private(path, "the secret file", follow=True).strip())
     except AuthError:
         raise

@@ -28,6 +28,7 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.bootstrap import Bootstrap
 from aiograd.cluster.config import WorkerPlan, plan_worker
 from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.folders import is_listening
 from aiograd.cluster.member import Member
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
@@ -36,11 +37,12 @@ from aiograd.observe.notes import Notes
 from aiograd.observe.runfolder import Registration, RunRecord
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.directory import PeerInfo, WorkerInfo
 from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.progress import attach as attach_progress
+from aiograd.rpc.transport.network import is_loopback, split_tcp
 from aiograd.rref import attach as attach_references
 
 __all__ = ["Worker", "run_to_completion"]
@@ -231,6 +233,8 @@ class Worker:
         if self._coordinator is None:
             with self._bootstrap.refusal_for_loss():
                 await self._member.join(plan.join_timeout)
+            assert coordinator is not None
+            _move_to_unix_socket(agent, coordinator)
         else:
             await self._start_cluster(self._coordinator)
         self._keep_waking()
@@ -425,3 +429,21 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
         # `wait`, not `await task`: its exception would replace the cancellation.
         await asyncio.wait([task])
         raise
+
+
+def _move_to_unix_socket(agent: Agent, coordinator: PeerInfo) -> None:
+    """Let the session with a coordinator that was found at a loopback port go on over its socket.
+
+    Any user of this host could be in between at a port, and read; nobody at a socket in a folder of
+    this user. It takes half the time, too.
+    """
+    link, member = agent.links.get(coordinator.incarnation), agent.directory.get(coordinator.name)
+    if link is None or member is None or not link.address.startswith("tcp:"):
+        return
+    if not is_loopback(split_tcp(link.address)[0]) or agent.options.transport == "tcp":
+        return
+    for address in member.addresses if agent.options.resume else ():
+        # Loopback may be shared, and the file system not, as between containers.
+        if address.startswith("unix:") and is_listening(address.removeprefix("unix:")):
+            link.move(address)
+            return

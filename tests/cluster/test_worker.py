@@ -36,6 +36,7 @@ from aiograd.rpc.api import rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import Network
+from tests.support.waiting import until
 
 QUICK = Options(grace=2.0, timeout=10.0, secret=b"0123456789abcdef")
 
@@ -655,3 +656,25 @@ async def test_the_loop_wakes_at_least_once_a_second():
         again = current_worker()._tick
         assert again is not handle
         assert again.when() - loop.time() < 1.0
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+async def test_a_rendezvous_at_a_loopback_port_goes_on_over_a_unix_socket(transport):
+    """Another user of this host may be in between at the port, and cannot enter the folder."""
+    place, options = f"127.0.0.1:{free_port()}", replace(QUICK, transport=transport)
+    first, second, third = (
+        Worker(name, rank=rank, world_size=3, rendezvous=place, options=options)
+        for rank, name in enumerate("abc")
+    )
+    await asyncio.gather(first.start(), second.start(), third.start())
+    try:
+        for worker in (second, third):
+            link = worker.agent.link("a")
+            await until(lambda link=link: link.ready)
+            assert await worker.agent.call("a", abs, (-1,)) == 1
+            assert await first.agent.call(worker.name, abs, (-2,)) == 2
+            plain = type(link.connection.transport).__name__ != "SealedStream"
+            assert link.address.startswith("unix:" if transport == "auto" else "tcp:")
+            assert plain is (transport == "auto")
+    finally:
+        await asyncio.gather(*(worker.close() for worker in (first, second, third)))

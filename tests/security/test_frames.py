@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -19,8 +22,6 @@ from aiograd.wire.messages import CALL, DEFINE
 from tests.security.rogue import frame
 from tests.support.agents import SECRET
 from tests.support.waiting import until
-
-RAN: list[str] = []
 
 
 class Relay:
@@ -79,22 +80,24 @@ async def pair() -> AsyncIterator[tuple[Agent, Agent, Relay]]:
         await agent.close()
 
 
-def poison() -> bytes:
-    """Frames that run code in a worker that believes them."""
-    code = cloudpickle.dumps(lambda: RAN.append("poison"))
+def poison(marker: Path) -> bytes:
+    """Frames that make this folder in a worker that believes them."""
+    # Not a list in this module: it would be pickled by value, and the copy filled.
+    code = cloudpickle.dumps(partial(os.mkdir, str(marker)))
     call = frame(CALL, cloudpickle.dumps(((), {})), id=1 << 40, to=999)
     return frame(DEFINE, code, to=999) + call
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-async def test_code_that_a_relay_injects_runs_nowhere(pair, way, caplog):
+async def test_code_that_a_relay_injects_runs_nowhere(pair, way, caplog, tmp_path):
     """Another local user was first to bind the rendezvous port, and passed the handshake on."""
     a, b, relay = pair
     caplog.set_level(logging.ERROR, "aiograd.link")
     victim = b if way == "up" else a
-    relay.writers[way].write(poison())
-    await until(lambda: victim.limits["protocol"] == 1)
-    assert RAN == []
+    marker = tmp_path / "ran"
+    relay.writers[way].write(poison(marker))
+    await until(lambda: victim.limits["protocol"] == 1 or marker.exists())
+    assert not marker.exists()
     assert "authenticated frames" in caplog.text
     name = "a" if way == "up" else "b"
     assert f"closing the connection to {name}" in caplog.text

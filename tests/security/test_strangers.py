@@ -181,19 +181,19 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("tls", ["", "certificates", "secret"], ids=["plain", "tls", "secret"])
 @pytest.mark.deadline(PATIENCE)
 async def test_bad_handshakes_get_nowhere_and_leave_nothing_behind(
     lookups, tmp_path, tmp_path_factory, monkeypatch, tls
 ):
     monkeypatch.chdir(tmp_path)
-    certificates: list[TLS | None] = [None, None]
-    if tls:
+    settings: list[TLS | str | None] = ["secret" if tls else None] * 2
+    if tls == "certificates":
         authority, folder = trustme.CA(), tmp_path_factory.mktemp("certificates")
-        certificates = [issue(authority, folder, f"worker{i}") for i in range(2)]
+        settings = [issue(authority, folder, f"worker{i}") for i in range(2)]
     worker, member = (
         Agent(f"worker{i}", i, secret=SECRET, options=Options(handshake_timeout=1.0, tls=each))
-        for i, each in enumerate(certificates)
+        for i, each in enumerate(settings)
     )
     await worker.start("tcp:127.0.0.1:0")
     await member.start("tcp:127.0.0.1:0")

@@ -352,6 +352,12 @@ class Link:
         self.session.copy_kept()
         self._comeback = self.agent.links.reconnect(self, silent, why)
 
+    def move(self, address: str) -> None:
+        """Go on over a connection to another address of the peer; not if it has none now."""
+        if self.connection is not None and self.session.role == "dials":
+            self.address = address
+            self.cut(f"the session moves on to {address}")
+
     def _detach(self) -> None:
         connection, self.connection = self.connection, None
         assert connection is not None

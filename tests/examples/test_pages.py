@@ -10,6 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_the_table_of_contents_names_every_page_and_nothing_else() -> None:
     pages |= {f"reference/{page.stem}" for page in (ROOT / "docs/reference").glob("*.md")}
     pages |= {f"notebooks/{page.stem}" for page in (ROOT / "examples/notebooks").glob("*.py")}
     assert named | {"index", "reference/operations"} == pages | {"reference/operations"}
+
+
+def test_the_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in extras if f"| `{name}` |" not in text] == []
 
 
 def test_the_program_on_the_page_about_concurrency_runs(tmp_path: Path) -> None:

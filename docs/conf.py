@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from nbclient import NotebookClient  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import aiograd  # noqa: E402
 
@@ -97,7 +98,18 @@ def short_signature(
     return inspect.cleandoc(signature), returns
 
 
+def without_overloads(analyze: Any) -> Any:
+    """Show the one signature of a function: eight overloads are for checkers, not for readers."""
+
+    def analyzed(self: ModuleAnalyzer) -> None:
+        analyze(self)
+        self.overloads = {}
+
+    return analyzed
+
+
 def setup(app: Any) -> None:
+    ModuleAnalyzer.analyze = without_overloads(ModuleAnalyzer.analyze)  # type: ignore[method-assign]
     app.connect("config-inited", take_notebooks)
     app.connect("config-inited", list_operations)
     app.connect("autodoc-process-docstring", as_restructured_text)

@@ -33,7 +33,8 @@ def _values(data: Values) -> Any:
     """Return nested lists with Tensors in them as nested lists of arrays."""
     if isinstance(data, list | tuple):
         return [_values(item) for item in data]
-    return data.numpy() if isinstance(data, Tensor) else data
+    # For reading: nothing is handed out that would have to be watched.
+    return data._dense() if isinstance(data, Tensor) else data
 
 
 def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tensor:
@@ -54,6 +55,8 @@ def from_numpy(array: np.ndarray[Any, Any], requires_grad: bool = False) -> Tens
     # A view, and not the array: a subclass (a matrix, a masked array) has its own arithmetic. The
     # memory is shared either way.
     result = _made(array.view(np.ndarray), requires_grad)
+    # Others may hold the array and write to it, while a graph needs it. A read-only one cannot
+    # change.
     if array.flags.writeable:
         result._cell = watched_source(result.raw)
     return result
@@ -68,6 +71,7 @@ def _made(array: Array, requires_grad: bool) -> Tensor:
 
 def _shape(numbers: tuple[Any, ...]) -> Any:
     """Shapes come as numbers or as one tuple."""
+    # Not by `isinstance(…, tuple)`: a list or an array of numbers is a shape, too.
     if len(numbers) == 1 and not isinstance(numbers[0], int | np.integer):
         return tuple(numbers[0])
     return numbers
@@ -159,6 +163,7 @@ def rand(
     >>> ag.rand(2, 3, generator=0).shape
     (2, 3)
     """
+    # Drawn as float64 and rounded, so that a seed gives the same numbers in every dtype.
     drawn = generator_or_default(generator).random(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 
@@ -174,6 +179,7 @@ def randn(
     >>> ag.randn(64, 784, dtype=ag.float32).shape
     (64, 784)
     """
+    # As in `rand`: drawn as float64, and rounded.
     drawn = generator_or_default(generator).standard_normal(_shape(shape))
     return _made(np.asarray(drawn, dtype or np.float64), requires_grad)
 

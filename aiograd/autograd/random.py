@@ -45,6 +45,7 @@ def manual_seed(seed: int | None) -> None:
 
 def generator_or_default(generator: Generator | int | None) -> Generator:
     """Return the generator itself, one for a seed, or the one that draws by default."""
+    # It goes on from draw to draw, and so do two layers that are given the same one.
     if isinstance(generator, Generator):
         return generator
     if generator is None and (default := default_generator()) is not None:
@@ -70,6 +71,7 @@ class Replayable:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Draw from a generator that starts from the same state in every run."""
+        # By a ContextVar: other tasks and threads draw as before.
         token = _run.set(_Run(self, _run.get()))
         try:
             yield

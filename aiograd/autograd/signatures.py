@@ -26,6 +26,7 @@ def describe(name: str, source: Any, known: Collection[str] | None, arrays: int)
     `known` are the parameters of its gradient rules (None for any), `arrays` is how many arguments
     come before them.
     """
+    # A ufunc need not have a signature that `inspect` can read.
     if isinstance(source, np.ufunc):
         return _of_ufunc(source)
     found: list[Parameter] = []
@@ -41,6 +42,7 @@ def describe(name: str, source: Any, known: Collection[str] | None, arrays: int)
         ):
             dropped = True
             continue
+        # Behind what was left out, a position would mean another parameter than in numpy.
         if dropped and kind is Parameter.POSITIONAL_OR_KEYWORD:
             kind = Parameter.KEYWORD_ONLY
         found.append(parameter.replace(kind=kind, default=_default(parameter)))
@@ -49,6 +51,7 @@ def describe(name: str, source: Any, known: Collection[str] | None, arrays: int)
 
 
 def _of_ufunc(function: np.ufunc) -> Signature:
+    # numpy's documentation names them so; they are given by position.
     names = ["x"] if function.nin == 1 else [f"x{i + 1}" for i in range(function.nin)]
     parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
     parameters.append(Parameter("out", Parameter.POSITIONAL_OR_KEYWORD, default=None))
@@ -57,6 +60,7 @@ def _of_ufunc(function: np.ufunc) -> Signature:
 
 
 def _default(parameter: Parameter) -> Any:
+    # numpy's own "not given" would show as `<no value>`.
     if parameter.default is _NO_VALUE and parameter.default is not Parameter.empty:
         return False if parameter.name == "keepdims" else None
     return parameter.default
@@ -82,6 +86,7 @@ class MethodOf:
 
     def describe(self) -> Signature:
         """Return the signature of the method."""
+        # Made when somebody asks: of three hundred signatures few are ever read.
         own = inspect.signature(self.made)
         first, *rest = own.parameters.values()
         me = first.replace(name="self", annotation=Parameter.empty)

@@ -23,6 +23,8 @@ _SPELLINGS: Final = {
     "tensordot": {"dims": "axes"},
     "transpose": {"dims": "axes"},
 }
+# Where the same spelling would give other numbers without a word: a program that is carried over
+# must stop there.
 _PAIR: Final = "in torch it gives values and positions; write axis= for the values alone"
 _OTHER_MEANING: Final = {
     "max": _PAIR,
@@ -44,11 +46,13 @@ def is_torch_spelling(kwargs: dict[str, Any]) -> bool:
 def numpy_spelling(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return parameters under numpy's names; TypeError where torch's mean something else."""
     found = {}
+    # Per operation first: `dims` is `axis` of some, and `axes` of others.
     spellings = _NUMPYS | _SPELLINGS.get(name, {})
     for key, value in kwargs.items():
         if key in _NUMPYS and name in _OTHER_MEANING:
             raise TypeError(f"{name}() does not take {key}=: {_OTHER_MEANING[name]}")
         new = spellings.get(key, key)
+        # Both spellings at once: one of them would be ignored.
         if new in found or (new != key and new in kwargs):
             raise TypeError(f"{name}() got two values for {new!r}")
         found[new] = value
@@ -61,6 +65,7 @@ def accepts_dim(function: F) -> F:
     if "axis" not in own.parameters and function.__name__ not in _SPELLINGS:
         return function
 
+    # Before the call: the function itself would raise for a parameter that it does not know.
     @wraps(function)
     def spelt(*args: Any, **kwargs: Any) -> Any:
         if is_torch_spelling(kwargs):
@@ -79,10 +84,12 @@ def with_torch_spelling(name: str, own: Signature) -> Signature:
     if name not in _OTHER_MEANING:
         for spelt, numpys in _SPELLINGS.get(name, _USUAL).items():
             parameter = own.parameters.get(numpys)
+            # Without a default it would have to be given under numpy's name as well.
             if parameter is not None and parameter.default is not Parameter.empty:
                 more.append(parameter.replace(name=spelt, kind=Parameter.KEYWORD_ONLY))
     if not more:
         return own
     parameters = list(own.parameters.values())
+    # Keywords of any name come last.
     rest = [parameters.pop()] if parameters[-1].kind is Parameter.VAR_KEYWORD else []
     return own.replace(parameters=[*parameters, *more, *rest])

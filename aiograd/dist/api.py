@@ -72,6 +72,7 @@ async def grad(
     context = _context_of([node for node, _ in starts])
     libraries = {id(library): library for t in (*as_list(outputs), *wanted) if (library := library_of(t))}
     if context is None:
+        # The first is enough: two libraries have no local graph in common.
         for library in libraries.values():
             return library.grad(
                 outputs,

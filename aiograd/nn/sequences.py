@@ -67,6 +67,7 @@ class _Recurrent(Module):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first = bias, batch_first
         self.dropout, self.bidirectional = dropout, bidirectional
+        # torch's bound, by the width of the state for all parameters, those of the input included.
         bound, source = 1 / math.sqrt(hidden_size), generator_or_default(generator)
         rows = self.gates * hidden_size
         for layer in range(num_layers):
@@ -76,6 +77,8 @@ class _Recurrent(Module):
                 shapes = {"weight_ih": (rows, features), "weight_hh": (rows, hidden_size)}
                 if bias:
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                # Drawn in the order of torch's names, so that one seed gives the same model from
+                # run to run.
                 for name, shape in shapes.items():
                     parameter = empty_parameter(*shape, dtype=dtype)
                     init.uniform(parameter, -bound, bound, generator=source)
@@ -94,16 +97,21 @@ class _Recurrent(Module):
                 f"not a shape of {x.shape}"
             )
         lone = x.ndim == 2
+        # Inside, time comes first: a step is then one index, and its rows lie together in memory.
         x = x[:, None] if lone else swapaxes(x, 0, 1) if self.batch_first else x
+        # Without a step there would be no output to stack, and no last state.
         if not x.shape[0]:
             raise ValueError("a sequence has at least one step")
         first = self._first_states(given, x, lone)
         last: list[State] = []
         for layer in range(self.num_layers):
+            # Between layers only, as in torch: neither the input nor the last output is thinned
+            # out.
             if layer and self.dropout:
                 x = dropout(x, self.dropout, self.training)
             ways = []
             for end in self._directions:
+                # States are numbered layer by layer, and direction by direction within a layer.
                 outputs, state = self._one_way(x, f"_l{layer}{end}", first[len(last)])
                 ways.append(outputs)
                 last.append(state)
@@ -118,6 +126,7 @@ class _Recurrent(Module):
         count = self.num_layers * len(self._directions)
         shape = (count, x.shape[1], self.hidden_size)
         if given is None:
+            # One array for all: it is read, and never written to.
             zero = wrap(np.zeros(shape[1:], x.dtype))
             return [(zero,) * self.states] * count
         whole = [as_tensor(each)[:, None] if lone else as_tensor(each) for each in given]
@@ -130,12 +139,15 @@ class _Recurrent(Module):
         """Run one layer in one direction."""
         of: Callable[[str], Parameter] = lambda name: getattr(self, name + end)  # noqa: E731
         bias_ih, bias_hh = (of("bias_ih"), of("bias_hh")) if self.bias else (None, None)
+        # All steps in one product. Step by step it would be as many small ones, each with its node.
         parts = functional.linear(x, of("weight_ih"), bias_ih)
         weight, reverse, outputs = of("weight_hh"), end.endswith("_reverse"), []
         steps = range(x.shape[0])
         for t in reversed(steps) if reverse else steps:
             state = type(self).step(parts[t], functional.linear(state[0], weight, bias_hh), state)
             outputs.append(state[0])
+        # The outputs of the way back are put in the order of the input, next to those of the way
+        # there.
         return stack(outputs[::-1] if reverse else outputs), state
 
     def extra_repr(self) -> str:
@@ -159,6 +171,7 @@ class LSTM(_Recurrent):
     @staticmethod
     def step(x: Tensor, h: Tensor, state: State) -> State:
         """Return the next (h, c): forget, write, show."""
+        # torch's order of the gates, by which its state dicts are laid out.
         write, forget, value, show = split(x + h, 4, axis=-1)
         c = sigmoid(forget) * state[1] + sigmoid(write) * tanh(value)
         return sigmoid(show) * tanh(c), c
@@ -189,6 +202,7 @@ class GRU(_Recurrent):
         reset_h, keep_h, new_h = split(h, 3, axis=-1)
         keep = sigmoid(keep_x + keep_h)
         new = tanh(new_x + sigmoid(reset_x + reset_h) * new_h)
+        # The same as keep · old + (1 − keep) · new, with one product less to record.
         return (new + keep * (state[0] - new),)
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Tensor, Tensor]:
@@ -228,6 +242,7 @@ class MultiheadAttention(Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        # Each head gets the same number of features.
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"{embed_dim} features cannot be shared by {num_heads} heads")
         self.embed_dim, self.num_heads = embed_dim, num_heads
@@ -250,6 +265,7 @@ class MultiheadAttention(Module):
             empty_parameter(3 * embed_dim, dtype=dtype) if bias else None
         )
         self.out_proj: Linear = Linear(embed_dim, embed_dim, bias, dtype=dtype, generator=source)
+        # As in torch: the bias of the projections begins at zero, that of a plain Linear does not.
         if self.out_proj.bias is not None:
             init.zeros(self.out_proj.bias)
 
@@ -277,15 +293,18 @@ class MultiheadAttention(Module):
         elif not self.batch_first:
             inputs = [swapaxes(each, 0, 1) for each in inputs]
         q, k, v = [self._heads(x, w, b) for x, w, b in zip(inputs, *self._weights(), strict=True)]
+        # The queries are scaled and not the scores, of which there are far more.
         scores = (q * (1 / math.sqrt(q.shape[-1]))) @ swapaxes(k, -1, -2)
         if is_causal and attn_mask is None:
             attn_mask = ~np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+        # One for each sample and head comes as (samples · heads, queries, keys).
         if attn_mask is not None:
             mask = as_tensor(attn_mask)
             scores = _masked(scores, mask.reshape(scores.shape) if mask.ndim == 3 else mask)
         if key_padding_mask is not None:
             mask = as_tensor(key_padding_mask)
             scores = _masked(scores, mask.reshape(-1, 1, 1, mask.shape[-1]))
+        # A query whose mask allows nothing gives nan, as torch's does: there is no right answer.
         weights = softmax(scores, axis=-1)
         if self.dropout:
             weights = dropout(weights, self.dropout, self.training)

@@ -75,6 +75,7 @@ class Bar(Generic[T]):
         """Show the bar here, or at the caller of the running call; gives what every item calls."""
         self.done = 0
         call = SCOPE.get().call
+        # Asked once per loop and not per item: a bar must not slow down what it shows.
         reports = None if call is None else Reports.of(current_agent())
         if reports is not None:
             reports.begin(self, call)
@@ -116,6 +117,7 @@ class Completed(AsyncIterator[T]):
     """What `ag.as_completed` returns."""
 
     def __init__(self, futures: Iterable[Awaitable[T]], title: str | None) -> None:
+        # Started now, all of them: an iterator that is never read must not keep calls from running.
         waiting = [asyncio.ensure_future(each) for each in futures]
         self._queue: asyncio.Queue[asyncio.Future[T]] = asyncio.Queue()
         self._left = self._total = len(waiting)
@@ -125,6 +127,8 @@ class Completed(AsyncIterator[T]):
         self._show()
 
     def _ended(self, future: asyncio.Future[T]) -> None:
+        # The callback runs once per future. Waiting for all that are left, after each result, would
+        # make n results cost n².
         self._queue.put_nowait(future)
         self._done += 1
         self._show()
@@ -145,6 +149,8 @@ class Completed(AsyncIterator[T]):
             raise StopAsyncIteration
         future = await self._queue.get()
         self._left -= 1
+        # Raises here, in the turn of the failed one; `_left` was counted down before, so that the
+        # reader can go on.
         return future.result()
 
     def __iter__(self) -> Generator[Awaitable[T], None, None]:
@@ -201,6 +207,7 @@ class Reports:
         self._bars: dict[Any, _Reported] = {}  # by bar, or by the key of one that passes through
         self._shown: dict[tuple[bytes, int], set[int]] = {}  # (worker, call): numbers of bars here
         self._number = 0
+        # Runs while there are bars. None at rest, so that an idle worker does not wake up.
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -235,11 +242,13 @@ class Reports:
         if place is not None:
             self._number += 1
             self._bars[bar] = _Reported(bar if isinstance(bar, Bar) else None, place, self._number)
+            # The first look comes after a while: a loop that ends at once sends nothing.
             if self._timer is None:
                 self._timer = self._agent.loop.call_later(EVERY, self._look)
 
     def _end(self, bar: Any) -> None:
         reported = self._bars.pop(bar, None)
+        # What was never sent need not be taken back.
         if reported is not None and reported.sent is not None:
             self._post(reported.place[0], [(reported.place[1], reported.number, "", -1, None)])
 
@@ -258,6 +267,7 @@ class Reports:
         for reported in self._bars.values():
             if (bar := reported.bar) is not None:
                 reported.state = (bar.title, bar.done, bar.total)
+            # A loop that waits sends nothing, however long it takes.
             if reported.state != reported.sent:
                 reported.sent = reported.state
                 peer, call = reported.place
@@ -287,6 +297,8 @@ class Reports:
                 continue
             if future is None:
                 continue
+            # One callback per call and not per bar. It takes away what is left of bars whose end
+            # was lost, or never sent by a function that was cancelled.
             if place not in self._shown:
                 self._shown[place] = set()
                 future.add_done_callback(functools.partial(self._future_done, place))
@@ -299,6 +311,8 @@ class Reports:
         if parent is None:
             DISPLAY.update((self, key), _printable(state[0]), state[1], state[2])
         else:
+            # From here it goes on as a bar of our own, to the caller of the call that made this
+            # one.
             if key not in self._bars:
                 self._begin(key, parent)
             if (reported := self._bars.get(key)) is not None:
@@ -322,6 +336,7 @@ class Reports:
 
     def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
         """Take away what a lost worker showed: the future of a stream does not end with it."""
+        # A copy: dropping the last bar of a call deletes its entry.
         for place in list(self._shown):
             if place[0] == peer.incarnation:
                 self._call_ended(place)

@@ -95,6 +95,7 @@ class RRefs:
 
     @backward_hook.setter
     def backward_hook(self, hook: BackwardHook | None) -> None:
+        """Set what starts a backward pass from a value."""
         self.value_services.backward_hook = hook
 
     # ── making ──────────────────────────────────────────────────────────────────────────────

@@ -58,6 +58,8 @@ def encode_call(
     """`(args, kwargs)` for `decode_call`; None if something else than the simplest is in them."""
     if not args and not kwargs:
         return _NOTHING
+    # By `type`, not `isinstance`: a subclass of int or str may carry more than its number or text,
+    # and only the general codec takes that along.
     for value in args:
         if type(value) not in ATOMS:
             return _encode_arrays(args, kwargs, boxes, departure, lent)
@@ -76,6 +78,7 @@ def _encode_arrays(
     """`encode_call` where something may be an array or a box: these become tuples."""
     if kwargs and not _are_atoms(kwargs):
         return None
+    # One class at most, so that the test below is an identity and not a search.
     boxed, box = boxes if boxes is not None else (None, None)
     items: list[Any] = list(args)
     first: dict[int, int] = {}  # where a box, or something lent, was met for the first time
@@ -101,6 +104,7 @@ def _encode_arrays(
         if flat is None:
             return None
         items[index] = (*flat, note)
+    # Without the callback pickle would copy the memory into its own bytes.
     if lent:
         return pickle.dumps((items, kwargs, True), 5, buffer_callback=_outside)
     return pickle.dumps((items, kwargs, True), 5)
@@ -132,10 +136,12 @@ def unflatten(args: list[Any], boxes: Boxes, arrival: Any) -> None:
     for index, item in enumerate(args):
         if item.__class__ is not tuple:
             continue
+        # The number of an earlier argument: the two were one object, and shall be one again.
         if len(item) == 1:
             args[index] = args[item[0]]
             continue
         shape, code, memory, note = item
+        # Over the memory of the message, without a copy: what arrives belongs to the receiver.
         args[index] = array = ndarray(shape, DTYPES[code], memory)
         if note != ARRAY:
             args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
@@ -183,6 +189,7 @@ def flat_array(array: ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str,
     code, flags = _code_of(array.dtype), array.flags
     if code is None or not flags.c_contiguous:
         return None
+    # A copy, and a bytearray: bytes would arrive as an array that cannot be written to.
     if array.nbytes < BORROW_FROM:
         return array.shape, code, bytearray(array.tobytes())
     if lent is None or not flags.writeable:  # it would not be writable where it arrives, either
@@ -193,7 +200,9 @@ def flat_array(array: ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str,
 
 NOT_BATCHABLE: Final = object()  # the entry of what has to travel alone
 _TINY: Final = frozenset({float, bool, type(None), complex})  # a few bytes, whatever the value
+# Beyond, the bytes of a number grow with it, and a batch of a thousand might not fit a frame.
 _INT: Final = 1 << 64
+# Limits of what one entry may take, so that a batch always fits into a frame.
 _FEW: Final = 8  # arguments of a call
 _SHORT: Final = 1000  # characters or bytes of one of them
 _LITTLE: Final = 4096  # bytes of an array
@@ -205,6 +214,7 @@ def encode_call_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
         return NOT_BATCHABLE
     for value in args:
         cls = type(value)
+        # Compared: `bit_length()` would be a method call per argument.
         if cls is int:
             if not -_INT < value < _INT:
                 return NOT_BATCHABLE
@@ -220,6 +230,7 @@ def _array_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
     boxed = None if boxes is None else boxes[0]
     items: list[Any] = []
     for value in args:
+        # Arrays are not looked for: a second copy of a small one is cheaper than the search.
         if items and value.__class__ is boxed:
             index = 0  # where it is met first; `tuple.index` would compare arrays
             while args[index] is not value:
@@ -264,6 +275,7 @@ def encode_batch(entries: list[Any]) -> bytes:
 def decode_batch(data: Any) -> list[Any]:
     """Return the entries of one frame; ProtocolError if it holds anything but a list."""
     entries = pickle.loads(data)
+    # Checked here, because the loop over the entries would take a string for many of them.
     if entries.__class__ is not list:
         raise ProtocolError(f"a batch is a list, not {type(entries).__name__}")
     return entries

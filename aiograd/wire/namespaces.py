@@ -64,6 +64,8 @@ class Namespace:
         self, name: str, made: Definition, source: Any, load: Callable[[bytes], Any]
     ) -> None:
         """Take a definition that a sender sent."""
+        # Definitions are compared by their bytes; the functions that are made of them never are
+        # equal.
         digest = blake2b(made.data, digest_size=16).digest()
         if self._wanted(name, digest, source, False):
             self._set(name, Known(digest, load(made.data), made))
@@ -76,11 +78,14 @@ class Namespace:
     def _wanted(self, name: str, digest: Any, source: Any, always: bool) -> bool:
         before = self._sent.get((source, name))
         self._sent[source, name] = digest
+        # The first sender defines a name.
         if name not in self.globals:
             return True
+        # This sender has changed its definition since: a cell was run again, or a script edited.
         if before is not None and before != digest:
             return True
         known = self.known.get(name)
+        # What a called function has set with `global` stays, while its definition is the same.
         untouched = known is not None and self.globals[name] is known.value
         if always:
             return untouched
@@ -137,6 +142,8 @@ def script_key(func: types.FunctionType) -> str:
     # A namespace that some program made by hand is a script of its own, as far as we know.
     main = sys.modules.get(str(name))
     which = "" if main is not None and vars(main) is known else f":{id(known)}"
+    # Without a file there is nothing that another process could share: each has a key of its own, a
+    # forked child, too.
     process = _processes.get(os.getpid())
     if process is None:
         _processes.clear()
@@ -165,6 +172,7 @@ def parts(func: types.FunctionType) -> tuple[tuple[Any, ...], dict[str, Any], di
 
 def fill(func: Any, attributes: dict[str, Any], slots: dict[str, Any]) -> None:
     """Set the attributes and slots of a function that `make_function` made."""
+    # cloudpickle sets the builtins of the globals that it fills, which are shared here.
     builtins = func.__globals__["__builtins__"]
     cloudpickle._function_setstate(func, (attributes, {**slots, "__globals__": {}}))
     func.__globals__["__builtins__"] = builtins

@@ -59,6 +59,7 @@ def _permute(self: Tensor, *dims: Any) -> Tensor:
     >>> ag.zeros(2, 3, 4).permute(2, 0, 1).shape
     (4, 2, 3)
     """
+    # Axes come as numbers or as one tuple, as in torch.
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int | np.integer) else dims
     made: Tensor = transpose.apply((self,), {"axes": tuple(order)})
     return made
@@ -70,6 +71,7 @@ def _t(self: Tensor) -> Tensor:
     >>> ag.zeros(2, 3).t().shape
     (3, 2)
     """
+    # torch refuses it, too: which two axes were meant would be a guess.
     if len(self.raw.shape) > 2:
         raise ValueError(f"t() takes at most two axes, not {self.shape}; use permute() or .mT")
     made: Tensor = transpose.apply((self,), {})
@@ -96,6 +98,7 @@ def _to(self: Tensor, dtype: Any) -> Tensor:
 
 def as_dtype(what: Any) -> np.dtype[Any] | None:
     """Return what `to()` was given as a dtype; None for "cpu", where every array is."""
+    # Programs that name the device of their tensors run as they are; any other device is an error.
     if isinstance(what, str) and what == "cpu":
         return None
     try:
@@ -129,5 +132,6 @@ _METHODS: dict[str, Any] = {
     }.items()
 }  # fmt: skip
 for _name, _method in _METHODS.items():
+    # In tracebacks and in `help()` under the public name.
     _method.__name__ = _method.__qualname__ = _name
     setattr(Methods, _name, _method)

@@ -65,7 +65,8 @@ class CalleeHost(ExecutionHost, Protocol):
     def inside(self) -> Target:
         """Stands for functions that come inside their call."""
 
-    def trusts(self, peer: PeerInfo) -> bool: ...
+    def trusts(self, peer: PeerInfo) -> bool:
+        """Whether a peer may call any function."""
 
 
 class Callee:

@@ -52,22 +52,26 @@ class ExecutionHost(ResponseHost, Protocol):
     wrapper: Callable[[Callable[..., Any]], Callable[..., Any]] | None
 
     @property
-    def services(self) -> dict[str, Callable[..., Any]]: ...
+    def services(self) -> dict[str, Callable[..., Any]]:
+        """The services of the layers above, by name."""
 
     @property
     def pool(self) -> Any:
         """The threads."""
 
     @property
-    def polling(self) -> Any: ...
+    def polling(self) -> Any:
+        """What keeps the loop spinning for a moment after traffic."""
 
     @property
     def runtime(self) -> Any:
         """The clock, for recordings."""
 
-    def restricts(self, peer: PeerInfo) -> bool: ...
+    def restricts(self, peer: PeerInfo) -> bool:
+        """Whether only plain data crosses the connection to a peer."""
 
-    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec: ...
+    def codec_for(self, peer: PeerInfo) -> Codec | DataCodec:
+        """Return the codec for what is exchanged with a peer."""
 
 
 class Execution:

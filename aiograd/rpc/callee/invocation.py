@@ -13,7 +13,8 @@ from aiograd.rpc.runtime.deadlines import Bucket
 class Expiry(Protocol):
     """What has to know that the deadline of an invocation has come."""
 
-    def expired(self, invocation: Invocation) -> None: ...
+    def expired(self, invocation: Invocation) -> None:
+        """End an invocation whose time is up."""
 
 
 class Invocation:

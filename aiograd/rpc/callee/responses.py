@@ -46,7 +46,8 @@ class ResponseHost(Host, Protocol):
     """What answers need of the worker."""
 
     @property
-    def result_store(self) -> ResultStore | None: ...
+    def result_store(self) -> ResultStore | None:
+        """Where results stay that the caller gets references to."""
 
 
 class Responses:

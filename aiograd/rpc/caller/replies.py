@@ -33,7 +33,8 @@ _ENCODING: Final = FAST | BAGGAGE | METADATA | EMPTY
 class RefusedPosts(Protocol):
     """Who wants to know that a peer could not take a post."""
 
-    def report_refused_post(self, peer: PeerInfo, service: str, error: Exception) -> None: ...
+    def report_refused_post(self, peer: PeerInfo, service: str, error: Exception) -> None:
+        """Tell the layer whose post it was."""
 
 
 class Replies:

@@ -60,10 +60,13 @@ class Stream(AsyncIterator[T]):
                 raise error
             raise StopAsyncIteration
         value, waits, error = self._items.popleft()
+        # Credits go back for half a window at a time: one message for four items, while the sender
+        # still has the other half to go on with.
         self._taken += 1
         if self._taken >= WINDOW // 2 and not self._over:
             self._channel.send_control(CREDIT, self._future.info.id, self._taken)
             self._taken = 0
+        # After the credit was given back: the next items need not wait for what this one waits for.
         for each in waits:
             await each
         if error is not None:
@@ -73,10 +76,13 @@ class Stream(AsyncIterator[T]):
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(self._patience) as limit:
+                # In a loop: between the event and this task's turn another reader may have taken
+                # the item.
                 while not self._items and not self._over:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
+            # A TimeoutError of the surrounding code, not of this limit.
             if not limit.expired():
                 raise
             self.cancel()
@@ -109,11 +115,13 @@ class Stream(AsyncIterator[T]):
     def __del__(self) -> None:
         if not self._over:
             loop = self._future.get_loop()
+            # A finaliser may run in any thread, where a future must not be cancelled directly.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._future.cancel)
 
     def item(self, value: T, waits: list[asyncio.Future[Any]], error: BaseException | None) -> None:
         """Take the next item; it may be read when all `waits` are done."""
+        # Twice the window, as a margin: credits and items cross on their way.
         if len(self._items) > 2 * WINDOW:
             peer = self._channel.peer.name
             raise ProtocolError(f"{peer} sends more items than it was allowed to", peer)
@@ -134,9 +142,11 @@ class _Mailbox:
         self._stream = weakref.ref(stream)
 
     def item(self, *item: Any) -> None:
+        """Hand an item on, if somebody still reads."""
         if (stream := self._stream()) is not None:
             stream.item(*item)
 
     def ended(self, error: BaseException | None) -> None:
+        """Hand the end on, if somebody still reads."""
         if (stream := self._stream()) is not None:
             stream.ended(error)

@@ -130,10 +130,12 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
     """What a link needs of the worker."""
 
     @property
-    def links(self) -> LinkTable: ...
+    def links(self) -> LinkTable:
+        """All links of the worker, which are told of losses and returns."""
 
     @property
-    def incarnation(self) -> bytes: ...
+    def incarnation(self) -> bytes:
+        """What tells this start of the worker from any other of its name."""
 
     @property
     def memory(self) -> Any:
@@ -148,10 +150,12 @@ class LinkHost(CalleeHost, RefusedPosts, Protocol):
         """What copies large arrays."""
 
     @property
-    def runtime(self) -> Any: ...
+    def runtime(self) -> Any:
+        """Clock and transports."""
 
     @property
-    def directory(self) -> Directory: ...
+    def directory(self) -> Directory:
+        """The members, by name and rank."""
 
     @property
     def codec(self) -> Codec:

@@ -62,7 +62,8 @@ class Receiving(Protocol):
     restricted: bool
 
     @property
-    def peer_name(self) -> str: ...
+    def peer_name(self) -> str:
+        """The name of the peer, for errors."""
 
     def resolve(self, flags: int, data: bytes) -> Target:
         """Find the function that the peer defines."""

@@ -86,9 +86,10 @@ PEERS_light := grpcio rpyc pyzmq uvloop numpy autograd cloudpickle
 PEERS_ray   := ray psutil numpy
 PEERS_dask  := distributed psutil numpy
 PEERS_hivemind := hivemind==1.1.12 torch==2.13.0 numpy
-BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python $(CURDIR)/$(BIN)/python
+BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python \
+               BENCH_PYTHON_AIOGRAD_TORCH=$(CURDIR)/.venv-torch/bin/python $(CURDIR)/$(BIN)/python
 
-bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
+bench: $(VENV)/.test.ok .venv-torch/.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
 	@cd benchmarks/peers && $(BENCH) ratios.py $(ARGS)
 	@$(BIN)/python benchmarks/local/run.py
 	@$(BIN)/python benchmarks/exactness.py

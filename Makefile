@@ -61,8 +61,8 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check -e . --group test
 	@touch $@
 
-torch: .venv-torch/.ok  ## torch tensors: travel, gradients, 300 random programs against plain torch
-	@.venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
+torch: .venv-torch/.ok  ## torch tensors: travel, gradients, models, examples; 300 random programs against plain torch
+	@.venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/examples/test_torch_examples.py
 
 START ?= 0
 programs: .venv-torch/.ok  ## many random programs against plain torch, with counts (COUNT=20000 START=0)

@@ -61,8 +61,8 @@ cov: $(VENV)/.dev.ok  ## tests with branch coverage
 	@.venv-torch/bin/python -m pip install -q --disable-pip-version-check -e . --group test
 	@touch $@
 
-torch: .venv-torch/.ok  ## torch tensors: travel, gradients, 300 random programs against plain torch
-	@.venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch
+torch: .venv-torch/.ok  ## torch tensors: travel, gradients, models, examples; 300 random programs against plain torch
+	@.venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/torch tests/examples/test_torch_examples.py
 
 START ?= 0
 programs: .venv-torch/.ok  ## many random programs against plain torch, with counts (COUNT=20000 START=0)
@@ -86,9 +86,10 @@ PEERS_light := grpcio rpyc pyzmq uvloop numpy autograd cloudpickle
 PEERS_ray   := ray psutil numpy
 PEERS_dask  := distributed psutil numpy
 PEERS_hivemind := hivemind==1.1.12 torch==2.13.0 numpy
-BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python $(CURDIR)/$(BIN)/python
+BENCH       := ANCHOR_HOME=$(CURDIR)/.venv-bench BENCH_PYTHON_AIOGRAD=$(CURDIR)/$(BIN)/python \
+               BENCH_PYTHON_AIOGRAD_TORCH=$(CURDIR)/.venv-torch/bin/python $(CURDIR)/$(BIN)/python
 
-bench: $(VENV)/.test.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
+bench: $(VENV)/.test.ok .venv-torch/.ok .venv-bench/.torch.ok .venv-bench/.light.ok  ## aiograd beside torch: ratios against the goals (ARGS=--full)
 	@cd benchmarks/peers && $(BENCH) ratios.py $(ARGS)
 	@$(BIN)/python benchmarks/local/run.py
 	@$(BIN)/python benchmarks/exactness.py

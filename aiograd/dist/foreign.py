@@ -26,6 +26,7 @@ from aiograd.dist.backward.plan import Condensed
 from aiograd.dist.nodes import SendNode
 from aiograd.errors import GradError, SerializationError
 from aiograd.rpc.extension import Traveller, Travellers
+from aiograd.wire.fastcodec import SecondBox
 
 
 class Library(Packer, Protocol):
@@ -38,6 +39,10 @@ class Library(Packer, Protocol):
     @property
     def traveller(self) -> Traveller:
         """How its tensors are sent."""
+
+    @property
+    def box(self) -> SecondBox | None:
+        """How small and simple tensors are sent by the fast codec; None: not at all."""
 
     def entry(
         self, root: Any, gradient: Any, create_graph: bool, allow_leaf: bool
@@ -108,14 +113,21 @@ def register(library: Library) -> None:
     CHECKPOINTED.append((library.tensor_class, library.checkpoint))
     PACKERS[library.tensor_class] = UNPACKERS[library.traveller.tag] = library
     for travellers in list(_workers):
-        travellers.add(library.tensor_class, library.traveller)
+        _add(travellers, library)
+
+
+def _add(travellers: Travellers, library: Library) -> None:
+    travellers.add(library.tensor_class, library.traveller)
+    common = travellers.common_boxes
+    if common is not None and library.box is not None:
+        travellers.boxes = (common[0], common[1], library.tensor_class, library.box)
 
 
 def attach(travellers: Travellers) -> None:
     """Let a worker send tensors of the libraries that are loaded, or will be."""
     _workers.add(travellers)
     for library in _loaded:
-        travellers.add(library.tensor_class, library.traveller)
+        _add(travellers, library)
     tags = {library.traveller.tag for library in _loaded}
     for known in KNOWN:
         if known.tag not in tags:

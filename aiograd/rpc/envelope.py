@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError
-from aiograd.rpc.extension import FINISH, Arrival, Baggage, Departure, Travellers
+from aiograd.rpc.extension import BOX, FINISH, Arrival, Baggage, Departure, Travellers
 from aiograd.wire.codec import Codec, Payload, encode_named
-from aiograd.wire.fastcodec import decode_call, decode_value, encode_call, encode_value
+from aiograd.wire.fastcodec import Boxes, decode_call, decode_value, encode_call, encode_value
 from aiograd.wire.framing import MAX_SEGMENTS, SMALL, Transfer
 from aiograd.wire.messages import BAGGAGE, FAST, KEEP, METADATA, TRAVELLED
 from aiograd.wire.safecodec import DataCodec
@@ -50,6 +50,12 @@ class Route(Protocol):
     @property
     def codec(self) -> Codec | DataCodec:
         """How values are encoded: pickled, or as plain data if either side is restricted."""
+
+    boxes: Boxes  # what the peer is known to take by the fast codec
+    # A library's box is added when values of the library have gone both ways by the general codec.
+    # What arrived says that the peer has it loaded, what was sent lets the peer know the same.
+    box_heard: tuple[Any, Any] | None
+    box_told: bool
 
     @property
     def max_message(self) -> int:
@@ -87,9 +93,9 @@ def pack_call(
         departure.plain = plain = route.codec.plain
         if not plain and len(value) == 2:
             args, kwargs = value
-            data = encode_call(args, kwargs, worker.travellers.boxes, departure, lent)
+            data = encode_call(args, kwargs, route.boxes, departure, lent)
         if data is None:
-            flags, data, lent = _encode(route.codec, value, departure, "call")
+            flags, data, lent = _encode(route, value, departure, "call")
         if departure.carried is not None or token is not None or metadata:
             more, head = _head(worker, route, departure, token, metadata)
             flags, data = flags | more, head + data
@@ -118,9 +124,9 @@ def pack_value(
         lent: list[Any] = []
         departure.plain = plain = route.codec.plain
         if not plain and what == "result":
-            data = encode_value(value, worker.travellers.boxes, departure, lent)
+            data = encode_value(value, route.boxes, departure, lent)
         if data is None:
-            flags, data, lent = _encode(route.codec, value, departure, what)
+            flags, data, lent = _encode(route, value, departure, what)
         if departure.carried is not None or metadata:
             more, head = _head(worker, route, departure, None, metadata)
             flags, data = flags | more, head + data
@@ -148,11 +154,14 @@ def pack_service(
 
 
 def _encode(
-    codec: Codec | DataCodec, value: Any, departure: Departure, what: str
+    route: Route, value: Any, departure: Departure, what: str
 ) -> tuple[int, bytes, list[Any]]:
     """Encode by the general codec; flags, data and the buffers beside it."""
     departure.scratch.clear()  # of what the fast codec began
-    payload = encode_named(codec, value, departure, what)
+    payload = encode_named(route.codec, value, departure, what)
+    if BOX in departure.scratch and not route.box_told:
+        route.box_told = True
+        _add_box(route)
     return (TRAVELLED if payload.travelled else 0), payload.data, list(payload.buffers)
 
 
@@ -257,6 +266,20 @@ def unpack_call(
     if flags & FAST:
         return decode_call(head.data, worker.travellers.boxes, arrival, head.buffers)
     return _decode(codec, flags, head, arrival)
+
+
+def hear_of_box(route: Route, arrival: Arrival) -> None:
+    """Note that values of a library came by the general codec."""
+    if not arrival.restricted:
+        route.box_heard = arrival.scratch[BOX]
+        if route.box_told:
+            _add_box(route)
+
+
+def _add_box(route: Route) -> None:
+    known, box = route.boxes, route.box_heard
+    if box is not None and known is not None:
+        route.boxes = (known[0], known[1], *box)
 
 
 def _decode(codec: Codec | DataCodec, flags: int, head: Head, arrival: Arrival) -> Any:

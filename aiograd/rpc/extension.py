@@ -24,6 +24,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.wire.codec import Promise, Traveller, Travellers
 
 __all__ = [
+    "BOX",
     "FINISH",
     "Arrival",
     "Baggage",
@@ -38,6 +39,9 @@ __all__ = [
 # The key, in `Arrival.scratch`, of what is called when the whole payload is decoded: a traveller
 # may need to know all of its values at once.
 FINISH: Final = "finish"
+# The key, in the scratch of a message, of a class and its box, if a traveller has taken values of
+# the class over the general codec that may take the fast one: see `wire.fastcodec.SecondBox`.
+BOX: Final = "box"
 
 
 class Departure:

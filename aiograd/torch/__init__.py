@@ -10,6 +10,7 @@
     travel   how tensors travel with calls
     engine   runs of torch's engine over a part of a graph; the one user of private calls
     stages   a torch graph condensed into ordinary nodes of the tape
+    light    operations that run right where their call arrives
     library  what `dist.foreign` asks of a library of tensors
     published  parameters whose memory is replaced: what reads one keeps the memory that it saw
     optim    torch's optimisers at the owner: a step on a copy, which is then published
@@ -25,19 +26,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aiograd.dist import foreign
+from aiograd.torch import light
 from aiograd.torch.library import Torch
 
 if TYPE_CHECKING:
     from aiograd.torch.nn import RemoteModule
     from aiograd.torch.optim import DistributedOptimizer
+    from aiograd.torch.published import pinned
 
-__all__ = ["TORCH", "DistributedOptimizer", "RemoteModule"]
+__all__ = ["TORCH", "DistributedOptimizer", "RemoteModule", "light", "pinned"]
 
 TORCH = Torch()
 foreign.register(TORCH)
 
 # Imported when asked for, with models and optimisers: most workers only send tensors.
-_LATER = {"RemoteModule": "aiograd.torch.nn", "DistributedOptimizer": "aiograd.torch.optim"}
+_LATER = {
+    "RemoteModule": "aiograd.torch.nn",
+    "DistributedOptimizer": "aiograd.torch.optim",
+    "pinned": "aiograd.torch.published",
+}
 
 
 def _import_later(name: str) -> Any:

@@ -55,9 +55,13 @@ ANCHOR: Final = torch.zeros((), requires_grad=True)
 
 def receive(end: RecvNode, places: list[int], tensors: list[torch.Tensor]) -> None:
     """Put the tensors of one message behind one node; `places` says which of the edge they are."""
+    message = (end, tuple(places), tensors)
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        Received.apply(ANCHOR, message)
+        return
     # Whatever the thread has switched off: whether they need grad was decided by the sender.
     with torch.inference_mode(False), torch.enable_grad():
-        Received.apply(ANCHOR, (end, tuple(places), tensors))
+        Received.apply(ANCHOR, message)
 
 
 with torch.enable_grad():
@@ -79,7 +83,19 @@ RECEIVED._register_hook_dict = _note_hooks
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return the place of a tensor in its graph; it keeps the graph alive, and not the memory."""
     if tensor.layout is torch.strided:
-        return get_gradient_edge(tensor)
+        if not torch.is_grad_enabled():
+            return get_gradient_edge(tensor)
+        # The same without torch's context managers, which take as long as all the rest of a call.
+        node = tensor.grad_fn
+        if node is None:
+            view = tensor.view_as(tensor).grad_fn
+            return (
+                get_gradient_edge(tensor)
+                if view is None
+                else GradientEdge(view.next_functions[0][0], 0)
+            )
+        token = tensor.view_as(tensor).grad_fn if isinstance(node, torch._C._FunctionBase) else None
+        return GradientEdge(node, tensor.output_nr, token)
     # torch's own function makes a view, and there are none of sparse tensors.
     with torch.enable_grad():
         token = tensor.clone().grad_fn

@@ -138,7 +138,10 @@ def _quiet() -> Iterator[None]:
     while True:
         with _lock:
             frames = sys._current_frames()
-            if not any(operation.runs(frames) for operation in _operations.values()):
+            for thread, operation in list(_operations.items()):
+                if not operation.runs(frames):
+                    del _operations[thread]  # its frame holds what it has computed
+            if not _operations:
                 yield
                 return
         # Without the lock: an operation may be about to save its second parameter.

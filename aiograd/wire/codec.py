@@ -109,7 +109,10 @@ class Travellers:
         self._by_tag: dict[str, Traveller] = {}
         self.promises: list[Promise] = []  # of travellers that are not loaded yet
         self.namespaces: Namespaces = Namespaces()  # the globals of functions that came by value
-        self.boxes: Boxes = None  # the class that may take the fast path, and its box
+        # The classes that may take the fast path, and their boxes: those that every peer knows, and
+        # all that can be decoded here.
+        self.common_boxes: Boxes = None
+        self.boxes: Boxes = None
         self.listeners: list[Callable[[], None]] = []  # invalidate caches when a type is added
 
     def add(self, cls: type, traveller: Traveller) -> None:

@@ -2,9 +2,10 @@
 
 They contain no value that needs a traveller, so they are pickled without looking inside. Arrays go
 as shape, dtype and bytes. That takes a third of the time of the general codec in `codec.py`, which
-encodes everything else. Values of one further class may be sent as a *box*: an array and a number
-that says the rest. Large arrays are not copied: their memory is added to a list, if the caller
-passes one, and is sent beside the pickle.
+encodes everything else. Values of two further classes may be sent as a *box*: an array and a number
+that says the rest. The second class is that of another library: it is sent to peers only that are
+known to have the library loaded. Large arrays are not copied: their memory is added to a list, if
+the caller passes one, and is sent beside the pickle.
 
 A *batch* is several calls of one function, or several replies, in one frame. One pickle of all
 their *entries* takes a third of the time of as many pickles. Their ids count up from the one in the
@@ -30,7 +31,8 @@ from aiograd.wire.arrays import CODES, DTYPES
 _code_of: Final = CODES.get  # bound once: every array asks
 _NOTHING: Final = pickle.dumps(((), None, None), 5)  # a call without arguments
 BORROW_FROM: Final = 64 * 1024  # bytes of one array: from there up it is lent instead of copied
-ARRAY: Final = -1  # a note on an argument: it is an array. From 0 on: it is a box
+ARRAY: Final = -1  # a note on an argument: it is an array. From 0 up: it is a box
+SECOND: Final = -2  # from there down: it is a box of the second class
 ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 
 
@@ -44,7 +46,15 @@ class Box(Protocol):
         """Make the value again from the array and the number."""
 
 
-Boxes = tuple[type, Box] | None  # the one class whose values are boxed
+class SecondBox(Box, Protocol):
+    """The box of another library's values."""
+
+    def finish(self, arrival: Any) -> None:
+        """Complete the values of a message, when all of them are made."""
+
+
+# The classes whose values are boxed; the second one is None where its library is not loaded.
+Boxes = tuple[type, Box, type | None, SecondBox | None] | None
 Lent = list[pickle.PickleBuffer] | None  # the memory of large arrays; None: they cannot travel
 
 
@@ -78,8 +88,8 @@ def _encode_arrays(
     """`encode_call` where something may be an array or a box: these become tuples."""
     if kwargs and not _are_atoms(kwargs):
         return None
-    # One class at most, so that the test below is an identity and not a search.
-    boxed, box = boxes if boxes is not None else (None, None)
+    # Two classes at most, so that the tests below are identities and not a search.
+    boxed, box, second, second_box = boxes if boxes is not None else (None, None, None, None)
     items: list[Any] = list(args)
     first: dict[int, int] = {}  # where a box, or something lent, was met for the first time
     for index, value in enumerate(args):
@@ -97,7 +107,16 @@ def _encode_arrays(
                 return None
             value, note = opened
         elif cls is not ndarray:
-            return None
+            if cls is not second:
+                return None
+            earlier = first.setdefault(id(value), index)
+            if earlier != index:
+                items[index] = (earlier,)
+                continue
+            opened = second_box.open(value, departure)  # type: ignore[union-attr]
+            if opened is None:
+                return None
+            value, note = opened[0], SECOND - opened[1]
         elif value.nbytes >= BORROW_FROM and first.setdefault(id(value), index) != index:
             return None  # lent once, it would arrive as two
         flat = flat_array(value, lent)
@@ -133,6 +152,7 @@ def decode_call(
 
 def unflatten(args: list[Any], boxes: Boxes, arrival: Any) -> None:
     """Make arrays and boxes of the tuples among some arguments."""
+    second: Any = None
     for index, item in enumerate(args):
         if item.__class__ is not tuple:
             continue
@@ -143,8 +163,19 @@ def unflatten(args: list[Any], boxes: Boxes, arrival: Any) -> None:
         shape, code, memory, note = item
         # Over the memory of the message, without a copy: what arrives belongs to the receiver.
         args[index] = array = ndarray(shape, DTYPES[code], memory)
-        if note != ARRAY:
+        if note >= 0:
             args[index] = boxes[1].close(array, note, arrival)  # type: ignore[index]
+        elif note != ARRAY:
+            second = _second(boxes)
+            args[index] = second.close(array, SECOND - note, arrival)
+    if second is not None:
+        second.finish(arrival)
+
+
+def _second(boxes: Boxes) -> SecondBox:
+    if boxes is None or boxes[3] is None:
+        raise ProtocolError("a value of a library that was never used with this peer")
+    return boxes[3]
 
 
 def encode_value(
@@ -161,7 +192,12 @@ def encode_value(
             return None
         value, note = opened
     elif cls is not ndarray:
-        return None
+        if boxes is None or cls is not boxes[2]:
+            return None
+        opened = boxes[3].open(value, departure)  # type: ignore[union-attr]
+        if opened is None:
+            return None
+        value, note = opened[0], SECOND - opened[1]
     flat = flat_array(value, lent)
     if flat is None:
         return None
@@ -178,10 +214,18 @@ def decode_value(
     if note is None:
         return value
     array: Any = ndarray(value[0], DTYPES[value[1]], value[2])
-    if note < 0:
+    if note == ARRAY:
         return array
-    assert boxes is not None
-    return boxes[1].close(array, note, arrival)
+    if note >= 0:
+        return boxes[1].close(array, note, arrival)  # type: ignore[index]
+    return _unbox_second(array, note, boxes, arrival)
+
+
+def _unbox_second(array: ndarray, note: int, boxes: Boxes, arrival: Any) -> Any:
+    second = _second(boxes)
+    value = second.close(array, SECOND - note, arrival)
+    second.finish(arrival)
+    return value
 
 
 def flat_array(array: ndarray, lent: Lent = None) -> tuple[tuple[int, ...], str, Any] | None:
@@ -227,11 +271,11 @@ def encode_call_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
 
 
 def _array_entry(args: tuple[Any, ...], boxes: Boxes) -> Any:
-    boxed = None if boxes is None else boxes[0]
+    boxed, second = (None, None) if boxes is None else (boxes[0], boxes[2])
     items: list[Any] = []
     for value in args:
         # Arrays are not looked for: a second copy of a small one is cheaper than the search.
-        if items and value.__class__ is boxed:
+        if items and (value.__class__ is boxed or value.__class__ is second):
             index = 0  # where it is met first; `tuple.index` would compare arrays
             while args[index] is not value:
                 index += 1
@@ -260,7 +304,12 @@ def encode_value_entry(value: Any, boxes: Boxes) -> Any:
     elif cls in ATOMS:
         return value if len(value) <= _SHORT else NOT_BATCHABLE
     elif cls is not ndarray:
-        return NOT_BATCHABLE
+        if boxes is None or cls is not boxes[2]:
+            return NOT_BATCHABLE
+        opened = boxes[3].open(value, None)  # type: ignore[union-attr]
+        if opened is None:
+            return NOT_BATCHABLE
+        value, note = opened[0], SECOND - opened[1]
     code = _code_of(value.dtype)
     if code is None or value.nbytes > _LITTLE or not value.flags.c_contiguous:
         return NOT_BATCHABLE
@@ -294,4 +343,8 @@ def decode_value_entry(entry: Any, boxes: Boxes, arrival: Any = None) -> Any:
         return entry
     shape, code, memory, note = entry
     array: Any = ndarray(shape, DTYPES[code], memory)
-    return array if note == ARRAY else boxes[1].close(array, note, arrival)  # type: ignore[index]
+    if note == ARRAY:
+        return array
+    if note >= 0:
+        return boxes[1].close(array, note, arrival)  # type: ignore[index]
+    return _unbox_second(array, note, boxes, arrival)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,3 +141,125 @@ async def test_what_has_no_memory_here_is_refused_by_name():
 
         with pytest.raises(SerializationError, match="Mine"):
             await ag.rpc_async("worker0", echo, args=(torch.ones(2).as_subclass(Mine),))
+
+
+# ── the fast path ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def general(monkeypatch) -> Counter[str]:
+    """Count the tensors that take the general form."""
+    taken: Counter[str] = Counter()
+    traveller = ag.torch.TORCH.traveller
+    depart, arrive = traveller.depart, traveller.arrive
+
+    def departs(tensor, departure):
+        taken["departed"] += 1
+        return depart(tensor, departure)
+
+    def arrives(data, arrival):
+        taken["arrived"] += 1
+        return arrive(data, arrival)
+
+    monkeypatch.setattr(traveller, "depart", departs)
+    monkeypatch.setattr(traveller, "arrive", arrives)
+    return taken
+
+
+def same(*values):
+    return values
+
+
+def plain(value):
+    return value
+
+
+async def test_tensors_take_the_fast_path_when_both_sides_have_sent_one(general):
+    async with ag.LocalCluster(1, processes=False):
+        x = torch.arange(6.0).reshape(2, 3)
+        assert torch.equal(await ag.rpc_async("worker0", plain, args=(x,)), x)
+        assert general == {"departed": 2, "arrived": 2}
+        for _ in range(3):
+            assert torch.equal(await ag.rpc_async("worker0", plain, args=(x,)), x)
+        assert torch.equal(await ag.remote("worker0", plain, args=(x,)), x)
+        assert general == {"departed": 2, "arrived": 2}
+
+
+async def test_a_callee_that_sends_no_tensor_gets_the_general_form(general):
+    async with ag.LocalCluster(1, processes=False):
+        for number in range(1, 4):
+            assert await ag.rpc_async("worker0", len, args=(torch.ones(5),)) == 5
+            assert general == {"departed": number, "arrived": number}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fast"),
+    [
+        *[(torch.ones(2, 3).to(d), True) for d in (torch.float64, torch.int8, torch.bool)],
+        (torch.ones(2, 3, dtype=torch.complex64), True),
+        (torch.tensor(3.0), True),
+        (torch.ones(0, 3), True),
+        (torch.ones(300, 300), True),  # its memory is lent
+        (torch.ones(2, 3, requires_grad=True), True),
+        (torch.ones(2, 3, dtype=torch.bfloat16), False),
+        (torch.ones(2, 3).t(), False),
+        (torch.ones(2, 3).to_sparse(), False),
+        (torch.ones(2, 3, dtype=torch.complex64).conj(), False),
+        (torch.nn.Parameter(torch.ones(2)), False),
+    ],
+    ids=lambda value: f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else "",
+)
+async def test_what_the_fast_path_cannot_take_goes_by_the_general_one(general, tensor, fast):
+    async with ag.LocalCluster(1, processes=False):
+        await ag.rpc_async("worker0", plain, args=(torch.ones(1),))
+        before = general["departed"]
+        arrived = await ag.rpc_async("worker0", plain, args=(tensor,))
+        assert (general["departed"] == before) is fast
+        assert type(arrived) is type(tensor)
+        assert (arrived.dtype, arrived.layout) == (tensor.dtype, tensor.layout)
+        assert arrived.requires_grad == tensor.requires_grad
+        assert arrived.is_leaf
+        assert torch.equal(arrived.to_dense(), tensor.to_dense())
+        if tensor.layout is torch.strided:
+            assert arrived.stride() == tensor.stride()
+        if fast and tensor.numel():
+            before = tensor.detach().clone()
+            arrived.detach().zero_()  # it belongs to the receiver
+            assert torch.equal(tensor.detach(), before)
+
+
+async def test_attributes_and_identity_survive(general):
+    async with ag.LocalCluster(1, processes=False):
+        x, marked = torch.ones(2), torch.ones(2)
+        marked.note = "kept"
+        await ag.rpc_async("worker0", plain, args=(x,))
+        assert (await ag.rpc_async("worker0", plain, args=(marked,))).note == "kept"
+        a, b, c, d, e = await ag.rpc_async("worker0", same, args=(x, x, ag.ones(2), np.ones(2), 3))
+        assert a is b
+        assert (type(c), type(d), e) == (ag.Tensor, np.ndarray, 3)
+
+
+async def test_edges_and_hooks_on_the_fast_path(general):
+    async with ag.LocalCluster(1, processes=False):
+        await ag.rpc_async("worker0", plain, args=(torch.ones(1),))
+        before = general["departed"]
+        x, w, y = [torch.full((2,), v, requires_grad=True) for v in (2.0, 3.0, 5.0)]
+        mine = ag.ones(2, requires_grad=True)
+        async with ag.context() as ctx:
+            products = await ag.rpc_async("worker0", multiply, args=(x, mine, w, x))
+            await ctx.backward(products[0].sum(), products[1].sum())
+            assert ctx.gradients[x].tolist() == [3.0, 3.0]
+            assert ctx.gradients[w].tolist() == [2.0, 2.0]
+            assert ctx.gradients[mine].tolist() == [2.0, 2.0]
+        assert general["departed"] == before + 1  # a tuple of results takes the general path
+        async with ag.context() as ctx:
+            z = await ag.rpc_async("worker0", torch.mul, args=(x, y))
+            assert not z.is_leaf
+            await ctx.backward(z.sum())
+            assert ctx.gradients[x].tolist() == [5.0, 5.0]
+        assert general["departed"] == before + 1
+
+
+def multiply(x, mine, w, again):
+    assert x is again
+    return x * w, mine * 2

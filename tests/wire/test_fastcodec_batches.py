@@ -32,7 +32,7 @@ class Opener:
         return Boxed(array, note)
 
 
-BOXES = (Boxed, Opener())
+BOXES = (Boxed, Opener(), None, None)
 SMALL = [
     0,
     -(1 << 63),

@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.callee.execution import Execution, ExecutionHost, StreamSource
-from aiograd.rpc.callee.functions import INLINE, Target, function_name
+from aiograd.rpc.callee.functions import INLINE, LIGHT, Target, function_name
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.responses import REPLY_HEAD, Responses
 from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import Head, open_head, take_label, unpack_call
-from aiograd.rpc.extension import Arrival, loaded
+from aiograd.rpc.envelope import Head, hear_of_box, open_head, take_label, unpack_call
+from aiograd.rpc.extension import BOX, Arrival, loaded
 from aiograd.rpc.remote_exceptions import explain_import
 from aiograd.rpc.scope import SCOPE, CallScope
 from aiograd.wire.codec import Promise
@@ -123,7 +123,8 @@ class Callee:
             and host.fault_injector is None  # wants to see replies one by one
             and (host.wrapper is None or target.kind == "op")
         )
-        here = target.mode == INLINE
+        light = LIGHT.get(target.func) if target.builtin else None
+        here = target.mode == INLINE or light is not None
         deadline = self.execution.deadline(budget)
         boxes, func = host.travellers.boxes, target.func
         token = None
@@ -151,7 +152,7 @@ class Callee:
                     explain_import(error, what, host.name)
                     self._fail(frame, id, target, token, error)
                     continue
-                if not here:
+                if not here or (light is not None and not light(args)):
                     invocation = Invocation(kind, flags, id, budget, target, None)
                     invocation.context, invocation.args = context, args
                     self.execution.start(invocation)
@@ -167,7 +168,7 @@ class Callee:
                 except BaseException as error:
                     self._fail(frame, id, target, token, error)
                     continue
-                reply = encode_value_entry(value, boxes)
+                reply = encode_value_entry(value, channel.boxes)
                 if reply is not NOT_BATCHABLE:
                     outbox.put_batched(REPLY_HEAD, id, reply)
                 elif token is None:
@@ -371,6 +372,8 @@ class Callee:
         kind = target.kind if invocation.token is None else "remote"
         arrival = Arrival(channel.peer, kind, channel.restricted)
         value = unpack_call(host, channel.codec, flags, head, arrival)
+        if BOX in arrival.scratch:
+            hear_of_box(channel, arrival)
         invocation.carried = arrival.carried
         if channel.restricted:
             self._charge(invocation, arrival.scratch.get(DECODED, 0))

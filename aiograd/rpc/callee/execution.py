@@ -1,6 +1,6 @@
 """How an invocation runs: right here, as a task, in a thread, or as a stream; to its end or not.
 
-    start ─┬─ service, op, @inline function ──▶ right here
+    start ─┬─ service, op, @inline function, light builtin ──▶ right here
            ├─ coroutine function ─────────────▶ task
            ├─ generator (stream) ─────────────▶ task
            ├─ any other function ─────────────▶ thread
@@ -25,7 +25,7 @@ from types import CoroutineType, FrameType
 from typing import Any, Final, Protocol
 
 from aiograd.errors import ProtocolError, SerializationError, WorkerLost
-from aiograd.rpc.callee.functions import DELEGATE, INLINE, TASK
+from aiograd.rpc.callee.functions import DELEGATE, INLINE, LIGHT, TASK
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.callee.responses import ResponseHost, Responses
 from aiograd.rpc.channel import Channel
@@ -100,6 +100,9 @@ class Execution:
         if target.mode == DELEGATE:
             return self._delegate(invocation)
         here = target.mode == INLINE and invocation.stream is None
+        if not here and target.builtin and invocation.stream is None and not invocation.kwargs:
+            light = LIGHT.get(target.func)
+            here = light is not None and light(invocation.args)
         if invocation.execution is None:
             if not here:
                 self.track(invocation)

@@ -378,10 +378,16 @@ class Delegate(NamedTuple):
     turn: Turn | None = None
 
 
+# Builtin functions of other libraries that may run right where their call arrives, each with what
+# tells whether they are quick for these arguments; else they run in a thread.
+LIGHT: Final[dict[Any, Callable[[tuple[Any, ...]], bool]]] = {}
+_BUILTIN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
 class Target:
     """A function that can be called, and where it runs."""
 
-    __slots__ = ("error", "func", "kind", "mode", "name", "quiet")
+    __slots__ = ("builtin", "error", "func", "kind", "mode", "name", "quiet")
 
     func: Any
     name: str
@@ -390,6 +396,7 @@ class Target:
     def __init__(self, func: Any, name: str, kind: str = "call") -> None:
         self.func, self.name, self.kind = func, name, kind
         self.mode: int = INLINE if kind == "op" else run_mode(func)
+        self.builtin = isinstance(func, _BUILTIN)  # then look into `LIGHT`
         self.error: BaseException | None = None  # why it cannot be called after all
         self.quiet: bool = is_quiet(func)
 

@@ -80,7 +80,7 @@ class Responses:
         ):
             # Fast path: replies with small plain values that follow each other share a frame and
             # one pickle, as calls do (`Caller.start_batched`).
-            entry = encode_value_entry(value, host.travellers.boxes)
+            entry = encode_value_entry(value, channel.boxes)
             if entry is not NOT_BATCHABLE:
                 if value is None and invocation.flags & LAZY:
                     self._outbox.put(Frame(REPLY, EMPTY, invocation.id), LAZY_LANE)

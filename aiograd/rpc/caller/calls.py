@@ -98,7 +98,7 @@ class Caller:
             or self._host.fault_injector is not None  # wants to see messages one by one
         ):
             return False
-        entry = encode_call_entry(args, self._host.travellers.boxes)
+        entry = encode_call_entry(args, channel.boxes)
         if entry is NOT_BATCHABLE:
             return False
         info.caller = self  # as in `start`

@@ -16,8 +16,8 @@ from aiograd.rpc import remote_exceptions
 from aiograd.rpc.caller.calls import Caller
 from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.envelope import open_head, take_label, unpack_value
-from aiograd.rpc.extension import Arrival, loaded
+from aiograd.rpc.envelope import hear_of_box, open_head, take_label, unpack_value
+from aiograd.rpc.extension import BOX, Arrival, loaded
 from aiograd.rpc.future import CallInfo, Future, fail
 from aiograd.wire.codec import Promise
 from aiograd.wire.fastcodec import decode_value, decode_value_entry
@@ -189,7 +189,10 @@ class Replies:
         if isinstance(body, Transfer) and body.refused:
             raise host.budget.refusal(host.name, "the result", body.size, body.refused)
         head = open_head(codec, flags, body)
-        return unpack_value(host, codec, flags, head, arrival)
+        value = unpack_value(host, codec, flags, head, arrival)
+        if BOX in arrival.scratch:
+            hear_of_box(self._channel, arrival)
+        return value
 
     def _drop(self, frame: Frame) -> None:
         """Drop an answer that nobody waits for.

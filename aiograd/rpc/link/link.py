@@ -41,6 +41,7 @@ from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
 from aiograd.rpc.link.shared_memory import SharedMemory, open_shared_memory
 from aiograd.wire.codec import Codec, Payload
+from aiograd.wire.fastcodec import Boxes
 from aiograd.wire.framing import SMALL, Frame, FrameReader
 from aiograd.wire.messages import (
     CALL,
@@ -196,6 +197,10 @@ class Link:
         self._comeback: asyncio.Task[None] | None = None  # while away
         self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         self.codec: Codec | DataCodec = agent.codec_for(peer)
+        # What the peer is known to take by the fast codec, and how that is learnt; see `Route`.
+        self.boxes: Boxes = agent.travellers.common_boxes
+        self.box_heard: tuple[Any, Any] | None = None
+        self.box_told: bool = False
         self.max_message: int = agent.options.max_message  # the smaller one of both sides
         self.outbox: Outbox = Outbox(agent.loop, self.session, self._large_sent)
         # All links of a partner's name share one part of the memory; trusted peers share the rest.

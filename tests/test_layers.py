@@ -68,8 +68,8 @@ RPC_LEVELS: tuple[set[str], ...] = (
     {"link"},
     {"caller", "callee"},
     {"channel"},
-    # `link.inbound_budget` knows no link: it counts bytes, and the limits that were reached.
-    {"observe", "options", "retry", "link.inbound_budget"},
+    # `link.inbound_budget` and `link.ledger` know no link: they count, and the limits that were reached.
+    {"observe", "options", "retry", "link.inbound_budget", "link.ledger"},
     {"envelope", "future", "scope"},
     # `link.send` knows frames and no link, `callee.functions` knows functions and no callee.
     {"link.send", "callee.functions", "callee.exposure", "affinity", "directory"}

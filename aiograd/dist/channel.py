@@ -19,6 +19,7 @@ from aiograd.rpc import remote_exceptions
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import Departure
+from aiograd.rpc.link.ledger import Account
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.observe.tracing import PassTrace, trace_pass
 from aiograd.rpc.runtime.deadlines import Bucket
@@ -51,7 +52,7 @@ class Channel:
         self.spawn: Callable[..., asyncio.Task[Any]] = agent.spawn
         # Raises in a thread, loop or process that cannot call.
         self.check_affinity: Callable[[], bool] = agent.here
-        self.limit_reached: Callable[[str], None] = agent.limits.reached
+        self.account: Callable[[str], Account] = agent.accounts.of  # of a partner, by its name
 
     @property
     def identity(self) -> tuple[str, int, bytes]:

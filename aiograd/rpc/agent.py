@@ -42,7 +42,8 @@ from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.link.connection import LAST_WORDS, hang_up
 from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.handshaking import Authenticator
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.ledger import Accounts
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Listener
@@ -148,7 +149,9 @@ class Agent:
         self.copier: ParallelCopier = ParallelCopier()
         self.limits: Limits = Limits()  # which of them others have reached
         self.budget: Budget = Budget(self.options.inbound_budget, self.limits)
-        self.accounts: Accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
+        self.accounts: Accounts = Accounts(
+            self.name, self.budget, self.options, self.limits, self.loop.time
+        )
         self.polling: Polling = Polling(self.loop, self.runtime, self.pool)
         options, runtime = self.options, self.runtime
         identity = Identity(

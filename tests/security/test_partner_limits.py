@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
 from aiograd.rpc.link.inbox import Inbox
-from aiograd.rpc.observe.metrics import Limits
 from aiograd.rref.refcount.records import pack_fork, stamp_of
 from aiograd.rref.registry import RRefs
 from aiograd.wire.handshake import make_incarnation
@@ -105,21 +103,6 @@ async def test_arguments_beyond_the_share_of_a_partner_are_refused(worker):
     await honest()
     worker.accounts.of("clinic").release(4 * MIB - 1000)
     await rogue.close()
-
-
-def test_accounts_give_back_to_the_whole():
-    whole = Budget(100, Limits())
-    accounts = Accounts(whole, 40, Limits())
-    clinic, lab = accounts.of("clinic"), accounts.of("lab")
-    assert accounts.of("clinic") is clinic
-    assert clinic.reserve(40)
-    assert not clinic.reserve(1)
-    assert lab.reserve(40)
-    assert not lab.reserve(30)
-    clinic.release(40)
-    assert (whole.used, clinic.used) == (40, 0)
-    lab.unavailable(40)
-    assert (whole.used, lab.used) == (0, 0)
 
 
 async def test_calls_that_a_partner_abandoned_count_while_they_run(worker):

@@ -372,7 +372,10 @@ class Callee:
         value = unpack_call(host, channel.codec, flags, head, arrival)
         invocation.carried = arrival.carried
         if channel.restricted:
-            self._charge(invocation, arrival.scratch.get(DECODED, 0))
+            size = arrival.scratch.get(DECODED, 0)
+            baggage = host.baggage if arrival.carried is not None else None
+            if baggage is None or not baggage.keep(arrival, size):
+                self._charge(invocation, size)
         if invocation.kind != CALL:
             invocation.args = value[0] if flags & FAST else value
         elif target is host.inside:
@@ -390,7 +393,9 @@ class Callee:
 
     def _charge(self, invocation: Invocation, size: int) -> None:
         """Let a partner's arguments count for as long as its call has not ended."""
-        budget = self._channel.budget
+        budget, store = self._channel.budget, self._host.result_store
+        if invocation.token is not None and store is not None:  # they may live on in the result
+            return store.charge(self._channel.peer, invocation.token, size)
         if not budget.reserve(size):
             what = "its decoded arguments"
             raise budget.refusal(self._host.name, what, size, "inbound_budget")

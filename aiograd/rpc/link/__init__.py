@@ -10,6 +10,7 @@
     dialer            connect, resume, back off
     handshaking       the asyncio protocol of a handshake, which listener and dialer share
     inbound_budget    memory for messages that came in
+    ledger            what each partner occupies, by its name
     shared_memory     arrays between processes of one host, without a socket
 
 Each module uses those behind it:

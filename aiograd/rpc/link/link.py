@@ -35,7 +35,8 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.connection import Connection
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.ledger import Account, Accounts
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox

@@ -284,6 +284,10 @@ class Protocol:
         self._abandon(forks)
         self.owner_table.reclaim(_ghost(peer.incarnation, number))
 
+    def leased(self, name: str) -> set[bytes]:
+        """Return the lost starts of a worker whose leases are not over."""
+        return {peer.incarnation for peer, _ in self._leases.values() if peer.name == name}
+
     def end_leases(self) -> None:
         """End the leases of all lost workers: this worker shuts down and does not wait."""
         for number in list(self._leases):

@@ -38,6 +38,7 @@ PURE = {"autograd", "wire", "errors", "_frames", "_html", "_progress"}
 PURE_MODULES = {
     "rpc.caller.window",
     "rpc.link.inbox",
+    "rpc.link.transfer_watch",
     "rref.refcount.audit",
     "rref.refcount.owner",
     "rref.refcount.protocol",

@@ -225,7 +225,7 @@ class ContextRegistry:
         # In this order: passes that fail now must find the loss noted, in contexts and in the table.
         for context in self.all():
             context.cut_off(peer)
-        self.lost_peers.add(peer.incarnation)
+        self.lost_peers.add(peer.incarnation, peer.name)
         self.engine.peer_lost(peer, error)
         self._spread_loss(peer.name, peer.incarnation, concerned, self.channel.incarnation)
         for context in self.all():

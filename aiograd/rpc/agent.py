@@ -56,6 +56,7 @@ from aiograd.rpc.retry import retry_call, retry_request
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.runtime.thread_shares import ThreadShares
 from aiograd.rpc.runtime.threads import ThreadPool
 from aiograd.rpc.scope import current_scope
 from aiograd.wire.buffers import BufferPool
@@ -141,6 +142,9 @@ class Agent:
         )  # stands for functions that come inside their call
         self.deadlines: Deadlines = Deadlines(self.loop)
         self.pool: ThreadPool = self.runtime.pool(self.loop, self.options.threads, self.name)
+        self.thread_shares: ThreadShares = ThreadShares(
+            self.loop, self.pool, self.options.partner_threads, self.options.threads
+        )
         self.context: contextvars.Context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()

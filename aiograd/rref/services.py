@@ -300,7 +300,9 @@ class Messenger:
         A partner that sends them, and does not answer their releases, keeps their records here."""
         if not self._references.take(partner.name, 1):
             self.agent.limits.reached("references")
-            why = f"{self._references.most()} references to values of {partner.name} are here already"
+            why = (
+                f"{self._references.most()} references to values of {partner.name} are here already"
+            )
             raise Overloaded(self.agent.name, why)
 
     def _values_of(self, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 from typing import Any
 
 from aiograd.rpc.transport.inproc import InprocNetwork
@@ -35,6 +36,16 @@ def large(
 
 def define(number: int, name: str, flags: int = EXPOSED) -> bytes:
     return frame(DEFINE, name.encode(), flags=flags, to=number)
+
+
+def with_token(token: bytes, payload: bytes) -> bytes:
+    """The body of a call with the flag KEEP."""
+    return struct.pack("<H", len(token)) + token + payload
+
+
+def with_label(context_id: int, edge: int, outputs: int, payload: bytes) -> bytes:
+    """The body of a message with the flag BAGGAGE."""
+    return struct.pack("<QQI", context_id, edge, outputs) + payload
 
 
 def service(number: int, name: str) -> bytes:

@@ -43,6 +43,8 @@ class Budget:
     def refusal(self, worker: str, what: str, size: int, limit: str) -> Overloaded:
         """What the sender of a message is told for which this worker has no memory."""
         most = f"inbound_budget: {self.used} of {self._most} are taken"
+        if limit == "partner_rate":
+            return Overloaded(worker, f"{what}, {size} bytes, came too slowly (partner_rate)")
         why = most if limit == "inbound_budget" else "allocation: the system has none left"
         return Overloaded(worker, f"no memory for {what}, {size} bytes ({why})")
 

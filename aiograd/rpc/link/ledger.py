@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from typing import Final
-from weakref import WeakValueDictionary
+from typing import Any, Final, Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 from aiograd.errors import Overloaded
 from aiograd.rpc.link.inbound_budget import Budget
@@ -43,6 +43,13 @@ REMEMBERED: Final = 1000
 SESSIONS_PER_LINK: Final = 4
 
 
+class Calls(Protocol):
+    """What the calls of one link are, as far as shares concern them."""
+
+    running: dict[int, Any]
+    abandoned: int
+
+
 class Account(Budget):
     """The share of one partner: a part of the memory, and entries of tables."""
 
@@ -58,6 +65,8 @@ class Account(Budget):
         super().__init__(options.partner_memory, limits)
         self.name, self._worker, self._whole, self._options = name, worker, whole, options
         self.counts: Counter[str] = Counter()
+        # The calls of all links of the name, also of lost ones while something of theirs runs.
+        self.calls: WeakSet[Calls] = WeakSet()
         self.log_rate: LogRate = LogRate(clock)  # of lines that the partner causes
         self._clock = clock
         self._sessions: deque[float] = deque()  # when the latest ones began
@@ -98,6 +107,14 @@ class Account(Budget):
         if self.counts[what] + count > most:
             self._limits.reached(what)
             raise Overloaded(self._worker, f"{self.name} has {self.counts[what]} {what} of {most}")
+
+    def crowded(self, most: int) -> bool:
+        """Whether the partner has `most` calls under way, or `most` abandoned ones that still run."""
+        running = abandoned = 0
+        for calls in self.calls:
+            running += len(calls.running)
+            abandoned += calls.abandoned
+        return running >= most or abandoned >= most
 
     def hold(self) -> Hold:
         """Return an empty hold, for something that is kept here for the partner."""

@@ -161,6 +161,17 @@ class Receiver:
             if self.after_batch is not None:
                 self.after_batch()
 
+    def give_up(self, transfer: Transfer) -> None:
+        """Let a large message count as complete that was refused while it was under way."""
+        self._outbox.corked = True
+        try:
+            if transfer in self._inbox:
+                self._inbox.complete(transfer)
+        except ProtocolError as error:  # of a message behind it
+            self._link.broken(error)
+        finally:
+            self._outbox.uncork()
+
     def _error(self, text: str) -> ProtocolError:
         return ProtocolError(f"{self._link.peer_name} sent {text}")
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.errors import ProtocolError, RRefError, RRefExpired, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo, forget_one
 from aiograd.rref.refcount.records import (
     BY_CREATOR,
     CallSite,
@@ -80,6 +80,7 @@ class OwnerTable:
         # unknown id up to it was reclaimed or never comes; one above may still be under way. One
         # number is enough, because ids of one creator rise in the order of creation.
         self._expired: dict[int, int] = {}
+        self._creators: dict[int, str] = {}  # the names of those
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
@@ -274,8 +275,9 @@ class OwnerTable:
             last = max((record.id[2] for record in theirs), default=-1)
         # `pop` and set: the entry moves to the end, so the one that is evicted is the oldest.
         self._expired[stamp] = max(last, self._expired.pop(stamp, -1))
+        self._creators[stamp] = creator.name
         if len(self._expired) > 2 * LOST_PEERS:
-            del self._expired[next(iter(self._expired))]
+            del self._creators[forget_one(self._expired, self._creators.__getitem__)]
 
     def comes_ahead(self, release: Fork) -> bool:
         """Whether a release came before its creation, so that it will be remembered."""

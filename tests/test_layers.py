@@ -69,7 +69,7 @@ RPC_LEVELS: tuple[set[str], ...] = (
     {"link"},
     {"caller", "callee"},
     {"channel"},
-    # `link.inbound_budget` and `link.ledger` know no link: they count, and the limits that were reached.
+    # `link.inbound_budget` and `link.ledger` know no link: they count, and limits reached, too.
     {"observe", "options", "retry", "link.inbound_budget", "link.ledger"},
     {"envelope", "future", "scope"},
     # `link.send` knows frames and no link, `callee.functions` knows functions and no callee.

@@ -119,33 +119,30 @@ class ContextAccess:
     def guard_failed(self, service: Service) -> Service:
         """Guard reports of failures: only of a pass that the sender takes part in."""
 
-        def guarded(
-            sender: PeerInfo, context_id: int, number: int, worker: str, op: str, fault: Any
-        ) -> Any:
+        def guarded(sender: PeerInfo, context_id: int, *rest: Any) -> Any:
             """Check sender and report, then serve it."""
             if self._channel.restricts(sender):
                 self._known(sender, context_id)
-                if not (_is_number(number) and _is_text(worker) and _is_text(op)):
+                if not _is_failure(*rest):
                     raise ProtocolError("gradients.failed: malformed report", sender.name)
-                active = self.passes.get((context_id, number))
+                active = self.passes.get((context_id, rest[0]))
                 if active is not None and not active.state.names(sender.incarnation):
                     raise self._refusal(sender, context_id)
-            return service(sender, context_id, number, worker, op, fault)
+            return service(sender, context_id, *rest)
 
         return guarded
 
     def guard_abort(self, service: Service) -> Service:
         """Guard aborts: of passes that the sender takes part in, or that it may have begun itself."""
 
-        def guarded(
-            sender: PeerInfo, context_id: int, number: int, originator: bytes, fault: Any
-        ) -> Any:
+        def guarded(sender: PeerInfo, context_id: int, *rest: Any) -> Any:
             """Check sender and abort, then serve it."""
             if not self._channel.restricts(sender):
-                return service(sender, context_id, number, originator, fault)
+                return service(sender, context_id, *rest)
             context = self._known(sender, context_id)
-            if not (_is_number(number) and type(originator) is bytes and len(originator) == 16):
+            if not _is_abort(*rest):
                 raise ProtocolError("gradients.abort: malformed request", sender.name)
+            number, originator, _ = rest
             active = self.passes.get((context_id, number))
             if active is None:
                 # A mark for messages to come. Of a pass of its own only, else it would end one that
@@ -160,7 +157,7 @@ class ContextAccess:
             new = number not in context.aborted
             if new:
                 hold.check("aborts")
-            answer = service(sender, context_id, number, originator, fault)
+            answer = service(sender, context_id, *rest)
             if new and number in context.aborted:
                 hold.take("aborts")
             return answer
@@ -330,6 +327,20 @@ def _is_credit(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) is int and 0 <= value < _NUMBERS
+
+
+def _is_failure(*report: Any) -> bool:
+    if len(report) != 4:
+        return False
+    number, worker, op, _ = report  # the fault is checked where it is rebuilt
+    return _is_number(number) and _is_text(worker) and _is_text(op)
+
+
+def _is_abort(*request: Any) -> bool:
+    if len(request) != 3:
+        return False
+    number, originator, _ = request
+    return _is_number(number) and type(originator) is bytes and len(originator) == 16
 
 
 def _is_text(value: Any) -> bool:

@@ -157,8 +157,8 @@ class Options:
     """Threads that compute for one restricted peer at a time, a quarter of `threads`; later calls
     of it wait, and those of others do not. Never all of `threads`, if there are several."""
     partner_rate: int = 64 << 10
-    """Bytes per second at which a large message of a restricted peer must arrive, at least: a slower
-    one is refused after 30 s, because memory is reserved for all of it."""
+    """Bytes per second at which a large message of a restricted peer must arrive, at least: a
+    slower one is refused after 30 s, because memory is reserved for all of it."""
     threads: int = 64
     """Threads for plain functions; those blocked in a nested call do not count."""
     strict_leaks: bool = False

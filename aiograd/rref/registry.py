@@ -480,7 +480,7 @@ class ValueStore:
         self._messenger.check_rest()
 
     def charge(self, sender: PeerInfo, token: Any, size: int) -> None:
-        """Count the arguments of a partner's call while the value is kept: they may live on in it."""
+        """Count a partner's arguments while the value is kept: they may live on in it."""
         record = self._owner_table.records.get(unpack_id(token))
         if record is not None:
             hold = self._agent.accounts.of(sender.name).hold()

@@ -245,7 +245,7 @@ class FrameReader:
         self._rest = b""
 
     def under_way(self) -> dict[int, int]:
-        """Return the numbers of large messages that are not complete, and the bytes still to come."""
+        """Return the numbers of large messages under way, and the bytes still to come."""
         return {number: left[0] for number, (_, left) in self._transfers.items()}
 
     def drop(self, number: int, limit: str, release: Callable[[int], None]) -> Transfer | None:

@@ -109,7 +109,7 @@ class Account(Budget):
             raise Overloaded(self._worker, f"{self.name} has {self.counts[what]} {what} of {most}")
 
     def crowded(self, most: int) -> bool:
-        """Whether the partner has `most` calls under way, or `most` abandoned ones that still run."""
+        """Whether the partner has `most` calls under way, or as many abandoned ones that run on."""
         running = abandoned = 0
         for calls in self.calls:
             running += len(calls.running)

@@ -6,8 +6,8 @@ Two rules, both for what is under way at a time on one link:
     deadline    a message is complete when all that was under way as it began could have come at
                 that rate, and `PATIENCE` seconds more
 
-The first one ends messages of a peer that sends nothing, the second one a message that is starved by
-others of the same peer. Pure: the link asks once per heartbeat, and refuses what is overdue.
+The first one ends messages of a peer that sends nothing, the second one a message that is starved
+by others of the same peer. Pure: the link asks once per heartbeat, and refuses what is overdue.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from aiograd.rref.refcount.records import (
 )
 
 ABANDONED_LIMIT: Final = 65_536
-"""Abandoned creations of one creator that never arrive must not pile up; the oldest are forgotten."""
+"""Abandoned creations of a creator that never arrive must not pile up; it forgets the oldest."""
 
 
 REQUESTS_LIMIT: Final = 65_536

@@ -68,6 +68,7 @@ class Rogue(asyncio.BufferedProtocol):
         incarnation: bytes | None = None,
     ) -> None:
         self.incarnation = incarnation or make_incarnation(name, os.urandom(16))
+        self.rank = rank
         me = Identity(name, rank, self.incarnation)
         self._handshake = Handshake(
             me, secret, os.urandom(32), client=True, restricts=lambda name: restricted

@@ -162,7 +162,7 @@ class Context:
         self.failure: BackwardFailed | None = None
         self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
-        self.brought_by = ""  # the name of the partner whose message made this part
+        self.brought_by: str = ""  # the name of the partner whose message made this part
         self.holds: dict[str, Hold] = {}  # what it takes of partners' shares, by their names
         # Messages of passes that wait here, by the name of their restricted sender: pass, and bytes.
         self.kept_messages: dict[str, list[tuple[int, int]]] = {}

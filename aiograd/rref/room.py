@@ -19,6 +19,8 @@ _SHARE: Final = 20  # a count that took t seconds is not repeated for 20 t: a tw
 class Room:
     """What each partner may still add to one table, by its name."""
 
+    most: Callable[[], int]
+
     def __init__(
         self, count: Callable[[str], int], most: Callable[[], int], clock: Callable[[], float]
     ) -> None:

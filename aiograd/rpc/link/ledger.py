@@ -53,6 +53,9 @@ class Calls(Protocol):
 class Account(Budget):
     """The share of one partner: a part of the memory, and entries of tables."""
 
+    name: str
+    used: int
+
     def __init__(
         self,
         name: str,

@@ -25,6 +25,9 @@ from aiograd.rpc.runtime.threads import Job, Run, ThreadPool
 class ThreadShares:
     """The shares of all partners of one worker, by name."""
 
+    loop: asyncio.AbstractEventLoop
+    pool: ThreadPool
+
     def __init__(
         self, loop: asyncio.AbstractEventLoop, pool: ThreadPool, most: int, threads: int
     ) -> None:
@@ -87,7 +90,7 @@ class ThreadShare:
     """The jobs of one partner."""
 
     def __init__(self, shares: ThreadShares) -> None:
-        self.shares = shares
+        self.shares: ThreadShares = shares
         self.jobs: deque[Job] = deque()  # that wait
         self.running: int = 0  # in the pool, and not blocked
 

@@ -36,7 +36,7 @@ def forget_one(table: dict[K, Any], name_of: Callable[[K], str]) -> K:
     A worker that comes and goes in a thousand incarnations pushes out entries of its own only.
     """
     counts = Counter(map(name_of, table))
-    _, most = max((count, name) for name, count in counts.items())
+    most = max(counts, key=counts.__getitem__)  # of several, the one with the oldest entry
     oldest = next(key for key in table if name_of(key) == most)
     del table[oldest]
     return oldest

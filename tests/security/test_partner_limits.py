@@ -225,6 +225,24 @@ async def test_calls_that_a_partner_abandoned_count_while_they_run(worker):
     await rogue.close()
 
 
+async def test_log_lines_of_a_partner_are_few_over_all_its_links_and_escaped(worker, caplog):
+    caplog.set_level(logging.DEBUG, "aiograd")
+    name = "module:evil\nERROR forged\x1b[2J"
+    for number in range(3):
+        rogue = await rogue_of(worker, number=number)
+        rogue.send(define(9, name), service(8, "rref.release"))
+        for id in range(1, 100):
+            rogue.send(frame(CALL, arguments(1), id=2 * id, to=9))
+            rogue.send(frame(POST, PLAIN.encode(("no ids",), None).data, id=2 * id + 1, to=8))
+        async with asyncio.timeout(5):
+            for _ in range(99):
+                await rogue.answers.get()
+        await rogue.close()
+    lines = [record.getMessage() for record in caplog.records if "clinic" in record.getMessage()]
+    assert 0 < len(lines) < 60  # of 600, in a few seconds
+    assert not any("\nERROR forged" in line or "\x1b" in line for line in lines)
+
+
 async def test_handshakes_that_begin_no_session_leave_no_link(worker):
     peer = replace(worker.directory.get("worker0"), name="clinic", incarnation=bytes(16))
     for word in (LOOK, RESUME):

@@ -25,6 +25,7 @@ from aiograd.wire.safecodec import BIG_INT, ITEMS
 
 # Passes that an honest report lists one by one: those that run, and those that failed.
 REPORTED: Final = 4096
+_LISTED: Final = 64  # of them, up to which nothing is counted
 TEXT: Final = 256  # characters of the name of a worker or an operation
 _MESSAGE: Final = 512  # bytes that a gradient message takes besides its arrays
 _NUMBERS: Final = 1 << 64  # ids of contexts and edges, and numbers of passes
@@ -170,9 +171,14 @@ class ContextAccess:
         def guarded(sender: PeerInfo, context_id: int, reports: Any) -> Any:
             """Check sender and reports, then serve it."""
             if self._channel.restricts(sender):
-                self._known(sender, context_id)
+                context = self._known(sender, context_id)
                 if not _are_reports(reports):
                     raise ProtocolError("gradients.outcomes: malformed reports", sender.name)
+                # An honest report is short. What is longer counts while the context is open.
+                listed = sum(len(running) + len(failed) for *_, running, failed in reports)
+                if listed > _LISTED:
+                    hold = context.hold_of(self._channel.account(sender.name))
+                    hold.take(MEMORY, 64 * listed)
             return service(sender, context_id, reports)
 
         return guarded

@@ -150,7 +150,9 @@ class FrameReader:
         shared: Callable[[int, memoryview], Transfer] | None = None,
         unavailable: Callable[[int], None] = lambda size: None,
         overhead: int = 0,
+        transfers: int | None = None,
     ) -> None:
+        self._most_transfers = TRANSFERS if transfers is None else transfers
         self._overhead = overhead  # bytes that count for a large message besides its own
         self._max_message = max_message
         self._shared = shared or _none_shared  # finds what lies in lent memory
@@ -274,8 +276,8 @@ class FrameReader:
             raise ProtocolError(f"a message of {total} bytes is over the limit")
         if number in self._transfers or not total:
             raise ProtocolError(f"transfer {number} announced wrongly")
-        if len(self._transfers) >= TRANSFERS:
-            raise ProtocolError(f"{TRANSFERS} large messages are under way already")
+        if len(self._transfers) >= self._most_transfers:
+            raise ProtocolError(f"{len(self._transfers)} large messages are under way already")
         frame = replace(frame, target=target, body=self._make_room(frame.kind, lengths))
         self._transfers[number] = (frame, [total])
         return frame

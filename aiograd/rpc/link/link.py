@@ -66,6 +66,7 @@ _log = logging.getLogger("aiograd.link")
 # How TCP says that its time is up: with the last reason it heard of, if there was one.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _NEVER: Final = float("inf")  # a post has no deadline
+_TRANSFERS: Final = 2048  # large messages of a partner under way at once, refused ones included
 _TRANSFER: Final = 1024  # bytes that a large message of a partner counts for besides its own
 
 
@@ -189,11 +190,13 @@ class Link:
         self.connection: Connection | None = None
         self.address = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
+        self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         limit = agent.options.outbound_buffer if agent.options.resume else 0
+        if self.restricted:  # the name may have several
+            limit //= agent.options.partner_links
         self.session: Session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
-        self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         self.codec: Codec | DataCodec = agent.codec_for(peer)
         self.max_message: int = agent.options.max_message  # the smaller one of both sides
         self.outbox: Outbox = Outbox(agent.loop, self.session, self._large_sent)
@@ -297,6 +300,7 @@ class Link:
             shared,
             self.budget.unavailable,
             _TRANSFER if self.restricted else 0,
+            _TRANSFERS if self.restricted else None,
         )
 
     def offer(self) -> Offer:

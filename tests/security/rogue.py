@@ -118,10 +118,10 @@ class Rogue(asyncio.BufferedProtocol):
                     assert self._handshake.status == ACCEPTED
                     self.accepted.set_result(None)
             return
-        for kind, flags, id, _, _, body in self._reader.advance(nbytes):
-            if kind in (REPLY, FAULT):
-                whole = b"" if isinstance(body, Transfer) else bytes(body)
-                self.answers.put_nowait((kind, flags, id, whole))
+        for each in self._reader.advance(nbytes):
+            if each.kind in (REPLY, FAULT):
+                whole = b"" if isinstance(each.body, Transfer) else bytes(each.body)
+                self.answers.put_nowait((each.kind, each.flags, each.id, whole))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.accepted.done():

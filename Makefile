@@ -153,9 +153,10 @@ fuzz: .venv-fuzz/.ok  ## the decoders under atheris, four of them: RUNS= inputs 
 	@set -e; for target in data fault frames hello; do echo "── $$target"; \
 	    .venv-fuzz/bin/python tests/security/fuzz.py $$target -runs=$(RUNS) -print_final_stats=1; done
 
-hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=) and mutated frames (FRAMES=) at size
+hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=), mutated frames (FRAMES=), hostile partners (TRIALS=) at size
 	@AIOGRAD_HOSTILE=$(or $(STRANGERS),20000) $(BIN)/python -m pytest tests/security/test_strangers.py -k bad_handshakes -o faulthandler_timeout=3600
 	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/security/test_rogues.py -k mutated -o faulthandler_timeout=3600
+	@AIOGRAD_HOSTILE=$(or $(TRIALS),50) $(BIN)/python -m pytest tests/security/test_hostile.py -o faulthandler_timeout=7200
 
 N ?= 1000
 cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call runs exactly once

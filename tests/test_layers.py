@@ -38,6 +38,7 @@ PURE = {"autograd", "wire", "errors", "_frames", "_html", "_progress"}
 PURE_MODULES = {
     "rpc.caller.window",
     "rpc.link.inbox",
+    "rpc.link.transfer_watch",
     "rref.refcount.audit",
     "rref.refcount.owner",
     "rref.refcount.protocol",
@@ -68,8 +69,8 @@ RPC_LEVELS: tuple[set[str], ...] = (
     {"link"},
     {"caller", "callee"},
     {"channel"},
-    # `link.inbound_budget` knows no link: it counts bytes, and the limits that were reached.
-    {"observe", "options", "retry", "link.inbound_budget"},
+    # `link.inbound_budget` and `link.ledger` know no link: they count, and limits reached, too.
+    {"observe", "options", "retry", "link.inbound_budget", "link.ledger"},
     {"envelope", "future", "scope"},
     # `link.send` knows frames and no link, `callee.functions` knows functions and no callee.
     {"link.send", "callee.functions", "callee.exposure", "affinity", "directory"}

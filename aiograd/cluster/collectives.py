@@ -26,18 +26,17 @@ from aiograd.cluster.membership import RANKS
 from aiograd.errors import (
     DeadlineExceeded,
     NotAllowed,
-    Overloaded,
     ProtocolError,
     UnknownWorker,
     WorkerLost,
 )
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo, forget_one
+from aiograd.rpc.link.ledger import MEMORY, Hold
 
 __all__ = ["Collectives", "Contribution", "Group", "PendingGathers", "mark_retrieved"]
 
-# Values of one partner that wait here at once, each in a gather of another group or behind another.
-GATHERS: Final = 64
+_MEMBER: Final = 256  # bytes that a member of a group takes in the tables of a gather
 
 # Name and incarnation of each member, in order of rank; the first one is the root. The incarnation
 # makes a restarted worker another group: its gathers never pair with those of its earlier start.
@@ -159,7 +158,7 @@ class Collectives:
         """Fail the gathers that cannot complete without a worker that left or is lost."""
         self._gone[peer.incarnation] = peer.name
         if len(self._gone) > LOST_PEERS:
-            del self._gone[next(iter(self._gone))]
+            forget_one(self._gone, self._gone.__getitem__)
         for contribution in self._pending.gone(peer.incarnation):
             self._fail(contribution, error)
 
@@ -214,20 +213,22 @@ class Collectives:
             raise NotAllowed(f"{self._agent.name} is not the root of this group", self._agent.name)
         return self._contribute(group, sender, value)
 
-    def _check_room(self, sender: PeerInfo) -> None:
-        """Refuse a partner whose values wait in too many gathers."""
-        waiting = sum(each.name == sender.name for each in self._pending)
-        if waiting >= GATHERS:
-            self._agent.limits.reached("gathers")
-            raise Overloaded(self._agent.name, f"{GATHERS} gathers of {sender.name} wait already")
+    def _hold(self, sender: PeerInfo, group: Group) -> Hold | None:
+        """Count what a partner lets wait here; Overloaded if that is too much."""
+        if not self._agent.restricts(sender):
+            return None
+        hold = self._agent.accounts.of(sender.name).hold()
+        hold.take("gathers")
+        # The value itself counts as an argument of a request that has not ended.
+        hold.take(MEMORY, _MEMBER * len(group))
+        return hold
 
     async def _contribute(self, group: Group, sender: PeerInfo, value: Any) -> dict[str, Any]:
         """Add a member's value and wait for the others'; withdraw it if cancelled."""
         # Checked here, in the task, not in `_on_gather`: a loss may be read in the same tick as
         # the request, and the group could then never complete.
         self._check_alive(group)
-        if self._agent.restricts(sender):
-            self._check_room(sender)
+        hold = self._hold(sender, group)
         contribution = self._pending.add(group, sender.name, value)
         reply: asyncio.Future[dict[str, Any]] = self._agent.loop.create_future()
         self._replies[contribution] = reply
@@ -238,6 +239,8 @@ class Collectives:
         finally:
             del self._replies[contribution]
             self._pending.withdraw(contribution)
+            if hold is not None:
+                hold.close()
 
     def _reply_if_complete(self, group: Group) -> None:
         """Give the values of all to all, if none is missing."""

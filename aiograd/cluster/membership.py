@@ -254,6 +254,8 @@ class Membership(Generic[P]):
         self.waiting.clear()
         # By incarnation: duplicates share a name or a rank, and each of them counts.
         self.refused.update({peer.incarnation: peer for peer in peers})
+        while len(self.refused) > RANKS:  # a partner may come in any number of incarnations
+            del self.refused[next(iter(self.refused))]
         return [Refuse(peer, why) for peer in peers]
 
     def _announce(

@@ -12,6 +12,7 @@
     channel     everything this package asks of an agent
     foreign     tensors of other libraries, whose graphs are theirs
     lost_peers  the incarnations a worker has lost
+    released    ids of released contexts of partners
     backward/   how a pass runs; see its own map
 
 Imports go downwards: `nodes`, `boundary`, `lost_peers`, `channel` and the pure modules of `backward`
@@ -43,6 +44,7 @@ def attach(agent: Agent) -> ContextRegistry:
     registry = ContextRegistry(agent)
     channel, access = registry.channel, registry.access
     engine = registry.engine = Engine(channel, registry, registry.lost_peers)
+    access.passes = engine.passes
     agent.parts[ContextRegistry] = registry
 
     tensors = TensorTraveller()
@@ -54,7 +56,9 @@ def attach(agent: Agent) -> ContextRegistry:
 
     def waits_asked(sender: PeerInfo, context_id: int) -> tuple[list[str], list[str]]:
         """Answer what this worker's passes of a context wait for."""
-        return waits(engine.passes, channel, context_id)
+        # With which workers others work does not concern a restricted peer.
+        only = sender.name if channel.restricts(sender) else None
+        return waits(engine.passes, channel, context_id, only)
 
     def graph_asked(sender: PeerInfo, context_id: int) -> dict[str, Any]:
         """Answer with this worker's part of a picture."""
@@ -69,8 +73,8 @@ def attach(agent: Agent) -> ContextRegistry:
 
     agent.services |= {
         "gradients": access.guard_gradients(engine.arrived),
-        "gradients.failed": access.guard(engine.abort.failure_reported),
-        "gradients.abort": access.guard(engine.abort.abort_received),
+        "gradients.failed": access.guard_failed(engine.abort.failure_reported),
+        "gradients.abort": access.guard_abort(engine.abort.abort_received),
         "gradients.outcomes": access.guard_outcomes(engine.reports.received),
         "gradients.waits": access.guard(waits_asked),
         "context.release": access.guard_release(registry.release_received),

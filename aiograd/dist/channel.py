@@ -19,10 +19,11 @@ from aiograd.rpc import remote_exceptions
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import Departure
+from aiograd.rpc.link.ledger import Account
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.observe.tracing import PassTrace, trace_pass
 from aiograd.rpc.runtime.deadlines import Bucket
-from aiograd.rpc.scope import inherited_deadline
+from aiograd.rpc.scope import current_guest, inherited_deadline
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Channel:
         self.spawn: Callable[..., asyncio.Task[Any]] = agent.spawn
         # Raises in a thread, loop or process that cannot call.
         self.check_affinity: Callable[[], bool] = agent.here
-        self.limit_reached: Callable[[str], None] = agent.limits.reached
+        self.account: Callable[[str], Account] = agent.accounts.of  # of a partner, by its name
 
     @property
     def identity(self) -> tuple[str, int, bytes]:
@@ -121,7 +122,12 @@ class Channel:
         # The agent's own threads, as for called functions: `Options.threads` limits both together.
         # Not `asyncio.to_thread`, because the pool is injected: a simulator runs it in its own order.
         job = _Job(function, asyncio.get_running_loop().create_future())
-        self._agent.pool.submit(job)
+        # What a partner's message began counts for the partner's share of the threads.
+        guest = current_guest()
+        if guest is not None and self._agent.restricts(guest):
+            self._agent.thread_shares.of(guest.name).submit(job)
+        else:
+            self._agent.pool.submit(job)
         await job.done
         if job.error is not None:
             raise job.error

@@ -26,6 +26,7 @@ from aiograd.dist.lost_peers import LostPeers
 from aiograd.dist.nodes import RecvNode, SendNode
 from aiograd.errors import BackwardFailed, MissingGradient, NestedContext, PassUndecided, UnknownContext
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.link.ledger import Account, Hold
 
 if TYPE_CHECKING:
     # Not at run time: pictures need `viz`, which most programs never load.
@@ -161,6 +162,10 @@ class Context:
         self.failure: BackwardFailed | None = None
         self._failed: tuple[bytes, int] = (b"", -1)  # the originator and number of that pass
         self.released = False
+        self.brought_by: str = ""  # the name of the partner whose message made this part
+        self.holds: dict[str, Hold] = {}  # what it takes of partners' shares, by their names
+        # Messages of passes that wait here, by the name of their restricted sender: pass, and bytes.
+        self.kept_messages: dict[str, list[tuple[int, int]]] = {}
         self.foreign: Library | None = None  # whose tensors are on edges here, or were roots
         self.hooks: dict[int, CrossingHook] = {}  # see every array that leaves this worker
         # Of the last pass, while the tape is retained: repeated passes need not walk the graph again.
@@ -271,6 +276,8 @@ class Context:
             # reads meanwhile sees all of these gradients or none.
             self.totals = _add_up(self.totals, ended.gradients)
             del self.passes[number]
+            if ended.hold is not None:
+                ended.hold.give_back("passes")
         if self.failure is not None:
             # Numbers of different originators cannot be compared. A pass of another originator
             # ends the failure if it began here after the failure was known.
@@ -289,7 +296,9 @@ class Context:
         if number in self.aborted:
             return False
         self.aborted.add(number)
-        self.passes.pop(number, None)
+        ended = self.passes.pop(number, None)
+        if ended is not None and ended.hold is not None:
+            ended.hold.give_back("passes")
         # A later pass of the same originator may have ended well before this abort arrived.
         if number > self.outcomes.best(originator):
             self.failure, self._failed = failure, (originator, number)
@@ -383,6 +392,13 @@ class Context:
             self.lost.add(peer.incarnation)
         elif peer.incarnation in self.edge_peers or peer.incarnation in self.callers:
             self.lost.add(peer.incarnation)
+
+    def hold_of(self, account: Account) -> Hold:
+        """Return what this part takes of a partner's share; given back when it is released."""
+        hold = self.holds.get(account.name)
+        if hold is None:
+            hold = self.holds[account.name] = account.hold()
+        return hold
 
     def unsend(self, edge: int) -> None:
         """Forget the sending end of an edge whose message never left."""

@@ -29,9 +29,19 @@ async def explain(passes: PassTable, channel: Channel, context_id: int) -> str:
     return "\n".join(lines) or "no backward pass is under way"
 
 
-def waits(passes: PassTable, channel: Channel, context_id: int) -> tuple[list[str], list[str]]:
-    """Describe what this worker's passes of a context wait for; return also the peers to ask."""
+def waits(
+    passes: PassTable, channel: Channel, context_id: int, only: str | None = None
+) -> tuple[list[str], list[str]]:
+    """Describe what this worker's passes of a context wait for; return also the peers to ask.
+
+    `only`: the one peer that may be named.
+    """
     states = [active.state for active in passes.of(context_id)]
+    if only is not None:
+        owed = sum(send.peer == only for state in states for send in state.awaited.values())
+        others = any(send.peer != only for state in states for send in state.awaited.values())
+        lines = [f"{channel.name} waits for {owed} edges of {only}"] if owed else []
+        return lines + [f"{channel.name} waits for others"] * others, []
     lines = [
         f"pass {state.number & 0xFFFFF}: {state.waits_for()}"
         for state in states

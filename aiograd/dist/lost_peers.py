@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from aiograd.rpc.directory import LOST_PEERS
+from aiograd.rpc.directory import LOST_PEERS, forget_one
 
 
 class LostPeers:
@@ -17,19 +17,22 @@ class LostPeers:
     def __init__(self) -> None:
         self.count: int = 0  # losses so far
         self._order: dict[bytes, int] = {}  # incarnation → the value of `count` at its loss
+        self._names: dict[bytes, str] = {}
 
-    def add(self, incarnation: bytes) -> None:
+    def add(self, incarnation: bytes, name: str) -> None:
         """Note a loss."""
         self.count += 1
+        self._names[incarnation] = name
         # A peer may be reported lost several times. The first loss counts: edges went with it.
         self._order.setdefault(incarnation, self.count)
         # The directory forgets a lost peer after LOST_PEERS others, so nothing can name it by then.
         if len(self._order) > 2 * LOST_PEERS:
-            del self._order[next(iter(self._order))]
+            del self._names[forget_one(self._order, self._names.__getitem__)]
 
     def discard(self, incarnation: bytes) -> None:
         """Forget a loss: the peer is back in a new session."""
         self._order.pop(incarnation, None)
+        self._names.pop(incarnation, None)
 
     def order(self, incarnation: bytes) -> float:
         """Return the number of a peer's loss; infinity if it is not lost."""

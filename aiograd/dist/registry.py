@@ -20,6 +20,7 @@ from aiograd.dist.access import ContextAccess
 from aiograd.dist.channel import Channel
 from aiograd.dist.context import CURRENT, Backward, Context
 from aiograd.dist.lost_peers import LostPeers
+from aiograd.dist.released import ReleasedForPartners
 from aiograd.errors import (
     AiogradError,
     DeadlineExceeded,
@@ -77,6 +78,7 @@ class ContextRegistry:
         self._coalescer = Coalescer(agent.loop, self._variables, self._send_releases)
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, float] = OrderedDict()  # id → loop time of its release
+        self._partners_released = ReleasedForPartners()
         # A restarted worker must not give out the ids of its former self.
         self._ids = itertools.count(channel.random_start())
         self._edges = itertools.count(channel.random_start() + 1)  # edge 0 means "no edge"
@@ -119,6 +121,8 @@ class ContextRegistry:
             # maybe so long ago that its id is forgotten.
             if context_id in self._released or kind == "reply":
                 return None
+            if context_id in self._partners_released:
+                return None
             context = self._table[context_id] = Context(self, context_id)
         if kind != "reply":
             context.callers[sender.incarnation] = sender.name
@@ -159,7 +163,10 @@ class ContextRegistry:
         if context is None:
             return
         context.released = True
-        self._released[context_id] = self.channel.time()
+        if context.brought_by:
+            self._partners_released.add(context.brought_by, context_id)
+        else:
+            self._released[context_id] = self.channel.time()
         self.channel.on_loop(self._end, context)
 
     def _forget_old(self) -> None:
@@ -185,6 +192,8 @@ class ContextRegistry:
         context.sends.clear()
         context.receives.clear()
         context.topology = None
+        for hold in context.holds.values():
+            hold.close()
 
     def _send_releases(self) -> None:
         releases, self._releases = self._releases, {}
@@ -216,7 +225,7 @@ class ContextRegistry:
         # In this order: passes that fail now must find the loss noted, in contexts and in the table.
         for context in self.all():
             context.cut_off(peer)
-        self.lost_peers.add(peer.incarnation)
+        self.lost_peers.add(peer.incarnation, peer.name)
         self.engine.peer_lost(peer, error)
         self._spread_loss(peer.name, peer.incarnation, concerned, self.channel.incarnation)
         for context in self.all():

@@ -170,6 +170,9 @@ class Contexts(Protocol):
     def current(self) -> Context | None:
         """Return the context that a call made here and now carries."""
 
+    def find(self, context_id: int) -> Context | None:
+        """Return this worker's part of a context, if it has one."""
+
     def new_edge(self) -> int:
         """Return the id of a new edge."""
 
@@ -189,6 +192,12 @@ class Access(Protocol):
 
     def may_bring(self, sender: PeerInfo, data: Any) -> None:
         """Raise if a restricted peer's message must not bring this baggage."""
+
+    def brought(self, sender: PeerInfo, context: Context, edge: int, new: bool) -> None:
+        """Count what a restricted peer's message has added here."""
+
+    def keep(self, sender: PeerInfo, context: Context, size: int) -> None:
+        """Let the memory of a message count while its context is open."""
 
 
 class ContextBaggage:
@@ -237,8 +246,7 @@ class ContextBaggage:
 
         Runs before the payload is decoded, so that its tensors find the end in `arrival.scratch`.
         """
-        if arrival.restricted:
-            self._access.may_bring(arrival.sender, data)
+        new = self._may_bring(data, arrival) if arrival.restricted else None
         context_id, edge, outputs = data
         context = self._contexts.arriving(context_id, arrival.sender, arrival.kind)
         if context is not None and edge:
@@ -246,4 +254,19 @@ class ContextBaggage:
             node = RecvNode(context_id, edge, sender.name, sender.incarnation, outputs)
             context.receives[edge] = arrival.scratch[EDGE] = node
             context.edge_peers[sender.incarnation] = sender.name
+        if new is not None and context is not None:
+            self._access.brought(arrival.sender, context, edge, new)
         return context
+
+    def _may_bring(self, data: Any, arrival: Arrival) -> bool | None:
+        """Check a restricted peer's baggage; whether it brings a new context, None for a reply."""
+        self._access.may_bring(arrival.sender, data)
+        # A reply answers a call of our own, in a context that we brought there: nothing is counted.
+        return None if arrival.kind == "reply" else self._contexts.find(data[0]) is None
+
+    def keep(self, arrival: Arrival, size: int) -> bool:
+        """Let the tape count for the memory of a restricted peer's message, if it came to the tape."""
+        if EDGE not in arrival.scratch:
+            return False
+        self._access.keep(arrival.sender, arrival.carried, size)
+        return True

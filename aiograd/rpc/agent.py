@@ -42,7 +42,8 @@ from aiograd.rpc.future import CallInfo, Future
 from aiograd.rpc.link.connection import LAST_WORDS, hang_up
 from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.handshaking import Authenticator
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.ledger import Accounts
 from aiograd.rpc.link.link import Link
 from aiograd.rpc.link.links import Links
 from aiograd.rpc.link.listener import Listener
@@ -55,6 +56,7 @@ from aiograd.rpc.retry import retry_call, retry_request
 from aiograd.rpc.runtime.deadlines import Deadlines
 from aiograd.rpc.runtime.polling import Polling
 from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.runtime.thread_shares import ThreadShares
 from aiograd.rpc.runtime.threads import ThreadPool
 from aiograd.rpc.scope import current_scope
 from aiograd.wire.buffers import BufferPool
@@ -140,6 +142,9 @@ class Agent:
         )  # stands for functions that come inside their call
         self.deadlines: Deadlines = Deadlines(self.loop)
         self.pool: ThreadPool = self.runtime.pool(self.loop, self.options.threads, self.name)
+        self.thread_shares: ThreadShares = ThreadShares(
+            self.loop, self.pool, self.options.partner_threads, self.options.threads
+        )
         self.context: contextvars.Context = contextvars.Context()  # in which called functions run
         self.context.run(scope.use, self)
         self._service_shipments = ServiceShipments()
@@ -148,7 +153,9 @@ class Agent:
         self.copier: ParallelCopier = ParallelCopier()
         self.limits: Limits = Limits()  # which of them others have reached
         self.budget: Budget = Budget(self.options.inbound_budget, self.limits)
-        self.accounts: Accounts = Accounts(self.budget, self.options.partner_memory, self.limits)
+        self.accounts: Accounts = Accounts(
+            self.name, self.budget, self.options, self.limits, self.loop.time
+        )
         self.polling: Polling = Polling(self.loop, self.runtime, self.pool)
         options, runtime = self.options, self.runtime
         identity = Identity(

@@ -17,6 +17,7 @@ from aiograd.rpc.envelope import Packer, Route
 from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.ledger import Account
 from aiograd.rpc.link.send import Outbox
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.options import Options
@@ -33,6 +34,7 @@ class Channel(Route, Protocol):
     ready: bool  # open: small messages may go straight to the outbox
     restricted: bool  # only plain data may cross it
     budget: Budget  # the memory for what comes over it
+    account: Account | None  # the share of a partner
 
     @property
     def peer(self) -> PeerInfo:
@@ -41,6 +43,9 @@ class Channel(Route, Protocol):
     @property
     def numbers(self) -> Mapping[Shipment, int]:
         """The functions that the peer knows by number."""
+
+    def may_log(self) -> bool:
+        """Whether a line about the peer may be written now: a partner causes a bounded number."""
 
     def number(self, shipment: Shipment) -> int:
         """Return the number of a function at the peer; define it there first if it has none."""

@@ -13,9 +13,10 @@ and the name (`wire.handshake.make_incarnation`).
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from aiograd._html import BLUE, card, code, quiet
 from aiograd.errors import MalformedName, UnknownWorker
@@ -24,6 +25,21 @@ from aiograd.wire.names import check_name, is_name
 # Lost peers that each registry of them remembers; older ones count as unknown. A long life must not
 # grow with every death in it.
 LOST_PEERS: Final = 1000
+
+
+K = TypeVar("K")
+
+
+def forget_one(table: dict[K, Any], name_of: Callable[[K], str]) -> K:
+    """Forget the oldest entry of the name that has the most, and return its key.
+
+    A worker that comes and goes in a thousand incarnations pushes out entries of its own only.
+    """
+    counts = Counter(map(name_of, table))
+    most = max(counts, key=counts.__getitem__)  # of several, the one with the oldest entry
+    oldest = next(key for key in table if name_of(key) == most)
+    del table[oldest]
+    return oldest
 
 
 @functools.total_ordering

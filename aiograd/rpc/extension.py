@@ -150,6 +150,10 @@ class Baggage(Protocol):
     def arrive(self, data: tuple[int, int, int], arrival: Arrival) -> Any | None:
         """Return what the numbers mean here; None if it is gone."""
 
+    def keep(self, arrival: Arrival, size: int) -> bool:
+        """Whether what a restricted peer's message brought outlives its call, and counts with what
+        it carried: `size` bytes. Overloaded if that is too much for the peer."""
+
 
 class ResultStore(Protocol):
     """Keeps results of calls at the callee."""
@@ -159,6 +163,10 @@ class ResultStore(Protocol):
 
     def keep(self, sender: PeerInfo, token: Any, value: Any) -> None:
         """Store the result of an expected call."""
+
+    def charge(self, sender: PeerInfo, token: Any, size: int) -> None:
+        """Count the decoded arguments of a restricted peer's call for as long as its result stays
+        here. Overloaded if that is too much for the peer."""
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
         """Store why an expected call has no result."""

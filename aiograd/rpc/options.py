@@ -39,6 +39,9 @@ _COUNTS = (
     "partner_memory",
     "partner_links",
     "partner_values",
+    "partner_contexts",
+    "partner_threads",
+    "partner_rate",
     "threads",
 )
 # Zero switches these off: no grace period, no resumption, no lease. A zero timeout or heartbeat
@@ -140,13 +143,22 @@ class Options:
     """Bytes of messages that may be arriving at once, reserved before memory is allocated: a
     quarter of the machine, at most 2 GiB."""
     partner_memory: int = field(default_factory=lambda: _memory_share() // 4)
-    """Bytes of messages that arrive from one restricted peer, and of arguments of its calls that
-    have not ended: a quarter of `inbound_budget`, so that no partner keeps the others out."""
+    """Bytes of messages that arrive from one restricted peer, of arguments of its calls that have
+    not ended, and of those that stay here in values and contexts: a quarter of `inbound_budget`, so
+    that no partner keeps the others out."""
     partner_links: int = 8
     """Connections that restricted peers of one name may have: each start of a worker has one, and
     those of its last starts may not be over yet."""
     partner_values: int = 65_536
     """Values that are kept here for one restricted peer."""
+    partner_contexts: int = 1024
+    """Autograd contexts that one restricted peer may have open here."""
+    partner_threads: int = 16
+    """Threads that compute for one restricted peer at a time, a quarter of `threads`; later calls
+    of it wait, and those of others do not. Never all of `threads`, if there are several."""
+    partner_rate: int = 64 << 10
+    """Bytes per second at which a large message of a restricted peer must arrive, at least: a
+    slower one is refused after 30 s, because memory is reserved for all of it."""
     threads: int = 64
     """Threads for plain functions; those blocked in a nested call do not count."""
     strict_leaks: bool = False

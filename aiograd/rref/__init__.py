@@ -6,6 +6,7 @@
     serial     objects whose calls run one at a time, in order of arrival
     futures    futures that know the reference they are about; fetches that piggyback on creations
     services   messages about references, and the services that answer them
+    room       how many entries one partner may still add
     refcount/  the reference-count protocol, sans I/O: knows nothing of agents and loops
 
 Each module imports only those below it, type-only imports included. Those below `rref` know an

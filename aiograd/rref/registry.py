@@ -38,6 +38,7 @@ from aiograd.errors import (
 from aiograd.rpc import scope
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.future import CallInfo, Future
+from aiograd.rpc.link.ledger import MEMORY
 from aiograd.rpc.scope import SCOPE
 from aiograd.rref.futures import CreateFuture, LocalWait, OwnerFuture, Reference, wake
 from aiograd.rref.refcount.protocol import Protocol
@@ -190,6 +191,8 @@ class RRefs:
 
     def _depart(self, rref: Reference, to: PeerInfo, plain: bool) -> Any:
         record = self.usable(rref)
+        if plain and isinstance(record, OwnerRecord):
+            self.messenger.check_room(to, 1)  # a partner that never releases what it is given
         if plain or (isinstance(record, UserRecord) and self._is_partner(record.owner)):
             self.messenger.access.may_send(record, to)
         data = self.protocol.depart(record, to)
@@ -230,6 +233,8 @@ class RRefs:
         party = self.messenger.party(sender)
         if self.agent.restricts(sender):
             self.messenger.access.may_bring(party, data)
+            if data[2] != self.agent.incarnation:
+                self.messenger.check_references(party)
         record = self.protocol.arrive(data, party)
         self.messenger.schedule_flush()
         return record
@@ -471,8 +476,22 @@ class ValueStore:
 
     def fail(self, sender: PeerInfo, token: Any, error: BaseException) -> None:
         """Set an error in place of the value: its function has raised it, or never began."""
+        self._discharge(token)
         self._owner_table.settle(unpack_id(token), None, self._outcome(error))
         self._messenger.check_rest()
+
+    def charge(self, sender: PeerInfo, token: Any, size: int) -> None:
+        """Count a partner's arguments while the value is kept: they may live on in it."""
+        record = self._owner_table.records.get(unpack_id(token))
+        if record is not None:
+            hold = self._agent.accounts.of(sender.name).hold()
+            hold.take(MEMORY, size)
+            record.hold = hold  # ends with the record
+
+    def _discharge(self, token: Any) -> None:
+        record = self._owner_table.records.get(unpack_id(token))
+        if record is not None and (hold := getattr(record, "hold", None)) is not None:
+            hold.close()
 
     def made(self, sender: PeerInfo, token: Any, value: Any) -> None:
         """Do `expect` and `keep` in one step, for an op that ran where its call was read."""
@@ -487,11 +506,14 @@ class ValueStore:
         if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
         # A trusted worker is not limited: it may run any code here anyway.
-        if self._agent.restricts(sender):
+        restricted = self._agent.restricts(sender)
+        if restricted:
             self._messenger.check_room(sender, 1)
         # The creator's own fork: see `Protocol.create`, `create_here`.
         fork = ref_id if creator is self._me else (rank, stamp, number + 1)
-        return ref_id, fork, self._call_sites.decode(token[ID_SIZE:])
+        # The call site is text of the creator's choice, kept with every value: not for partners.
+        site = b"" if restricted else token[ID_SIZE:]
+        return ref_id, fork, self._call_sites.decode(site)
 
     def _outcome(self, error: BaseException) -> Exception:
         """Return what users of a value get that could not be made."""

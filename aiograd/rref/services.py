@@ -46,7 +46,8 @@ from aiograd.errors import (
     WorkerLost,
 )
 from aiograd.rpc.callee.exposure import exposed_method
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.link.ledger import SHARES
 from aiograd.rpc.notify import Coalescer, Notifier, give_outcome
 from aiograd.rref.refcount.access import AccessChecks
 from aiograd.rref.refcount.protocol import Protocol
@@ -66,6 +67,7 @@ from aiograd.rref.refcount.records import (
     unpack_ids,
 )
 from aiograd.rref.refcount.user import Batch
+from aiograd.rref.room import Room
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -76,7 +78,9 @@ T = TypeVar("T")
 # Seconds to answer an audit. Not the lease: that may be shorter than a round trip, and a question
 # that times out every time would never abandon a fork.
 AUDIT_TIMEOUT: Final = 5.0
-_COUNT_PAUSE: Final = 0.1  # seconds between two counts of the values of one partner
+# Fork requests that a partner may have under way. Between partners references are not passed on, so
+# an honest one has none.
+_PARTNERS_REQUESTS: Final = 4096
 
 
 class Messenger:
@@ -94,9 +98,10 @@ class Messenger:
         self._context = agent.context.copy()
         self._coalescer = Coalescer(agent.loop, self._context, self.flush)  # of `_dropped`
         self._notifier = Notifier(agent, self.protocol.unreachable, self._context)
-        # How many values more a partner may have, by its name, and when that was counted.
-        self._room: dict[str, int] = {}
-        self._counted: dict[str, float] = {}
+        clock = agent.loop.time
+        self._values = Room(self._values_of, lambda: agent.options.partner_values, clock)
+        references = SHARES["references"]
+        self._references = Room(self._references_of, lambda: references(agent.options), clock)
         self._lease_timers: set[asyncio.TimerHandle] = set()
         self._audit_timer: asyncio.TimerHandle | None = None
         self._resting: list[asyncio.Future[None]] = []  # of `rest`; done when nothing is left
@@ -241,6 +246,8 @@ class Messenger:
         if not (_is_count(number) and _is_count(low)):
             raise ProtocolError("rref.fork: malformed number of a request", sender.name)
         if self.agent.restricts(sender):
+            if number - low >= _PARTNERS_REQUESTS:
+                raise ProtocolError("rref.fork: too many requests are under way", sender.name)
             self.access.may_claim(sender, requested)
             self.check_room(sender, len(requested))
         return bytes(self.protocol.requested(sender, number, low, requested))
@@ -256,6 +263,9 @@ class Messenger:
         releases = _unpacked(unpack_forks, forks, "rref.release", sender)
         if self.agent.restricts(sender):
             self.access.may_release(sender, releases)
+            ahead = sum(map(self.protocol.owner_table.comes_ahead, releases))
+            if ahead:  # remembered until the creation comes
+                self.check_room(sender, ahead)
         self.protocol.released(releases)
         self.check_rest()
 
@@ -277,25 +287,32 @@ class Messenger:
     # ── room ────────────────────────────────────────────────────────────────────────────────
 
     def check_room(self, partner: PeerInfo, more: int) -> None:
-        """Raise Overloaded if a partner would have more values here than it may."""
-        room = self._room.get(partner.name, 0)
-        if room < more:
-            # Counted anew when the last count is used up: the tables need not know of partners.
-            # Not more often than this, because a partner at its limit could make us count all day.
-            now, last = self.agent.loop.time(), self._counted.get(partner.name, -1.0)
-            if now - last >= _COUNT_PAUSE:
-                if len(self._counted) >= LOST_PEERS:
-                    self._counted.clear()
-                    self._room.clear()
-                self._counted[partner.name] = now
-                held = self.protocol.owner_table.kept_for(partner)
-                room = self._room[partner.name] = self.agent.options.partner_values - held
-        if room < more:
+        """Raise Overloaded if a partner would have more values and forks here than it may."""
+        if not self._values.take(partner.name, more):
             self.agent.limits.reached("values")
-            most = self.agent.options.partner_values
+            most = self._values.most()
             why = f"{most} values are kept for {partner.name} already (Options.partner_values)"
             raise Overloaded(self.agent.name, why)
-        self._room[partner.name] = room - more
+
+    def check_references(self, partner: PeerInfo) -> None:
+        """Raise Overloaded if more references to values of a partner would be here than may be.
+
+        A partner that sends them, and does not answer their releases, keeps their records here."""
+        if not self._references.take(partner.name, 1):
+            self.agent.limits.reached("references")
+            why = (
+                f"{self._references.most()} references to values of {partner.name} are here already"
+            )
+            raise Overloaded(self.agent.name, why)
+
+    def _values_of(self, name: str) -> int:
+        links = self.agent.links.table.values()
+        starts = {link.peer.incarnation for link in links if link.peer.name == name}
+        return self.protocol.owner_table.kept_for(starts | self.protocol.leased(name))
+
+    def _references_of(self, name: str) -> int:
+        records = self.protocol.user_table.records.values()
+        return sum(record.owner.name == name for record in records)
 
     # ── loss and return ─────────────────────────────────────────────────────────────────────
 

@@ -79,7 +79,17 @@ def memory_of(lengths: list[int]) -> int:
 class Transfer:
     """A large message on its way in: its header at once, its segments when `complete`."""
 
-    __slots__ = ("_filled", "_index", "complete", "kind", "refused", "reserved", "segments", "size")
+    __slots__ = (
+        "_filled",
+        "_index",
+        "complete",
+        "dropped",
+        "kind",
+        "refused",
+        "reserved",
+        "segments",
+        "size",
+    )
 
     kind: int
     size: int
@@ -91,6 +101,7 @@ class Transfer:
         self.reserved: bool = not refused  # until its receiver releases the memory
         self._index = self._filled = 0
         self.complete: bool = False
+        self.dropped: bool = False  # refused after its announcement, and not handed out again
 
     @classmethod
     def whole(cls, kind: int, segments: list[np.ndarray]) -> Transfer:
@@ -138,7 +149,11 @@ class FrameReader:
         memory: BufferPool | None = None,
         shared: Callable[[int, memoryview], Transfer] | None = None,
         unavailable: Callable[[int], None] = lambda size: None,
+        overhead: int = 0,
+        transfers: int | None = None,
     ) -> None:
+        self._most_transfers = TRANSFERS if transfers is None else transfers
+        self._overhead = overhead  # bytes that count for a large message besides its own
         self._max_message = max_message
         self._shared = shared or _none_shared  # finds what lies in lent memory
         self._memory = memory if memory is not None else BufferPool()
@@ -231,6 +246,23 @@ class FrameReader:
         self._chunk = None
         self._rest = b""
 
+    def under_way(self) -> dict[int, int]:
+        """Return the numbers of large messages under way, and the bytes still to come."""
+        return {number: left[0] for number, (_, left) in self._transfers.items()}
+
+    def drop(self, number: int, limit: str, release: Callable[[int], None]) -> Transfer | None:
+        """Refuse a large message that is under way: its memory is given back, and what still comes
+        of it is dropped. None if that was done before."""
+        transfer = self._transfers[number][0].body
+        assert isinstance(transfer, Transfer)
+        if transfer.dropped:
+            return None
+        transfer.dropped = True
+        if not transfer.refused:
+            transfer.refused, transfer.segments, transfer.reserved = limit, [], False
+            release(transfer.size)
+        return transfer
+
     # ── large messages ──────────────────────────────────────────────────────────────────────────
 
     def _announced(self, frame: Frame) -> Frame:
@@ -244,15 +276,15 @@ class FrameReader:
             raise ProtocolError(f"a message of {total} bytes is over the limit")
         if number in self._transfers or not total:
             raise ProtocolError(f"transfer {number} announced wrongly")
-        if len(self._transfers) >= TRANSFERS:
-            raise ProtocolError(f"{TRANSFERS} large messages are under way already")
+        if len(self._transfers) >= self._most_transfers:
+            raise ProtocolError(f"{len(self._transfers)} large messages are under way already")
         frame = replace(frame, target=target, body=self._make_room(frame.kind, lengths))
         self._transfers[number] = (frame, [total])
         return frame
 
     def _make_room(self, kind: int, lengths: list[int]) -> Transfer:
         """Reserve and allocate memory for an announced message; it is refused if there is none."""
-        size = memory_of(lengths)
+        size = memory_of(lengths) + self._overhead
         if not self._reserve(size):
             return Transfer(kind, size, [], "inbound_budget")
         try:
@@ -311,4 +343,5 @@ class FrameReader:
         if left[0] == 0:
             del self._transfers[self._chunk_number]
             transfer.complete = True
-            frames.append(frame)
+            if not transfer.dropped:
+                frames.append(frame)

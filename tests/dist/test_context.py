@@ -52,7 +52,7 @@ def test_gradients_of_a_pass_are_shown_when_it_is_known_to_have_ended_well():
 def test_an_undecided_pass_of_a_lost_originator_says_so():
     ctx = context()
     joined(ctx, 1, leaf(), 2.0)
-    ctx.home.lost_peers.add(PEER.incarnation)
+    ctx.home.lost_peers.add(PEER.incarnation, PEER.name)
     with pytest.raises(PassUndecided, match="lost"):
         _ = ctx.gradients
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from aiograd.errors import UnknownWorker
-from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
+from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo, forget_one
 
 
 def peer(name, rank, mark=b"x"):
@@ -87,3 +87,9 @@ def test_a_restart_replaces_the_one_before():
     directory.remove("a")
     assert len(directory) == 0
     assert changes
+
+
+def test_the_name_with_the_most_entries_forgets_its_oldest():
+    table = {("clinic", n): None for n in range(3)} | {("lab", 0): None}
+    assert forget_one(table, lambda key: key[0]) == ("clinic", 0)
+    assert list(table) == [("clinic", 1), ("clinic", 2), ("lab", 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 from typing import Any
 
 from aiograd.rpc.transport.inproc import InprocNetwork
@@ -37,6 +38,16 @@ def define(number: int, name: str, flags: int = EXPOSED) -> bytes:
     return frame(DEFINE, name.encode(), flags=flags, to=number)
 
 
+def with_token(token: bytes, payload: bytes) -> bytes:
+    """The body of a call with the flag KEEP."""
+    return struct.pack("<H", len(token)) + token + payload
+
+
+def with_label(context_id: int, edge: int, outputs: int, payload: bytes) -> bytes:
+    """The body of a message with the flag BAGGAGE."""
+    return struct.pack("<QQI", context_id, edge, outputs) + payload
+
+
 def service(number: int, name: str) -> bytes:
     return define(number, name, SERVICE)
 
@@ -57,6 +68,7 @@ class Rogue(asyncio.BufferedProtocol):
         incarnation: bytes | None = None,
     ) -> None:
         self.incarnation = incarnation or make_incarnation(name, os.urandom(16))
+        self.rank = rank
         me = Identity(name, rank, self.incarnation)
         self._handshake = Handshake(
             me, secret, os.urandom(32), client=True, restricts=lambda name: restricted
@@ -106,10 +118,10 @@ class Rogue(asyncio.BufferedProtocol):
                     assert self._handshake.status == ACCEPTED
                     self.accepted.set_result(None)
             return
-        for kind, flags, id, _, _, body in self._reader.advance(nbytes):
-            if kind in (REPLY, FAULT):
-                whole = b"" if isinstance(body, Transfer) else bytes(body)
-                self.answers.put_nowait((kind, flags, id, whole))
+        for each in self._reader.advance(nbytes):
+            if each.kind in (REPLY, FAULT):
+                whole = b"" if isinstance(each.body, Transfer) else bytes(each.body)
+                self.answers.put_nowait((each.kind, each.flags, each.id, whole))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.accepted.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 from typing import Any
@@ -76,9 +77,12 @@ async def scene(workers, caplog, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.CRITICAL, "aiograd")
     async with workers("restricted", "restricted") as (_, worker):
+        numbers = itertools.count()
 
         async def rogue() -> Rogue:
-            found = await Rogue.connect(worker.agent.runtime.network.memory, "memory:1", SECRET)
+            hub, name = worker.agent.runtime.network.memory, f"rogue{next(numbers)}"
+            # Each by another name: one begins few sessions in a while.
+            found = await Rogue.connect(hub, "memory:1", SECRET, name=name)
             names = [define(1, exposed("add")), define(2, exposed("echo"))]
             found.send(*names, service(3, "rref.fetch"))
             return found
@@ -141,11 +145,11 @@ async def test_answers_with_gadgets_are_refused_by_the_caller(scene, lookups):
         rogue.send(frame(12))
         link = agent.links.table[rogue.incarnation]
         agent.directory.add(link.peer)
-        calls = [agent.call("rogue", offer.add, (1,), timeout=5.0) for _ in range(3)]
+        calls = [agent.call(link.peer.name, offer.add, (1,), timeout=5.0) for _ in range(3)]
         rogue.send(frame(REPLY, gadget, id=1), frame(FAULT, gadget, id=2))
         rogue.send(frame(REPLY, gadget, flags=TRAVELLED | METADATA, id=3))
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, Exception)
         await rogue.close()
-        agent.directory.remove("rogue")
+        agent.directory.remove(link.peer.name)
     assert lookups == []

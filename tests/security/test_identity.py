@@ -18,6 +18,7 @@ from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import find_exposed
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival
+from aiograd.rpc.link.ledger import SHARES
 from aiograd.rref.refcount.records import pack_fork, pack_ids, stamp_of
 from aiograd.rref.registry import RRefs
 from aiograd.wire.handshake import make_incarnation
@@ -207,7 +208,7 @@ async def test_a_malformed_group_of_a_gather_is_refused_and_losses_are_announced
 
 
 async def test_a_partner_waits_in_a_bounded_number_of_gathers(registry, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.collectives.GATHERS", 3)
+    monkeypatch.setitem(SHARES, "gathers", lambda options: 3)
     rogue = await clinic(registry)
     own, me = (registry.agent.name, registry.agent.incarnation), ("clinic", rogue.incarnation)
     body = PLAIN.encode(((own, me), "value"), None).data

@@ -51,9 +51,8 @@ async def test_the_sender_of_a_message_over_the_limit_is_told_at_once(target):
     assert await ag.rpc_async("worker1", offer.add, (1,)) == 2
 
 
-async def test_contexts_that_partners_open_are_bounded_and_counted(workers, monkeypatch):
-    monkeypatch.setattr("aiograd.dist.access.CONTEXTS", 3)
-    async with workers("restricted", "restricted") as (_, there):
+async def test_contexts_that_partners_open_are_bounded_and_counted(workers):
+    async with workers("restricted", "restricted", partner_contexts=3) as (_, there):
         x = ag.tensor(np.ones((1, 3)), requires_grad=True)
         opened = [ag.context() for _ in range(5)]
         outcomes = []

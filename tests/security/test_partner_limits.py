@@ -11,16 +11,24 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.errors import WorkerLost
 from aiograd.rpc.link.inbox import Inbox
-from aiograd.rpc.observe.metrics import Limits
-from aiograd.rref.refcount.records import pack_fork, stamp_of
+from aiograd.rref.refcount.records import UNKNOWN_SITE, pack_creation, pack_fork, stamp_of
 from aiograd.rref.registry import RRefs
 from aiograd.wire.handshake import make_incarnation
-from aiograd.wire.messages import CALL, CANCEL, FAULT, POST, REPLY, REQUEST
+from aiograd.wire.messages import CALL, CANCEL, FAULT, KEEP, POST, REPLY, REQUEST
 from aiograd.wire.session import LOOK, RESUME, Offer
 from tests.security import partner_functions as offer
-from tests.security.rogue import PLAIN, Rogue, define, exposed, frame, large, service
+from tests.security.rogue import (
+    PLAIN,
+    Rogue,
+    define,
+    exposed,
+    frame,
+    large,
+    service,
+    with_token,
+)
 from tests.support.agents import SECRET
 from tests.support.waiting import until
 
@@ -81,6 +89,96 @@ async def test_a_partner_that_announces_and_sends_nothing_occupies_only_its_shar
     await rogue.close()
 
 
+async def test_a_large_message_that_comes_too_slowly_is_refused_and_the_link_goes_on(
+    workers, caplog, monkeypatch
+):
+    caplog.set_level(logging.CRITICAL, "aiograd")
+    monkeypatch.setattr("aiograd.rpc.link.transfer_watch.PATIENCE", 0.3)
+    async with workers("restricted", "restricted", heartbeat=0.05) as (_, w):
+        worker = w.agent
+        rogue = await rogue_of(worker)
+        announced, *chunks = large(CALL, 1, [bytes(MIB), bytes(MIB)], id=1, to=1)
+        body = PLAIN.encode((1,), None).data
+        behind = frame(REQUEST, body, id=2, to=2)
+        rogue.send(announced, service(2, "context.known"), behind)
+        account = worker.accounts.of("clinic")
+        await until(lambda: account.used > 2 * MIB)
+        async with asyncio.timeout(5):
+            refused, served = [await rogue.answers.get() for _ in range(2)]
+        assert (refused[0], refused[2]) == (FAULT, 1)
+        assert (served[0], served[2]) == (REPLY, 2)  # it waited behind the large message
+        assert worker.limits["partner_rate"] == 1
+        assert account.used == 0
+        rogue.send(*chunks)  # late, and dropped
+        rogue.send(frame(CALL, arguments(1), id=3, to=1))
+        async with asyncio.timeout(5):
+            answer = await rogue.answers.get()
+        assert (answer[0], answer[2]) == (REPLY, 3)
+        await rogue.close()
+
+
+async def test_a_partner_that_comes_and_goes_begins_few_sessions(worker):
+    for number in range(4 * 3):  # four for each of its links
+        rogue = await rogue_of(worker, number=number)
+        link = worker.links.get(rogue.incarnation)
+        await rogue.close()
+        link.abort(WorkerLost("clinic"))
+    with pytest.raises(ConnectionError):
+        await rogue_of(worker, number=99)
+    assert worker.limits["partner_sessions"] >= 1
+    await (await rogue_of(worker, "lab")).close()
+    await honest()
+
+
+async def test_calls_of_all_links_of_a_name_count_together(worker):
+    rogues = [await rogue_of(worker, number=n) for n in range(3)]
+    for rogue in rogues:
+        rogue.send(*[frame(CALL, arguments(1), id=n, to=6) for n in range(1, 5)])
+    await until(lambda: worker.limits["max_inflight"] == 4)
+    running = [worker.links.get(rogue.incarnation).callee.execution.running for rogue in rogues]
+    assert sum(map(len, running)) == 8
+    await honest()
+    for rogue in rogues:
+        await rogue.close()
+
+
+async def test_functions_of_a_partner_that_block_keep_no_thread_from_others(worker):
+    offer.WAITING.clear()
+    rogue = await rogue_of(worker)
+    rogue.send(*[frame(CALL, arguments(60.0), id=n, to=7) for n in range(1, 9)])
+    execution = worker.links.get(rogue.incarnation).callee.execution
+    await until(lambda: len(execution.running) == 8)
+    begin = time.monotonic()
+    for _ in range(20):
+        await honest()
+    assert time.monotonic() - begin < 10
+    assert len(execution.running) == 8  # still there
+    offer.WAITING.set()
+    await until(lambda: not execution.running)
+    await rogue.close()
+
+
+async def test_arguments_stay_counted_while_they_live_on_in_a_value(worker):
+    rogue = await rogue_of(worker)
+    stamp = stamp_of(rogue.incarnation)
+    token = pack_creation((9, stamp, 0), b"x" * 10_000 + b":1")
+    body = with_token(token, arguments("x" * 50_000))
+    rogue.send(define(8, exposed("make")), frame(CALL, body, flags=KEEP, id=1, to=8))
+    async with asyncio.timeout(5):
+        assert (await rogue.answers.get())[0] == REPLY
+    account = worker.accounts.of("clinic")
+    assert account.used >= 50_000
+    (record,) = worker.parts[RRefs].protocol.owner_table.records.values()
+    assert record.call_site == UNKNOWN_SITE  # text of the partner's choice is not kept
+    del record
+    forks = PLAIN.encode((pack_fork((9, stamp, 0), (9, stamp, 1), 0),), None).data
+    rogue.send(service(9, "rref.release"), frame(REQUEST, forks, id=2, to=9))
+    async with asyncio.timeout(5):
+        assert (await rogue.answers.get())[0] == REPLY
+    await until(lambda: account.as_dict()["partner_memory"] == 0)
+    await rogue.close()
+
+
 async def test_arguments_of_calls_that_run_count_for_their_partner(worker):
     rogue = await rogue_of(worker)
     text = "\U0001f600" + "a" * 60_000  # four bytes for each of these
@@ -107,21 +205,6 @@ async def test_arguments_beyond_the_share_of_a_partner_are_refused(worker):
     await rogue.close()
 
 
-def test_accounts_give_back_to_the_whole():
-    whole = Budget(100, Limits())
-    accounts = Accounts(whole, 40, Limits())
-    clinic, lab = accounts.of("clinic"), accounts.of("lab")
-    assert accounts.of("clinic") is clinic
-    assert clinic.reserve(40)
-    assert not clinic.reserve(1)
-    assert lab.reserve(40)
-    assert not lab.reserve(30)
-    clinic.release(40)
-    assert (whole.used, clinic.used) == (40, 0)
-    lab.unavailable(40)
-    assert (whole.used, lab.used) == (0, 0)
-
-
 async def test_calls_that_a_partner_abandoned_count_while_they_run(worker):
     offer.WAITING.clear()  # an earlier test of this process may have set it
     rogue = await rogue_of(worker)
@@ -140,6 +223,24 @@ async def test_calls_that_a_partner_abandoned_count_while_they_run(worker):
     offer.WAITING.set()
     await until(lambda: execution.abandoned == 0)
     await rogue.close()
+
+
+async def test_log_lines_of_a_partner_are_few_over_all_its_links_and_escaped(worker, caplog):
+    caplog.set_level(logging.DEBUG, "aiograd")
+    name = "module:evil\nERROR forged\x1b[2J"
+    for number in range(3):
+        rogue = await rogue_of(worker, number=number)
+        rogue.send(define(9, name), service(8, "rref.release"))
+        for id in range(1, 100):
+            rogue.send(frame(CALL, arguments(1), id=2 * id, to=9))
+            rogue.send(frame(POST, PLAIN.encode(("no ids",), None).data, id=2 * id + 1, to=8))
+        async with asyncio.timeout(5):
+            for _ in range(99):
+                await rogue.answers.get()
+        await rogue.close()
+    lines = [record.getMessage() for record in caplog.records if "clinic" in record.getMessage()]
+    assert 0 < len(lines) < 60  # of 600, in a few seconds
+    assert not any("\nERROR forged" in line or "\x1b" in line for line in lines)
 
 
 async def test_handshakes_that_begin_no_session_leave_no_link(worker):

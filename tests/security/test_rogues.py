@@ -184,7 +184,9 @@ async def test_mutated_frames_do_not_affect_other_members(workers, lookups, capl
             lookups.clear()
             for session in range(FRAMES // BATCH):
                 rng = random.Random(session)
-                rogue = await Rogue.connect(hub, "memory:1", SECRET, rank=rng.choice([0, 1, 99]))
+                # One name begins few sessions in a while, so it takes many.
+                name, rank = f"rogue{session // 8}", rng.choice([0, 1, 99])
+                rogue = await Rogue.connect(hub, "memory:1", SECRET, name=name, rank=rank)
                 link = agent.links.table[rogue.incarnation]
                 rogue.send(*DEFINITIONS)
                 for number in range(1, BATCH + 1):
@@ -198,10 +200,11 @@ async def test_mutated_frames_do_not_affect_other_members(workers, lookups, capl
             await ctx.backward(y.sum())
             np.testing.assert_allclose(ctx.gradients[x].numpy(), np.ones((1, 3)))
             assert await kept == "kept"
+        await kept.release()
         assert worker.debug_info()["workers"] == 2
         await until_not(lambda: agent.links.counters()["running_calls"] or agent.budget.used)
         assert agent.limits["protocol"] > 10
-        assert agent.links.counters()["buffered_bytes"] == 0
+        await until_not(lambda: agent.links.counters()["buffered_bytes"])
 
 
 @pytest.mark.deadline(PATIENCE)
@@ -334,7 +337,7 @@ async def test_malformed_budgets_are_refused_or_endless(target):
 async def test_pending_requests_are_bounded(target):
     agent, rogue = target
     stamp = int.from_bytes(rogue.incarnation[:8], "big")
-    for i in range(1, 8 * 64 + 101):  # each waits for a creation that never comes
+    for i in range(1, 8 * 4 + 101):  # each waits for a creation that never comes
         own = pack_fork((99, stamp, i), (99, stamp, i), 0)
         rogue.send(frame(REQUEST, encoded((own,)), id=i, to=10, budget=float("inf")))
     for _ in range(100):

@@ -84,6 +84,7 @@ class Pass:
     context_id: int
     number: int
     late: bool
+    hold: Any = None  # gives back a partner's share when the pass ends, if a partner invited us
 
     def __init__(
         self,

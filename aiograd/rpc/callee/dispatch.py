@@ -22,6 +22,7 @@ from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import Head, hear_of_box, open_head, take_label, unpack_call
 from aiograd.rpc.extension import BOX, Arrival, loaded
+from aiograd.rpc.link.ledger import Calls
 from aiograd.rpc.remote_exceptions import explain_import
 from aiograd.rpc.scope import SCOPE, CallScope
 from aiograd.wire.codec import Promise
@@ -47,6 +48,7 @@ from aiograd.wire.messages import (
 from aiograd.wire.safecodec import DECODED
 
 _REQUESTS: Final = 64  # of the library itself, for each call that may be under way
+_PARTNERS_REQUESTS: Final = 4  # the same for a partner
 _HELD: Final = 256  # bytes that a message takes besides its body
 NO_TIME: Final = 0.0  # the budget of a call that was cancelled before it could begin
 # The flags that say how a message is decoded. With FAST alone of them, its body is nothing but
@@ -81,6 +83,11 @@ class Callee:
         self._running = self.execution.running
         self._limit = host.options.outbound_buffer
         self._most = host.options.max_inflight
+        self._share = channel.account  # None for a trusted peer
+        if self._share is not None:
+            # One name may have several links, and none of them may be read.
+            self._limit //= host.options.partner_links
+            self._share.calls.add(self.execution)
         # Messages that wait until the peer has read its answers, with the memory they take.
         self.held: deque[tuple[int, Invocation]] = deque()
 
@@ -241,7 +248,7 @@ class Callee:
             invocation.target.error is not None
             or not invocation.budget > 0  # spent, or no number
             or len(self._running) >= self._most
-            or (self.execution.abandoned >= self._most and self._channel.restricted)
+            or (self._share is not None and self._share.crowded(self._most))
             or type(invocation.body) is Transfer
         ):
             refusal = self._refusal(invocation)
@@ -292,12 +299,15 @@ class Callee:
 
     def _crowded(self, invocation: Invocation) -> bool:
         """Whether the peer has more under way than was agreed on, or than anybody needs."""
-        running, abandoned = len(self._running), self.execution.abandoned
-        if running < self._most and (abandoned < self._most or not self._channel.restricted):
+        share = self._share
+        executions: list[Calls] = [self.execution] if share is None else list(share.calls)
+        running = sum(len(each.running) for each in executions)
+        abandoned = sum(each.abandoned for each in executions)
+        if running < self._most and (abandoned < self._most or share is None):
             return False
         if invocation.kind != CALL:
-            return running >= self._most * _REQUESTS
-        if self._channel.restricted:
+            return running >= self._most * (_REQUESTS if share is None else _PARTNERS_REQUESTS)
+        if share is not None:
             # A partner only says that a call is nested, and what it has abandoned still runs. It
             # may have as many of these as it may have other calls.
             if abandoned >= self._most:
@@ -306,7 +316,11 @@ class Callee:
                 return running >= 2 * self._most
         elif invocation.flags & NESTED:
             return running >= self._most * _REQUESTS
-        wanted = sum(each.kind == CALL and not each.abandoned for each in self._running.values())
+        wanted: int = sum(
+            call.kind == CALL and not call.abandoned
+            for each in executions
+            for call in each.running.values()
+        )
         return wanted >= self._most
 
     # ── decoding ────────────────────────────────────────────────────────────────────────────────
@@ -376,7 +390,10 @@ class Callee:
             hear_of_box(channel, arrival)
         invocation.carried = arrival.carried
         if channel.restricted:
-            self._charge(invocation, arrival.scratch.get(DECODED, 0))
+            size = arrival.scratch.get(DECODED, 0)
+            baggage = host.baggage if arrival.carried is not None else None
+            if baggage is None or not baggage.keep(arrival, size):
+                self._charge(invocation, size)
         if invocation.kind != CALL:
             invocation.args = value[0] if flags & FAST else value
         elif target is host.inside:
@@ -394,7 +411,9 @@ class Callee:
 
     def _charge(self, invocation: Invocation, size: int) -> None:
         """Let a partner's arguments count for as long as its call has not ended."""
-        budget = self._channel.budget
+        budget, store = self._channel.budget, self._host.result_store
+        if invocation.token is not None and store is not None:  # they may live on in the result
+            return store.charge(self._channel.peer, invocation.token, size)
         if not budget.reserve(size):
             what = "its decoded arguments"
             raise budget.refusal(self._host.name, what, size, "inbound_budget")

@@ -33,6 +33,7 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import pack_value
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
+from aiograd.rpc.runtime.thread_shares import ThreadShares
 from aiograd.rpc.scope import SCOPE, CallScope, enter_scope
 from aiograd.wire.codec import Codec
 from aiograd.wire.framing import Frame
@@ -58,6 +59,10 @@ class ExecutionHost(ResponseHost, Protocol):
     @property
     def pool(self) -> Any:
         """The threads."""
+
+    @property
+    def thread_shares(self) -> ThreadShares:
+        """The parts of them that partners may use."""
 
     @property
     def polling(self) -> Any:
@@ -87,6 +92,9 @@ class Execution:
         self._channel, self._host, self._responses = channel, host, responses
         self._guest = guest  # the peer, if it may call only what is exposed
         self._loop, self._deadlines = host.loop, host.deadlines
+        # A partner's functions have a share of the threads.
+        account = channel.account
+        self.threads: Any = host.pool if account is None else host.thread_shares.of(account.name)
         self.running: dict[int, Invocation] = {}  # tracked, by number
         self.abandoned: int = 0  # threads that compute for nobody
 
@@ -133,7 +141,7 @@ class Execution:
             invocation.task = self._loop.create_task(self._perform(invocation), context=context)
         else:
             invocation.in_thread = True
-            host.pool.submit(_ThreadJob(self, invocation))
+            self.threads.submit(_ThreadJob(self, invocation))
 
     def _delegate(self, invocation: Invocation) -> None:
         """Start what runs in place of an invocation's function, when it is its turn."""
@@ -445,7 +453,7 @@ class StreamSource:
                 await generator.aclose()
 
     async def _drive_plain(self, generator: Any) -> None:
-        run = self._host.pool.run
+        run = self._execution.threads.run
         try:
             while (item := await run(next, generator, _END)) is not _END:
                 await self._send(item)

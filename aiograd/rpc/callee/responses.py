@@ -20,7 +20,6 @@ from aiograd.rpc.channel import Channel, Host
 from aiograd.rpc.envelope import check_size, pack_value, with_metadata
 from aiograd.rpc.extension import Departure, ResultStore
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
-from aiograd.rpc.observe.log_rate import LogRate
 from aiograd.wire.codec import Payload
 from aiograd.wire.fastcodec import NOT_BATCHABLE, encode_value_entry
 from aiograd.wire.framing import Frame
@@ -56,7 +55,6 @@ class Responses:
     def __init__(self, channel: Channel, host: ResponseHost) -> None:
         self._channel, self._host = channel, host
         self._outbox = channel.outbox
-        self._rate = LogRate(host.loop.time)  # of lines that a partner causes
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
@@ -175,7 +173,7 @@ class Responses:
         if invocation.kind == POST:
             if not self._channel.restricted:
                 _log.error("%s: %s from %s failed\n%s", host.name, name, peer.name, text)
-            elif self._rate.allows():
+            elif self._channel.may_log():
                 # A partner chooses the name and how often it fails.
                 _log.error("%s: %r from %s failed: %r", host.name, name, peer.name, str(error))
             if not invocation.refused:
@@ -187,7 +185,7 @@ class Responses:
                 _log.log(
                     level, "%s: %s() called by %s failed\n%s", host.name, name, peer.name, text
                 )
-            elif self._rate.allows():
+            elif self._channel.may_log():
                 # Without the traceback of what was only refused, which is long and tells nothing.
                 why = repr(str(error)) if invocation.refused else f"\n{text}"
                 _log.log(level, "%s: %r called by %s failed: %s", host.name, name, peer.name, why)

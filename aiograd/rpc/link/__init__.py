@@ -10,6 +10,8 @@
     dialer            connect, resume, back off
     handshaking       the asyncio protocol of a handshake, which listener and dialer share
     inbound_budget    memory for messages that came in
+    transfer_watch    the least rate of a partner's large messages (pure)
+    ledger            what each partner occupies, by its name
     shared_memory     arrays between processes of one host, without a socket
 
 Each module uses those behind it:

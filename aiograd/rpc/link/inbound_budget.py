@@ -5,14 +5,12 @@ calls of peers that do not read their answers. A message for which there is no m
 refused: its bytes are dropped, its sender gets `Overloaded`, and the link and everything else on it
 go on. The same holds where the system has no memory although the budget has.
 
-A partner has an `Account` within the budget, one for all links of its name: at most
-`Options.partner_memory` bytes of messages that arrive, and of decoded arguments of calls that have
-not ended. So one partner at its limit refuses nothing of another one.
+A partner has an `Account` within the budget, one for all links of its name (see `ledger`).
 """
 
 from __future__ import annotations
 
-from weakref import WeakValueDictionary
+from collections.abc import Callable
 
 from aiograd.errors import Overloaded
 from aiograd.rpc.observe.metrics import Limits
@@ -24,9 +22,13 @@ class Budget:
     def __init__(self, most: int, limits: Limits) -> None:
         self._most, self._limits = most, limits
         self.used: int = 0
+        # Takes back what partners had and finalizers gave back, where memory is short.
+        self.settle_accounts: Callable[[], None] = lambda: None
 
     def reserve(self, size: int) -> bool:
         """Take memory for a message of `size` bytes; False if there is not enough."""
+        if self.used + size > self._most:
+            self.settle_accounts()
         if self.used + size > self._most:
             self._limits.reached("inbound_budget")
             return False
@@ -41,6 +43,8 @@ class Budget:
     def refusal(self, worker: str, what: str, size: int, limit: str) -> Overloaded:
         """What the sender of a message is told for which this worker has no memory."""
         most = f"inbound_budget: {self.used} of {self._most} are taken"
+        if limit == "partner_rate":
+            return Overloaded(worker, f"{what}, {size} bytes, came too slowly (partner_rate)")
         why = most if limit == "inbound_budget" else "allocation: the system has none left"
         return Overloaded(worker, f"no memory for {what}, {size} bytes ({why})")
 
@@ -54,49 +58,3 @@ class Budget:
     def release(self, size: int) -> None:
         """Give back what was reserved."""
         self.used -= size
-
-
-class Account(Budget):
-    """The part of a budget that one partner may use."""
-
-    used: int
-
-    def __init__(self, whole: Budget, most: int, limits: Limits) -> None:
-        super().__init__(most, limits)
-        self._whole = whole
-
-    def reserve(self, size: int) -> bool:
-        """Take memory for `size` bytes, of the partner's part and of the whole."""
-        if self.used + size > self._most:
-            self._limits.reached("partner_memory")
-            return False
-        if not self._whole.reserve(size):
-            return False
-        self.used += size
-        return True
-
-    def unavailable(self, size: int = 0) -> None:
-        """The system did not give memory, of which so many bytes were reserved."""
-        self.used -= size
-        self._whole.unavailable(size)
-
-    def release(self, size: int) -> None:
-        """Give back what was reserved."""
-        self.used -= size
-        self._whole.release(size)
-
-
-class Accounts:
-    """The accounts of one worker's partners, by proven name."""
-
-    def __init__(self, whole: Budget, most: int, limits: Limits) -> None:
-        self._whole, self._most, self._limits = whole, most, limits
-        # Weak: an account lives as long as a link of its partner, or a call of it that still runs.
-        self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
-
-    def of(self, name: str) -> Account:
-        """Return the account of a partner; all its links share one."""
-        account = self._accounts.get(name)
-        if account is None:
-            account = self._accounts[name] = Account(self._whole, self._most, self._limits)
-        return account

@@ -35,11 +35,13 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
 from aiograd.rpc.link.connection import Connection
-from aiograd.rpc.link.inbound_budget import Accounts, Budget
+from aiograd.rpc.link.inbound_budget import Budget
+from aiograd.rpc.link.ledger import Account, Accounts
 from aiograd.rpc.link.receive import Receiver
 from aiograd.rpc.link.send import LAZY as LAZY_LANE
 from aiograd.rpc.link.send import NORMAL, NOW, Outbox
 from aiograd.rpc.link.shared_memory import SharedMemory, open_shared_memory
+from aiograd.rpc.link.transfer_watch import TransferWatch
 from aiograd.wire.codec import Codec, Payload
 from aiograd.wire.fastcodec import Boxes
 from aiograd.wire.framing import SMALL, Frame, FrameReader
@@ -65,6 +67,8 @@ _log = logging.getLogger("aiograd.link")
 # How TCP says that its time is up: with the last reason it heard of, if there was one.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _NEVER: Final = float("inf")  # a post has no deadline
+_TRANSFERS: Final = 2048  # large messages of a partner under way at once, refused ones included
+_TRANSFER: Final = 1024  # bytes that a large message of a partner counts for besides its own
 
 
 class LinkState(enum.Enum):
@@ -191,11 +195,13 @@ class Link:
         self.connection: Connection | None = None
         self.address = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
+        self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         limit = agent.options.outbound_buffer if agent.options.resume else 0
+        if self.restricted:  # the name may have several
+            limit //= agent.options.partner_links
         self.session: Session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
-        self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         self.codec: Codec | DataCodec = agent.codec_for(peer)
         # What the peer is known to take by the fast codec, and how that is learnt; see `Route`.
         self.boxes: Boxes = agent.travellers.common_boxes
@@ -204,7 +210,8 @@ class Link:
         self.max_message: int = agent.options.max_message  # the smaller one of both sides
         self.outbox: Outbox = Outbox(agent.loop, self.session, self._large_sent)
         # All links of a partner's name share one part of the memory; trusted peers share the rest.
-        self.budget: Budget = agent.accounts.of(peer.name) if self.restricted else agent.budget
+        self.account: Account | None = agent.accounts.of(peer.name) if self.restricted else None
+        self.budget: Budget = agent.budget if self.account is None else self.account
         self.caller: Caller = Caller(self, agent)
         self.replies: Replies = Replies(self, agent, self.caller, agent)
         self.callee: Callee = Callee(self, agent)
@@ -215,6 +222,8 @@ class Link:
             self.receiver.after_batch = agent.polling.stay_awake
         self.receiver.allow_inside(agent.inside if agent.trusts(peer) else agent.refused)
         self.shared: SharedMemory | None = None  # memory that the peer can see, too
+        rate = agent.options.partner_rate
+        self._watch: TransferWatch | None = TransferWatch(rate) if self.restricted else None
         self._silent = 0  # heartbeats without a byte from the peer
         self._last_read = 0
 
@@ -299,6 +308,8 @@ class Link:
             agent.memory,
             shared,
             self.budget.unavailable,
+            _TRANSFER if self.restricted else 0,
+            _TRANSFERS if self.restricted else None,
         )
 
     def offer(self) -> Offer:
@@ -334,8 +345,14 @@ class Link:
     def broken(self, error: Exception) -> None:
         """End the link: the peer broke the protocol."""
         self.agent.limits.reached("protocol")
-        _log.error("%s: closing the connection to %s: %s", self.agent.name, self.peer.name, error)
+        if self.may_log():
+            me, peer = self.agent.name, self.peer.name
+            _log.error("%s: closing the connection to %s (%s): %s", me, peer, self.host, error)
         self.abort(WorkerLost(self.peer.name, why=str(error)))
+
+    def may_log(self) -> bool:
+        """Whether a line about the peer may be written now: a partner causes a bounded number."""
+        return self.account is None or self.account.log_rate.allows()
 
     def disconnected(self, connection: Connection, error: Exception | None) -> None:
         """Make the connection again that has ended, if the peer may still be there."""
@@ -627,3 +644,19 @@ class Link:
         self.suspect = silence >= self.agent.options.silence
         if self.suspect:
             self.caller.silent(silence)
+        if self._watch is not None:
+            self._refuse_slow(self._watch)
+
+    def _refuse_slow(self, watch: TransferWatch) -> None:
+        """Refuse large messages of a partner that come too slowly for the memory they occupy."""
+        reader = self._reader
+        assert reader is not None
+        now, received = self.agent.loop.time(), self.session.received
+        for number in watch.overdue(now, received, reader.under_way()):
+            transfer = reader.drop(number, "partner_rate", self.budget.release)
+            if transfer is not None:
+                self.agent.limits.reached("partner_rate")
+                if self.may_log():
+                    me, peer = self.agent.name, self.peer.name
+                    _log.warning("%s: refused a message of %s: too slow", me, peer)
+                self.receiver.give_up(transfer)

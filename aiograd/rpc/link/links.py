@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aiograd.errors import AuthError, WorkerClosed, WorkerLost
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo, forget_one
 from aiograd.rpc.link.dialer import Dialer
 from aiograd.rpc.link.link import Link, LinkState
 from aiograd.rpc.retry import RetryPolicy
@@ -288,6 +288,8 @@ class Links:
         agent, name = self._agent, peer.name
         if not agent.restricts(peer):
             return
+        if not agent.accounts.of(name).may_begin():
+            raise AuthError(f"{name} begins new sessions too fast", name)
         links = [link for link in self.table.values() if link.peer.name == name]
         if len(links) < agent.options.partner_links:
             return
@@ -328,6 +330,7 @@ class Links:
         for link in list(self.table.values()):
             link.beat()
         agent.memory.trim()
+        agent.accounts.settle()
 
     def declare_lost(self, peer: PeerInfo, why: str) -> None:
         """Others know that a peer is gone: end everything with it, and let nobody back in as it."""
@@ -368,7 +371,8 @@ class Links:
             return
         self._remember(link, error, final)
         where = link.address or link.host or "no address"
-        _log.info("%s lost %s (%s): %s", agent.name, peer.name, where, error)
+        if link.may_log():
+            _log.info("%s lost %s (%s): %s", agent.name, peer.name, where, error)
         _call_all(agent, agent.lost, "loss", peer, error)
 
     def _remember(self, link: Link, error: Exception, final: bool) -> None:
@@ -384,7 +388,7 @@ class Links:
             loss.retry_at = self._agent.loop.time() + pause
         self.losses[peer.name, peer.incarnation] = loss
         if len(self.losses) > LOST_PEERS:  # its session could not go on here in any case
-            del self.losses[next(iter(self.losses))]
+            forget_one(self.losses, lambda key: key[0])
 
     def returned(self, peer: PeerInfo) -> None:
         """A new session with a peer begins that was lost before."""

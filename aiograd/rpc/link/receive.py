@@ -50,6 +50,7 @@ from aiograd.wire.session import Session
 
 Handler = Callable[[Frame], None]
 _BEHIND: Final = 512  # bytes that a waiting message takes besides its body
+_NAMES: Final = 512 << 10  # bytes of the names of functions that a partner may define
 # Headers and bodies for a peer that does not read: no more is refused, the link ends.
 _REFUSALS: Final = 8192
 
@@ -82,6 +83,8 @@ class Receiver:
         self._budget, self._name = budget, name
         self._outbox = link.outbox
         self._targets: dict[int, Target] = {}  # functions the peer may name
+        self._names: dict[int, int] = {}  # bytes of their names, if the peer is a partner
+        self._name_bytes = 0
         self._once = Once()
         self._inbox = Inbox()
         self._cancelled: set[int] = set()  # calls in it that were cancelled
@@ -162,6 +165,17 @@ class Receiver:
             if self.after_batch is not None:
                 self.after_batch()
 
+    def give_up(self, transfer: Transfer) -> None:
+        """Let a large message count as complete that was refused while it was under way."""
+        self._outbox.corked = True
+        try:
+            if transfer in self._inbox:
+                self._inbox.complete(transfer)
+        except ProtocolError as error:  # of a message behind it
+            self._link.broken(error)
+        finally:
+            self._outbox.uncork()
+
     def _error(self, text: str) -> ProtocolError:
         return ProtocolError(f"{self._link.peer_name} sent {text}")
 
@@ -210,11 +224,21 @@ class Receiver:
     def _on_define(self, frame: Frame) -> None:
         if not frame.target or len(self._targets) > TABLE + 1:
             raise self._error("a definition of too many functions, or of number 0")
+        if self._link.restricted:
+            self._count_name(frame.target, len(frame.body))
         self._targets[frame.target] = self._link.resolve(frame.flags, bytes(frame.body))
+
+    def _count_name(self, number: int, size: int) -> None:
+        """Bound the names of a partner's functions: the table is for as many short ones."""
+        self._name_bytes += size - self._names.pop(number, 0)
+        self._names[number] = size
+        if self._name_bytes > _NAMES:
+            raise self._error(f"names of functions of more than {_NAMES} bytes")
 
     def _on_forget(self, frame: Frame) -> None:
         if frame.target:
             self._targets.pop(frame.target, None)
+            self._name_bytes -= self._names.pop(frame.target, 0)
 
     def _on_goodbye(self, frame: Frame) -> None:
         self.goodbye = True

@@ -10,12 +10,18 @@
     inbound_budget   messages beyond the memory for incoming ones                   Overloaded
     partner_memory   messages and arguments beyond the memory for one partner       Overloaded
     partner_links    connections beyond those of one partner                        AuthError
+    partner_sessions sessions that one partner began too fast                       AuthError
+    partner_rate     large messages of a partner that came too slowly               Overloaded
     allocation       messages for which the system had no memory                    Overloaded
     max_inflight     calls refused because the peer had too many in flight          Overloaded
     outbound_buffer  calls deferred because the peer does not read its replies      –
     window           our calls that waited in the window until their deadline       Overloaded
-    values           values beyond what is stored for a partner                     Overloaded
-    contexts         contexts and passes beyond what a partner may open             Overloaded
+    values           values and forks beyond what is stored for a partner           Overloaded
+    references       references to a partner's own values beyond what is kept       Overloaded
+    contexts         contexts beyond what a partner may open                        Overloaded
+    passes           passes beyond what a partner may invite to                     Overloaded
+    aborts           marks of ended passes beyond what a partner may leave          Overloaded
+    edges            tensors on the tape beyond what a partner may send             Overloaded
     gathers          values of a partner beyond what waits in gathers               Overloaded
 
 The limits themselves are in `Options`, or beside the code that enforces them and counts here.
@@ -51,12 +57,18 @@ NAMES: Final = (
     "inbound_budget",
     "partner_memory",
     "partner_links",
+    "partner_sessions",
+    "partner_rate",
     "allocation",
     "max_inflight",
     "outbound_buffer",
     "window",
     "values",
+    "references",
     "contexts",
+    "passes",
+    "aborts",
+    "edges",
     "gathers",
 )
 

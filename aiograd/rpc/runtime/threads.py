@@ -60,6 +60,7 @@ class ThreadPool:
         self._threads: set[int] = set()
         self._starting = 0
         self._blocked: set[int] = set()
+        self._noted: dict[int, Callable[[bool], None]] = {}  # by thread: who wants to know of that
         self._submitted = self._collected = 0  # jobs ever; different while one is under way
         self._taken = 0  # jobs taken so far: whether the queue moves
         self._taken_before = -1  # `_taken` when the timer was set
@@ -85,7 +86,7 @@ class ThreadPool:
 
         Call it on the loop.
         """
-        job = _Run(self._loop.create_future(), contextvars.copy_context(), func, args)
+        job = Run(self._loop.create_future(), contextvars.copy_context(), func, args)
         self.submit(job)
         return job.future
 
@@ -124,6 +125,9 @@ class ThreadPool:
             yield
             return
         self._blocked.add(me)
+        note = self._noted.get(me)
+        if note is not None:
+            note(True)
         # At once, not after `_STALLED`: what is queued may be what this thread waits for.
         if not self._queue.empty():
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -132,6 +136,18 @@ class ThreadPool:
             yield
         finally:
             self._blocked.discard(me)
+            if note is not None:
+                note(False)
+
+    @contextlib.contextmanager
+    def noting(self, blocked: Callable[[bool], None]) -> Iterator[None]:
+        """Call `blocked` when the code in this block begins to wait, and when it goes on."""
+        me = threading.get_ident()
+        self._noted[me] = blocked
+        try:
+            yield
+        finally:
+            del self._noted[me]
 
     def acquire(self, lock: threading.Lock) -> None:
         """Wait, in a thread, for a lock that the loop will release.
@@ -223,7 +239,7 @@ class ThreadPool:
             self._threads.discard(me)
 
 
-class _Run:
+class Run:
     """A job that resolves a future with the result of a function."""
 
     def __init__(

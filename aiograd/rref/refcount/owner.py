@@ -17,11 +17,11 @@ times:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.errors import ProtocolError, RRefError, RRefExpired, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo, forget_one
 from aiograd.rref.refcount.records import (
     BY_CREATOR,
     CallSite,
@@ -32,7 +32,7 @@ from aiograd.rref.refcount.records import (
 )
 
 ABANDONED_LIMIT: Final = 65_536
-"""Abandoned creations that never arrive must not pile up; the oldest are forgotten."""
+"""Abandoned creations of a creator that never arrive must not pile up; it forgets the oldest."""
 
 
 REQUESTS_LIMIT: Final = 65_536
@@ -72,13 +72,15 @@ class OwnerTable:
     def __init__(self, me: PeerInfo) -> None:
         self.me = me
         self.records: dict[RefId, OwnerRecord] = {}
-        # Forks that were released before their creation arrived; a dict for its order.
-        self._abandoned: dict[RefId, None] = {}
+        # Forks that were released before their creation arrived, by the stamp of their creator: one
+        # that abandons many pushes out its own only. The inner dicts are there for their order.
+        self._abandoned: dict[int, dict[RefId, None]] = {}
         self._requests: dict[bytes, SeenRequests] = {}  # by incarnation of the sender
         # Creators whose lease ran out, or which began a new session: stamp → high-water mark. An
         # unknown id up to it was reclaimed or never comes; one above may still be under way. One
         # number is enough, because ids of one creator rise in the order of creation.
         self._expired: dict[int, int] = {}
+        self._creators: dict[int, str] = {}  # the names of those
 
     # ── creation ────────────────────────────────────────────────────────────────────────────
 
@@ -98,8 +100,8 @@ class OwnerTable:
         record.running = True
         # The function runs even if the creator has released the value already: calls of an
         # abandoned reference are not cancelled. Only the creator's fork is not registered.
-        if fork in self._abandoned:
-            del self._abandoned[fork]
+        if self._abandoned and self._was_abandoned(fork):
+            self._forget_abandoned(fork)
         else:
             record.forks[fork] = sender
 
@@ -107,7 +109,7 @@ class OwnerTable:
         self, sender: bytes, ref_id: RefId, fork: RefId, call_site: CallSite, value: Any
     ) -> None:
         """Add a value whose function has run on arrival: `expect` and `settle` in one."""
-        if ref_id in self.records or fork in self._abandoned:
+        if ref_id in self.records or (self._abandoned and self._was_abandoned(fork)):
             self.expect(sender, ref_id, fork, call_site)
             self.settle(ref_id, value)
         else:
@@ -187,9 +189,9 @@ class OwnerTable:
                 return record
             # The use overtook the message that registers its fork: creation or fork request.
             awaited = not record.ready and not record.running
-            if awaited and known == BY_CREATOR and fork not in self._abandoned:
+            if awaited and known == BY_CREATOR and not self._was_abandoned(fork):
                 return record
-        elif fork in self._abandoned:
+        elif self._was_abandoned(fork):
             raise RRefReleased(f"{sender.name} has released this reference", sender.name)
         elif known == BY_CREATOR and not self._was_reclaimed(ref_id):
             record = self.records[ref_id] = OwnerRecord(ref_id)
@@ -241,8 +243,10 @@ class OwnerTable:
             for fork, holder in record.forks.items():
                 if holder == incarnation:
                     record.forks[fork] = ghost
-        # A request belongs to its session and is not repeated in the next one.
+        # A request belongs to its session and is not repeated in the next one. Nor does a creation
+        # arrive that was under way in it: nothing of a lost session is delivered any more.
         self._requests.pop(incarnation, None)
+        self._abandoned.pop(stamp_of(incarnation), None)
 
     def reclaim(self, ghost: bytes) -> None:
         """Remove the forks of a ghost: the lease of the lost holder is over."""
@@ -256,9 +260,9 @@ class OwnerTable:
     def expire(self, creator: PeerInfo, last: int | None = None) -> None:
         """Fail creations of this worker that have not arrived: all, or those up to an id."""
         stamp = stamp_of(creator.incarnation)
-        for fork in [fork for fork in self._abandoned if fork[1] == stamp]:
+        for fork in list(self._abandoned.get(stamp, ())):
             if last is None or fork[2] <= last:
-                del self._abandoned[fork]
+                self._forget_abandoned(fork)
         theirs = [record for record in self.records.values() if record.id[1] == stamp]
         if last is not None:
             theirs = [record for record in theirs if record.id[2] <= last]
@@ -271,13 +275,31 @@ class OwnerTable:
             last = max((record.id[2] for record in theirs), default=-1)
         # `pop` and set: the entry moves to the end, so the one that is evicted is the oldest.
         self._expired[stamp] = max(last, self._expired.pop(stamp, -1))
+        self._creators[stamp] = creator.name
         if len(self._expired) > 2 * LOST_PEERS:
-            del self._expired[next(iter(self._expired))]
+            del self._creators[forget_one(self._expired, self._creators.__getitem__)]
+
+    def comes_ahead(self, release: Fork) -> bool:
+        """Whether a release came before its creation, so that it will be remembered."""
+        ref_id, _, never_created = release
+        record = self.records.get(ref_id)
+        unmade = record is None or not (record.running or record.ready)
+        return bool(never_created) and unmade
 
     def _remember_abandoned(self, fork: RefId) -> None:
-        while len(self._abandoned) >= ABANDONED_LIMIT:
-            del self._abandoned[next(iter(self._abandoned))]
-        self._abandoned[fork] = None
+        forks = self._abandoned.setdefault(fork[1], {})
+        while len(forks) >= ABANDONED_LIMIT:
+            del forks[next(iter(forks))]
+        forks[fork] = None
+
+    def _was_abandoned(self, fork: RefId) -> bool:
+        return fork in self._abandoned.get(fork[1], ())
+
+    def _forget_abandoned(self, fork: RefId) -> None:
+        forks = self._abandoned[fork[1]]
+        del forks[fork]
+        if not forks:
+            del self._abandoned[fork[1]]
 
     def _free_if_unused(self, record: OwnerRecord) -> None:
         if record.forks or record.running:
@@ -286,13 +308,20 @@ class OwnerTable:
         if record.ready or not (record.local_refs or record.waiters):
             self.records.pop(record.id, None)
 
-    def kept_for(self, peer: PeerInfo) -> int:
-        """Count the values that a worker holds, or has asked to be made."""
-        incarnation, stamp = peer.incarnation, stamp_of(peer.incarnation)
-        return sum(
-            record.id[1] == stamp or incarnation in record.forks.values()
+    def kept_for(self, incarnations: Collection[bytes]) -> int:
+        """Count the forks that some starts of a worker hold, the values they have asked for, and
+        what is remembered of creations that they abandoned; those of lost ones, too, while their
+        leases run."""
+        stamps = {stamp_of(incarnation) for incarnation in incarnations}
+        # A ghost (see `protocol`) has the incarnation of the lost holder in front.
+        held = sum(
+            max(
+                sum(holder[:16] in incarnations for holder in record.forks.values()),
+                record.id[1] in stamps,
+            )
             for record in self.records.values()
         )
+        return held + sum(len(self._abandoned.get(stamp, ())) for stamp in stamps)
 
     def leaks(self) -> Sequence[OwnerRecord]:
         """Return the values that others keep alive here."""

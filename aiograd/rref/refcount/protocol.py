@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aiograd.errors import OwnerLost, RRefReleased
-from aiograd.rpc.directory import LOST_PEERS, PeerInfo
+from aiograd.rpc.directory import LOST_PEERS, PeerInfo, forget_one
 from aiograd.rref.refcount.audit import Audit
 from aiograd.rref.refcount.owner import OwnerTable
 from aiograd.rref.refcount.records import (
@@ -72,6 +72,7 @@ class Protocol:
         # Incarnations out of reach → number of the loss. The number comes from the counter of ids:
         # all that was made before has a lower one, and what a new session makes, a higher one.
         self.unreachable: dict[bytes, int] = {}
+        self._names: dict[bytes, str] = {}  # of those
         # Losses whose lease is not over: number → the lost worker, and the forks it was sent.
         self._leases: dict[int, tuple[PeerInfo, list[RefId]]] = {}
 
@@ -253,9 +254,10 @@ class Protocol:
         # Off first, so that the order of the dict is that of the last losses.
         self.unreachable.pop(incarnation, None)
         number = self.unreachable[incarnation] = next(self._counter)
+        self._names[incarnation] = peer.name
         if len(self.unreachable) > 2 * LOST_PEERS:
-            # The oldest: its lease is over, and the directory has forgotten it, too.
-            del self.unreachable[next(iter(self.unreachable))]
+            # An old one: its lease is over, and the directory has forgotten it, too.
+            del self._names[forget_one(self.unreachable, self._names.__getitem__)]
         self.user_table.sever(incarnation)
         self.owner_table.sever(incarnation, _ghost(incarnation, number))
         forks = self.audit.held_by(incarnation)
@@ -266,6 +268,7 @@ class Protocol:
 
     def returned(self, incarnation: bytes) -> int | None:
         """Begin a new session. Returns the number for the peer's `session_begun`, if any."""
+        self._names.pop(incarnation, None)
         return self.unreachable.pop(incarnation, None)
 
     def session_begun(self, peer: PeerInfo, number: int) -> None:
@@ -283,6 +286,10 @@ class Protocol:
         # Forks that it was sent and never confirmed: their parents here need not wait any longer.
         self._abandon(forks)
         self.owner_table.reclaim(_ghost(peer.incarnation, number))
+
+    def leased(self, name: str) -> set[bytes]:
+        """Return the lost starts of a worker whose leases are not over."""
+        return {peer.incarnation for peer, _ in self._leases.values() if peer.name == name}
 
     def end_leases(self) -> None:
         """End the leases of all lost workers: this worker shuts down and does not wait."""

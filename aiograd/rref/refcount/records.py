@@ -93,6 +93,7 @@ class OwnerRecord:
         "creator_error",
         "error",
         "forks",
+        "hold",
         "id",
         "local_refs",
         "on_answered",
@@ -104,6 +105,7 @@ class OwnerRecord:
     )
 
     ready: bool
+    hold: Any  # set only for a partner's value: gives back what it takes of the partner's share
 
     def __init__(self, ref_id: RefId, call_site: CallSite = UNKNOWN_SITE) -> None:
         self.id: tuple[int, int, int] = ref_id

@@ -180,7 +180,21 @@ def test_creators_whose_lease_ran_out_do_not_pile_up(b: Protocol) -> None:
 def test_given_up_creations_that_never_come_do_not_pile_up(a: Protocol, b: Protocol) -> None:
     ids = [(a.new_id(), a.new_id(), True) for _ in range(ABANDONED_LIMIT + 10)]
     b.released(ids)
-    assert len(b.owner_table._abandoned) == ABANDONED_LIMIT
+    (forks,) = b.owner_table._abandoned.values()
+    assert len(forks) == ABANDONED_LIMIT
+
+
+def test_a_creator_that_abandons_many_pushes_out_its_own_only(
+    a: Protocol, b: Protocol, c: Protocol
+) -> None:
+    ref_id, fork = c.new_id(), c.new_id()
+    b.released([(ref_id, fork, True)])
+    b.released([(a.new_id(), a.new_id(), True) for _ in range(ABANDONED_LIMIT + 10)])
+    b.owner_table.expect(c.me.incarnation, ref_id, fork, ("f", 1))
+    b.owner_table.settle(ref_id, "value")
+    assert ref_id not in b.owner_table.records  # it was released before it came
+    b.lost(a.me)
+    assert not b.owner_table._abandoned
 
 
 def test_the_error_of_the_creating_function_is_the_outcome(a: Protocol, b: Protocol) -> None:

@@ -220,7 +220,7 @@ def test_nothing_is_left_of_those_whose_lease_is_over(
     b.lease_over(b.lost(a.me))
     assert b.at_rest
     assert not b.owner_table._requests
-    assert list(b.owner_table._abandoned) == [kept]  # of somebody else
+    assert b.owner_table._abandoned == {kept[1]: {kept: None}}  # of somebody else
     assert len(b.audit) == 0
 
 

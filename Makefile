@@ -69,7 +69,7 @@ programs: .venv-torch/.ok  ## many random programs against plain torch, with cou
 	@.venv-torch/bin/python -m tests.torch.check_programs --start $(START) --count $(or $(filter-out 1,$(COUNT)),20000)
 
 compat: .venv-torch/.ok  ## torch's own RPC tests and whole programs on the drop-in aiograd.compat.torch_rpc
-	@.venv-torch/bin/python -m pytest -n 2 --dist worksteal tests/compat
+	@.venv-torch/bin/python -m pytest -n 3 --dist worksteal tests/compat
 
 oracle: .venv-torch/.ok  ## values and gradients against torch 2.13
 	@.venv-torch/bin/python -m pytest tests/oracle

@@ -28,6 +28,10 @@ RUNS = [
     ("recurrent", (), ["trained"]),
     ("parameter_server", ("1",), ["trained 1"]),
     ("parameter_server", ("3",), ["trained 1", "trained 2", "trained 3"]),
+    ("batch_parameter_server", (), ["trained"]),
+    ("reinforcement", (), ["learnt"]),
+    ("pipeline", (), ["equal"]),
+    ("data_parallel", (), ["trained"]),
     ("rules", (), ["ended", "parameter", "refused"]),
 ]
 IDS = ["-".join((name, *arguments)) for name, arguments, _ in RUNS]
@@ -35,7 +39,7 @@ IDS = ["-".join((name, *arguments)) for name, arguments, _ in RUNS]
 
 def execute(*command: str, folder: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return sorted(line for line in done.stdout.splitlines() if line)

@@ -8,6 +8,8 @@
     scrape      snapshots for threads of exporters
     prometheus  a collector and an endpoint for Prometheus (an extra)
     otel        the same numbers for OpenTelemetry (an extra)
+    page/       the page in a browser (an extra)
+    notebook    the live view in a notebook (an extra)
     record      recordings of all workers for some seconds, as a trace or a page
 
 Above `cluster`, which knows nothing of it. What needs another library is loaded when it is used.

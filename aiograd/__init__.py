@@ -126,6 +126,7 @@ _LATER = (
     "load",
     "inspect",
     "Snapshot",
+    "Dashboard",
 )
 
 
@@ -137,6 +138,10 @@ def _import_later(name: str) -> Any:
         from aiograd.nn import files
 
         return getattr(files, name)
+    if name == "Dashboard":
+        from aiograd.views import page
+
+        return page.load_dashboard()
     if name in ("inspect", "Snapshot"):
         from aiograd.observe import inspector
 
@@ -166,9 +171,11 @@ if TYPE_CHECKING:
     from aiograd import cluster, nn, optim, testing, torch, viz
     from aiograd.nn.files import load, save
     from aiograd.observe.inspector import Snapshot, inspect
+    from aiograd.views.page.dashboard import Dashboard
 
 __all__ = [
     "Context",
+    "Dashboard",
     "Function",
     "Future",
     "GraphCutWarning",

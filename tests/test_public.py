@@ -18,7 +18,7 @@ NAMES = """
     barrier all_gather debug_info
     rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent serial Future
     as_completed progress Handle Stream TLS
-    profile span start_profile stop_profile Profile metrics measure_lag inspect Snapshot
+    profile span start_profile stop_profile Profile metrics measure_lag inspect Snapshot Dashboard
     RRef boundary
     context Context backward get_gradients current_context get_context grad checkpoint
     GraphCutWarning

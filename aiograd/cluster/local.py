@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import importlib
 import itertools
 import logging
 import math
@@ -134,6 +135,7 @@ class LocalCluster:
       share its module globals, and a debugger stops in them. For tests and for learning.
     - `names` are used instead of `worker0 …`, one for each worker.
     - `options` are those of all workers and of the driver.
+    - `dashboard=True` serves a page that shows what the cluster does: `cluster.dashboard.url`.
 
     Workers start with this process's environment, folder and `sys.path`; what they print appears
     here with their name. They do not see its Ctrl-C, and end within seconds of its death.
@@ -152,6 +154,7 @@ class LocalCluster:
         processes: bool = True,
         names: Sequence[str] | None = None,
         options: Options | None = None,
+        dashboard: bool = False,
     ) -> None:
         if options is not None and not isinstance(options, Options):
             raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
@@ -179,6 +182,8 @@ class LocalCluster:
         self._driver: Worker | None = None
         self._changing = asyncio.Lock()  # one `scale` or `restart` at a time
         self._closed: asyncio.Future[None] | None = None  # made when closing begins
+        self._wants_dashboard = dashboard
+        self.dashboard: Any = None  # an `ag.Dashboard`, if one was asked for
         self._line = ""  # where it was awaited
         self._names_of: dict[str, Any] | None = None  # the globals in which it has a name
 
@@ -326,7 +331,23 @@ class LocalCluster:
         # A reference: a cluster that the user does not keep lives as long as its driver.
         self._driver.agent.parts[LocalCluster] = self
         serve_logs(self._driver.agent, self._logs)
+        if self._wants_dashboard:
+            await self._serve_dashboard()
         return self
+
+    async def _serve_dashboard(self) -> None:
+        try:
+            # By name: the page is above this layer, and needs more than the core does.
+            page = importlib.import_module("aiograd.views.page").load_dashboard()(self)
+            self.dashboard = await page.start()
+        except BaseException:
+            await self._abort_start()
+            raise
+        _log.info("the page of this cluster: %s", self.dashboard.url)
+
+    def live(self) -> Any:
+        """Show what the cluster does in a notebook, live; needs `aiograd[notebook]`."""
+        return importlib.import_module("aiograd.views.notebook").live(self)
 
     def _logs(self) -> dict[str, OutputLog]:
         return {name: start.log for name, start in self._started.items()}
@@ -527,6 +548,8 @@ class LocalCluster:
         self._closed = closed = asyncio.get_running_loop().create_future()
         try:
             try:
+                if self.dashboard is not None:
+                    await self.dashboard.close()
                 await self._driver.close(graceful, timeout)
             finally:
                 # Even if this is cancelled: no process and no folder may be left.

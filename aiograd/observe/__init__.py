@@ -7,6 +7,7 @@
     blocked    what a host knows of a worker that does not answer
     inspector  asks this worker and others, in bounded time; `inspect`
     waits      who waits for whom: cycles and chains, without I/O
+    json_logs  log lines as JSON, with the call they belong to
     runfolder  which workers run on this host, for commands that look at them
 
 Nothing here is called by a call, a message or a node: everything is derived from tables when it is

@@ -174,7 +174,9 @@ def _chains(graph: _Graph, told: set[str], older: float) -> Iterator[Finding]:
         hops += [graph.hop(key) for key in chain]
         hops[-1].note = _what_it_does(graph, chain[-1])
         age, kind = graph.age(chain[0]), "chain"
-        title = f"chain of {len(chain)} calls, since {seconds(age)}" if len(chain) > 1 else "call"
+        title = f"chain of {len(chain)} calls, since {seconds(age)}"
+        if len(chain) == 1:
+            title = f"{rows[0].function} on {rows[0].callee}, since {seconds(age)}"
         places = [(row.callee, row.function) for row in rows]
         first = places.index(places[-1])
         if first < len(chain) - 1:

@@ -6,6 +6,7 @@
     aiograd stacks [WORKER …]         where tasks and threads are
     aiograd logs [-f] [WORKER …]      what workers have written
     aiograd record 10s -o FILE        what is called for some seconds, as .json or .html
+    aiograd dashboard [--port N]      the page of a cluster, until Ctrl-C
     aiograd doctor                    what this machine has, and what is missing
 
 They connect as a guest (`guest`): to the only cluster of this user on this host, to the one of
@@ -32,7 +33,9 @@ from aiograd.rpc.options import Options
 from aiograd.views import terminal
 from aiograd.views.guest import Guest, connected, find_target
 
-NAMES: Final = frozenset({"status", "top", "stuck", "stacks", "logs", "record", "doctor"})
+NAMES: Final = frozenset(
+    {"status", "top", "stuck", "stacks", "logs", "record", "dashboard", "doctor"}
+)
 _POLL: Final = 0.5  # seconds between two questions of `logs -f`
 _NO_CLUSTER: Final = 2
 
@@ -69,6 +72,8 @@ def add_parsers(
     record.add_argument(
         "-o", "--output", default="trace.json", metavar="FILE", help=".json (Chrome) or .html"
     )
+    dashboard = add("dashboard", "serve the page of a cluster to a browser of this host")
+    dashboard.add_argument("--port", type=int, default=0, help="where to listen (default: any)")
     commands.add_parser("doctor", parents=[log], help="show what this machine has and lacks")
 
 
@@ -186,6 +191,20 @@ async def _top(guest: Guest, given: argparse.Namespace) -> int:
                     break
 
 
+async def _dashboard(guest: Guest, given: argparse.Namespace) -> int:
+    from aiograd.views.page import load_dashboard
+
+    try:
+        dashboard = load_dashboard()
+    except ImportError as error:
+        sys.stderr.write(f"aiograd: {error}\n")
+        return 1
+    async with dashboard.of(guest, port=given.port) as page:
+        _print([f"{guest.target.label}: {page.url}"])
+        await asyncio.Event().wait()  # until it is interrupted
+    return 0
+
+
 _COMMANDS: Final[dict[str, Command]] = {
     "status": _status,
     "top": _top,
@@ -193,6 +212,7 @@ _COMMANDS: Final[dict[str, Command]] = {
     "stacks": _stacks,
     "logs": _logs,
     "record": _record,
+    "dashboard": _dashboard,
 }
 
 

@@ -20,6 +20,34 @@ def spans_of(recording: Mapping[str, Any]) -> list[Span]:
     return [Span(*each) for spans in recording["spans"].values() for each in spans]
 
 
+def as_bars(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recording for a page: the longest spans, and sums by function and worker."""
+    spans = spans_of(recording)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for span in spans:
+        groups.setdefault((span.name, span.worker), []).append(span.seconds)
+    rows = [
+        {
+            "name": name,
+            "worker": worker,
+            "count": len(times),
+            "total": sum(times),
+            "max": max(times),
+        }
+        for (name, worker), times in groups.items()
+    ]
+    rows.sort(key=lambda row: -row["total"])  # type: ignore[operator]
+    longest = sorted(spans, key=lambda span: -span.seconds)[:MOST]
+    begin = min((span.start for span in spans), default=0.0)
+    return {
+        "seconds": recording["seconds"],
+        "silent": recording.get("silent", {}),
+        "count": len(spans),
+        "rows": rows[:200],
+        "bars": [[s.worker, s.name, s.start - begin, s.end - begin] for s in longest],
+    }
+
+
 def write(recording: Mapping[str, Any], path: str) -> int:
     """Write a recording: a page if the path ends in .html, else a trace; return how many spans."""
     spans = spans_of(recording)

@@ -42,6 +42,10 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # A crash in C code then leaves its traceback in the log that the driver keeps.
     faulthandler.enable()
+    if os.environ.get("AIOGRAD_LOG") == "json":
+        from aiograd.observe.json_logs import enable
+
+        enable()
     keep_freed_memory()
     collect_less_often()
     if plan.crowded:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from aiograd.errors import DeadlineExceeded, NotAllowed, Overloaded, ProtocolError
 from aiograd.rpc.callee.execution import Execution, ExecutionHost, StreamSource
 from aiograd.rpc.callee.functions import INLINE, LIGHT, Target, function_name
-from aiograd.rpc.callee.invocation import Invocation
+from aiograd.rpc.callee.invocation import CARRIED, Invocation
 from aiograd.rpc.callee.responses import REPLY_HEAD, Responses
 from aiograd.rpc.channel import Channel
 from aiograd.rpc.directory import PeerInfo
@@ -426,6 +426,10 @@ class Callee:
             self._announce(invocation, head.token)
         if "record" in head.metadata and not self._host.restricts(self._channel.peer):
             invocation.record = head.metadata["record"] is True
+        if "traceparent" in head.metadata and not self._host.restricts(self._channel.peer):
+            invocation.traceparent = str(head.metadata["traceparent"])
+            if invocation.record is None:
+                invocation.record = CARRIED
 
     def _announce(self, invocation: Invocation, token: bytes) -> None:
         """Tell the result store of a result that will stay here, before anything waits or runs."""

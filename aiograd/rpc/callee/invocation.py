@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiograd.rpc.callee.functions import Target, Turn
 from aiograd.rpc.runtime.deadlines import Bucket
+
+CARRIED: Final = "carried"  # the trace of the caller goes on here, and nothing is recorded
 
 
 class Expiry(Protocol):
@@ -30,6 +32,7 @@ class Invocation:
     abandoned: bool = False  # nobody waits for the answer any more
     in_thread: bool = False
     begun: bool = False  # a thread runs it
+    traceparent: str = ""  # of the OpenTelemetry trace that the call is part of, as W3C has it
 
     def __init__(
         self, kind: int, flags: int, id: int, budget: float, target: Target, body: Any
@@ -51,7 +54,7 @@ class Invocation:
         self.bucket: Bucket | None = None  # where its deadline waits
         self.answered: bool = False
         self.stream: Any = None  # the writer's end, if it gives items
-        self.record: bool | None = None  # the caller wants to know what it does; True: in detail
+        self.record: Any = None  # the caller wants to know what it does; True: in detail
         self.visit: Any = None  # while that is recorded
         self.turn: Turn | None = None  # its place among calls that must not run at the same time
 

@@ -125,7 +125,7 @@ class Responses:
     ) -> dict[str, Any] | None:
         """End the recording of a call; what its caller wanted to know."""
         spans, invocation.visit = invocation.visit.end(value, error), None
-        return None if invocation.record is None else {"spans": spans}
+        return {"spans": spans} if type(invocation.record) is bool else None
 
     # ── exceptions ──────────────────────────────────────────────────────────────────────────────
 

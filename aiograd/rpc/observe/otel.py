@@ -12,22 +12,39 @@ the difference between that clock and the wall clock, taken now, makes them date
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
-from aiograd.rpc.scope import current
-
-if TYPE_CHECKING:
-    from aiograd.rpc.observe.profile import Span
+from aiograd.rpc.observe.profile import Profile, Scope, Span, under
+from aiograd.rpc.scope import SCOPE, current
 
 _KINDS: Final = {
     **dict.fromkeys(("call", "op", "remote", "fetch", "stream"), SpanKind.CLIENT),
     "run": SpanKind.SERVER,
 }
+
+
+@contextlib.contextmanager
+def propagate() -> Iterator[None]:
+    """Let calls made in this block belong to the trace that is current where each is made.
+
+    The W3C `traceparent` goes with them, so spans that user code begins in a called function are
+    children of the span in which the call was made, however deep. Nothing else is recorded. Under
+    `ag.profile` it goes along anyway. Partners do not get it.
+
+        with tracer.start_as_current_span("step"), propagate():
+            await ag.rpc_async("worker1", work)
+    """
+    if SCOPE.get().recording is not None:
+        yield
+        return
+    with under(Scope(Profile(limit=0, carries=True), 0)):
+        yield
 
 
 def export(spans: Iterable[Span], tracer: Tracer | None = None) -> int:

@@ -81,11 +81,16 @@ class Profile:
     """
 
     def __init__(
-        self, details: bool = False, within: Profile | None = None, limit: int = LIMIT
+        self,
+        details: bool = False,
+        within: Profile | None = None,
+        limit: int = LIMIT,
+        carries: bool = False,
     ) -> None:
         self.events: list[Span] = []
         self.dropped: int = 0  # spans that ended when there were `limit` already
         self.details: bool = details or (within is not None and within.details)
+        self.carries: bool = carries  # nothing is recorded, but calls belong to a trace
         self._within, self._limit = within, limit
         # Shared with the outer recording: a span appears in both, under one id.
         self.ids: Iterator[int] = itertools.count(1) if within is None else within.ids
@@ -182,7 +187,7 @@ def profile(*, details: bool = False) -> Iterator[Profile]:
     outer = SCOPE.get().recording
     # Nested in the outer one, so that its spans appear there as well, below the same parent.
     made = Profile(details, None if outer is None else outer.profile)
-    with _under(Scope(made, 0 if outer is None else outer.parent)):
+    with under(Scope(made, 0 if outer is None else outer.parent)):
         yield made
 
 
@@ -206,7 +211,7 @@ def span(name: str) -> Iterator[None]:
     agent, id, error = current(), recording.number(), ""
     start = agent.runtime.time()
     try:
-        with _under(Scope(recording, id)):
+        with under(Scope(recording, id)):
             yield
     except BaseException as raised:
         error = type(raised).__name__
@@ -217,7 +222,8 @@ def span(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _under(scope: Scope) -> Iterator[None]:
+def under(scope: Scope) -> Iterator[None]:
+    """Let calls made in this block be recorded."""
     token = SCOPE.set(SCOPE.get().recorded(scope))
     try:
         yield

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -86,6 +87,7 @@ class TracedInvocation(Protocol):
     func: Any  # replaced by `Visit.run`
     context: contextvars.Context | None  # in which the function runs
     record: Any  # what the caller asked for: whether with details
+    traceparent: str  # of the trace that the call is part of; "" for none
     stream: Any  # not None: the function makes items instead of a result
 
     @property
@@ -109,7 +111,13 @@ class Trace:
         """Return the metadata of the call, with the wish that the callee records it."""
         if self._worker.restricts(self._peer):
             return extra
-        return {**(extra or {}), "record": self._scope.profile.details}
+        recording = self._scope.profile
+        found = dict(extra or ())
+        if not recording.carries:
+            found["record"] = recording.details
+        if (parent := traceparent()) is not None:
+            found["traceparent"] = parent
+        return found or None
 
     def answered(self, call: TracedCall, flags: int, body: Any) -> None:
         """End with the reply or fault that came; take the callee's spans from it."""
@@ -220,7 +228,40 @@ class Visit:
 
 def visit(invocation: TracedInvocation, worker: TracedWorker) -> Visit | None:
     """Return what records a call that starts to run here; None for calls that are not recorded."""
-    return None if invocation.target.quiet else Visit(invocation, worker)
+    if invocation.target.quiet:
+        return None
+    # Not a recording of this worker: one that everything is called under counts as well.
+    asked = type(invocation.record) is bool or worker.profiles is not None
+    found = Visit(invocation, worker) if asked else None
+    if invocation.traceparent and invocation.context is not None:
+        invocation.context.run(follow, invocation.traceparent)
+    return found
+
+
+# ── the trace of OpenTelemetry that a call is part of ───────────────────────────────────────────
+
+
+def traceparent() -> str | None:
+    """Return the current span of OpenTelemetry as W3C writes it; None if there is none."""
+    if "opentelemetry.trace" not in sys.modules:  # then nobody has one
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def follow(parent: str) -> None:
+    """Continue a trace in this context, and in the calls that are made in it."""
+    try:
+        from opentelemetry import context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:  # this worker has no OpenTelemetry: the trace passes through in no case
+        return
+    context.attach(TraceContextTextMapPropagator().extract({"traceparent": parent}))
+    if SCOPE.get().recording is None:
+        record(Scope(Profile(limit=0, carries=True), 0))
 
 
 def _is_array(value: Any) -> bool:

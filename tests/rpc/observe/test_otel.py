@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiograd.rpc.api import rpc_async
-from aiograd.rpc.observe.otel import export
+from aiograd.rpc.observe.otel import export, propagate
 from aiograd.rpc.observe.profile import Profile, Span, profile, span
 
 
@@ -106,3 +106,43 @@ async def test_the_programs_own_tracer_is_the_default(agents, collected, monkeyp
         recorded.add(Span("a", "scope", "worker0", 1.0, 2.0, id=1))
         recorded.to_otel()
     assert [each.name for each in memory.get_finished_spans()] == ["a"]
+
+
+# ── traces of the user's own ────────────────────────────────────────────────────────────────────
+
+
+def current_trace() -> str:
+    return format(trace.get_current_span().get_span_context().trace_id, "x")
+
+
+async def traces(names):
+    if not names:
+        return [current_trace()]
+    return [current_trace(), *await rpc_async(names[0], traces, (names[1:],))]
+
+
+async def test_the_trace_of_the_caller_goes_on_in_called_functions_however_deep(agents, collected):
+    tracer, _ = collected
+    async with agents(3):
+        with tracer.start_as_current_span("step") as step, propagate():
+            found = await rpc_async("worker1", traces, (["worker2", "worker1"],))
+            in_thread = await rpc_async("worker1", current_trace)
+        mine = format(step.get_span_context().trace_id, "x")
+        assert found == [mine] * 3
+        assert in_thread == mine
+        assert await rpc_async("worker1", traces, ([],)) == ["0"]
+
+
+async def test_a_recording_carries_the_trace_too_and_keeps_its_spans(agents, collected):
+    tracer, _ = collected
+    async with agents(2):
+        with tracer.start_as_current_span("step") as step, profile() as prof, propagate():
+            found = await rpc_async("worker1", traces, ([],))
+        assert found == [format(step.get_span_context().trace_id, "x")]
+        assert [each.name for each in prof] == ["rpc_call#traces(worker0 -> worker1)", "traces"]
+
+
+async def test_without_a_span_nothing_is_carried(agents):
+    async with agents(2):
+        with propagate():
+            assert await rpc_async("worker1", traces, ([],)) == ["0"]

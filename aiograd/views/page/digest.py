@@ -1,0 +1,102 @@
+"""A snapshot made small enough to be sent to a page every second. Pure.
+
+Links are added up per worker (64 workers have 4032 of them), calls and references are cut to the
+oldest and largest, with how many there are. What the page shows of waits is found here, by the code
+that `aiograd stuck` uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiograd.observe.snapshot import CallRow, Data, WorkerRow
+from aiograd.observe.waits import find
+
+CALLS: Final = 300
+REFERENCES: Final = 300
+CONTEXTS: Final = 100
+FINDINGS: Final = 20
+OLDER: Final = 5.0  # seconds after which a wait is shown: most calls of most programs are shorter
+HOPS: Final = 30
+
+
+def digest(data: Data) -> dict[str, Any]:
+    """Return what a page needs, as plain data."""
+    calls = _calls(data)
+    contexts = _contexts(data)
+    return {
+        "version": data.version,
+        "taken": data.taken,
+        "by": data.by,
+        "workers": [_worker(data, row) for row in data.workers],
+        "calls": [asdict(row) for row in calls[:CALLS]],
+        "call_count": len(calls),
+        "edges": _edges(data),
+        "findings": [_cut(asdict(each)) for each in find(data, OLDER)[:FINDINGS]],
+        "references": [asdict(row) for row in data.references[:REFERENCES]],
+        "reference_count": sum(row.count for row in data.references),
+        "reference_bytes": sum(row.size for row in data.references),
+        "contexts": contexts[:CONTEXTS],
+        "context_count": len(contexts),
+        "collectives": [asdict(row) for row in data.collectives],
+    }
+
+
+def _cut(finding: dict[str, Any]) -> dict[str, Any]:
+    return {**finding, "hops": finding["hops"][:HOPS], "hop_count": len(finding["hops"])}
+
+
+def _worker(data: Data, row: WorkerRow) -> dict[str, Any]:
+    links = [each for each in data.links if each.worker == row.name and each.peer != row.name]
+    found = asdict(row)
+    found["limits"] = {name: count for name, count in row.limits.items() if count}
+    found["sent"] = sum(each.sent for each in links)
+    found["received"] = sum(each.received for each in links)
+    found["links"] = sum(each.state == "open" for each in links)
+    found["suspects"] = sorted(each.peer for each in links if each.suspect)[:8]
+    return found
+
+
+def _calls(data: Data) -> list[CallRow]:
+    """Return each call once, with what both of its ends know; the oldest first."""
+    found: dict[str, CallRow] = {}
+    for row in data.pending:
+        if row.kind != "service":
+            found[row.key] = row
+    for row in data.running:
+        if row.kind == "service":
+            continue
+        pending = found.get(row.key)
+        if pending is not None:
+            row.line, row.parent = pending.line, pending.parent
+            row.age = pending.age if row.age is None else row.age
+            row.kind = pending.kind
+        found[row.key] = row
+    return sorted(found.values(), key=lambda row: -(row.age or 0.0))
+
+
+def _edges(data: Data) -> list[dict[str, Any]]:
+    """Return who waits for whom, added up per pair of workers."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in data.pending:
+        edge = found.setdefault(
+            (row.caller, row.callee),
+            {"from": row.caller, "to": row.callee, "count": 0, "oldest": 0.0},
+        )
+        edge["count"] += 1
+        edge["oldest"] = max(edge["oldest"], row.age or 0.0)
+    return sorted(found.values(), key=lambda edge: -edge["oldest"])[:CALLS]
+
+
+def _contexts(data: Data) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in data.contexts:
+        context = found.setdefault(
+            row.id, {"id": row.id, "opened_by": row.opened_by, "parts": [], "passes": []}
+        )
+        context["parts"].append(asdict(row))
+    for each in data.passes:
+        if each.context in found:
+            found[each.context]["passes"].append(asdict(each))
+    return list(found.values())

@@ -72,7 +72,7 @@ from aiograd.autograd.creation import (
     zeros_like,
 )
 from aiograd.autograd.function import Function, once_differentiable
-from aiograd.autograd.operations import *  # noqa: F403  listed below
+from aiograd.autograd.names.operations import *  # noqa: F403  listed below
 from aiograd.cluster.api import (
     all_gather,
     barrier,

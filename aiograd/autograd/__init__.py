@@ -4,21 +4,15 @@
     random            where random numbers come from: manual_seed
     grad_mode         whether operations are recorded: a switch per task
     graph             the tape: nodes, edges, hooks
-    methods           Methods: operators and methods of Tensor, attached by the tables
+    names/            methods of Tensor and operations by their public names, with their stubs
     tensor            Tensor: data, flags, versions of its memory
-    rules             what a gradient rule reads, from its bytecode
-    spelling          parameters as torch spells them: dim= for axis=
-    signatures        what help() and editors show of an operation
-    op_nodes          recorded operations: what they save, how they are played back
-    op                Op: a forward function and one gradient rule per argument
+    op/               operations: forward functions, gradient rules, nodes of the tape
     coo               the sparse array
     sparse            ag.sparse: sparse Tensors and their operations
     handed_out        memory of tensors that users hold as arrays, and write to
     sweep             one reverse pass, as a state machine without I/O
     backward          the local pass; the checker of roots
     ops/              the tables of operations
-    operations        all operations by their public names
-    linalg, fft       the operations of numpy's modules of these names
     numpy_protocol    Tensors in numpy's own functions
     creation          tensors from data, filled or random
     function          ag.Function: gradients written by hand
@@ -35,8 +29,6 @@ and `backward`.
 from __future__ import annotations
 
 from aiograd.autograd import display as display  # gives Tensor its card
-from aiograd.autograd import fft as fft
-from aiograd.autograd import linalg as linalg
 from aiograd.autograd.backward import backward as backward
 from aiograd.autograd.backward import grad as grad
 from aiograd.autograd.creation import arange as arange
@@ -61,9 +53,11 @@ from aiograd.autograd.creation import zeros_like as zeros_like
 from aiograd.autograd.grad_mode import enable_grad as enable_grad
 from aiograd.autograd.grad_mode import is_grad_enabled as is_grad_enabled
 from aiograd.autograd.grad_mode import no_grad as no_grad
+from aiograd.autograd.names import fft as fft
+from aiograd.autograd.names import linalg as linalg
+from aiograd.autograd.names.operations import *  # noqa: F403  the names are in its stub
 from aiograd.autograd.op import OPS as OPS
 from aiograd.autograd.op import op as op
-from aiograd.autograd.operations import *  # noqa: F403  the names are in its stub
 from aiograd.autograd.ops import NAMES as NAMES
 from aiograd.autograd.ops.torch_names import DTYPES as DTYPES
 from aiograd.autograd.random import manual_seed as manual_seed

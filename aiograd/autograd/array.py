@@ -2,7 +2,7 @@
 
     Array      an ndarray of numbers, in rules and nodes
     Values     what users may give for one: a Tensor, an array, a number, nested lists; `as_tensor`
-               makes a Tensor of it. Editors see it as `Tensor | ArrayLike` (`operations.pyi`)
+               makes a Tensor of it. Editors see it as `Tensor | ArrayLike` (`names/`)
     Gradient   what flows back along an edge: an Array, a sparse `Coo`, a Tensor under
                `create_graph`, a list of these for a node with several outputs; None for none
 

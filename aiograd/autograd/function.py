@@ -33,7 +33,7 @@ from aiograd.autograd.array import Gradient
 from aiograd.autograd.grad_mode import is_grad_enabled, no_grad
 from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
 from aiograd.autograd.op import parent_of, result_of, unaliased
-from aiograd.autograd.op_nodes import wrong_count
+from aiograd.autograd.op.nodes import wrong_count
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
 

@@ -5,7 +5,7 @@
 Every edge is a plain reference to the node behind an input (None where no gradient is wanted),
 and every node has one output gradient. An operation with several outputs puts one `Part`
 between itself and each of them, so the reverse pass (`sweep.py`) never has to know. The nodes of
-operations are in `op_nodes.py`; the distributed engine adds its own kinds (Send, Recv) by
+operations are in `op/nodes.py`; the distributed engine adds its own kinds (Send, Recv) by
 subclassing `Node` and `Joint`. A `HookHandle` removes a hook from a node or a leaf.
 """
 

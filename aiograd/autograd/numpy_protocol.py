@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import OPS
 from aiograd.autograd.ops.nondifferentiable import NOT_DIFFERENTIABLE
 from aiograd.autograd.ops.table import NUMPY

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.coo import Coo
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.tensor import Tensor
 

@@ -22,7 +22,7 @@ from aiograd.autograd.array import Array, Values
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Accumulate, Hook, HookHandle, Node, Part
 from aiograd.autograd.handed_out import hand_out
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.errors import GradError
 
 _ndarray = np.ndarray

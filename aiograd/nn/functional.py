@@ -7,33 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.autograd.op import op
-from aiograd.autograd.operations import avg_pool2d as avg_pool2d
-from aiograd.autograd.operations import batch_norm as batch_norm
-from aiograd.autograd.operations import (
+from aiograd.autograd.names.operations import avg_pool2d as avg_pool2d
+from aiograd.autograd.names.operations import batch_norm as batch_norm
+from aiograd.autograd.names.operations import (
     binary_cross_entropy_with_logits as binary_cross_entropy_with_logits,
 )
-from aiograd.autograd.operations import conv1d as conv1d
-from aiograd.autograd.operations import conv2d as conv2d
-from aiograd.autograd.operations import cross_entropy as cross_entropy
-from aiograd.autograd.operations import dropout as dropout
-from aiograd.autograd.operations import elu as elu
-from aiograd.autograd.operations import embedding as embedding
-from aiograd.autograd.operations import embedding_bag as embedding_bag
-from aiograd.autograd.operations import gelu as gelu
-from aiograd.autograd.operations import l1_loss as l1_loss
-from aiograd.autograd.operations import layer_norm as layer_norm
-from aiograd.autograd.operations import leaky_relu as leaky_relu
-from aiograd.autograd.operations import log_softmax as log_softmax
-from aiograd.autograd.operations import max_pool2d as max_pool2d
-from aiograd.autograd.operations import mse_loss as mse_loss
-from aiograd.autograd.operations import nll_loss as nll_loss
-from aiograd.autograd.operations import relu as relu
-from aiograd.autograd.operations import sigmoid as sigmoid
-from aiograd.autograd.operations import silu as silu
-from aiograd.autograd.operations import softmax as softmax
-from aiograd.autograd.operations import softplus as softplus
-from aiograd.autograd.operations import tanh as tanh
+from aiograd.autograd.names.operations import conv1d as conv1d
+from aiograd.autograd.names.operations import conv2d as conv2d
+from aiograd.autograd.names.operations import cross_entropy as cross_entropy
+from aiograd.autograd.names.operations import dropout as dropout
+from aiograd.autograd.names.operations import elu as elu
+from aiograd.autograd.names.operations import embedding as embedding
+from aiograd.autograd.names.operations import embedding_bag as embedding_bag
+from aiograd.autograd.names.operations import gelu as gelu
+from aiograd.autograd.names.operations import l1_loss as l1_loss
+from aiograd.autograd.names.operations import layer_norm as layer_norm
+from aiograd.autograd.names.operations import leaky_relu as leaky_relu
+from aiograd.autograd.names.operations import log_softmax as log_softmax
+from aiograd.autograd.names.operations import max_pool2d as max_pool2d
+from aiograd.autograd.names.operations import mse_loss as mse_loss
+from aiograd.autograd.names.operations import nll_loss as nll_loss
+from aiograd.autograd.names.operations import relu as relu
+from aiograd.autograd.names.operations import sigmoid as sigmoid
+from aiograd.autograd.names.operations import silu as silu
+from aiograd.autograd.names.operations import softmax as softmax
+from aiograd.autograd.names.operations import softplus as softplus
+from aiograd.autograd.names.operations import tanh as tanh
+from aiograd.autograd.op import op
 from aiograd.autograd.ops.elementwise import where
 from aiograd.autograd.ops.table import as_tensor, conj
 from aiograd.autograd.ops.zero_stride import all_rows, product

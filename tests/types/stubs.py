@@ -23,13 +23,13 @@ import numpy as np
 
 import aiograd as ag
 from aiograd.autograd import MAKERS
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import Op
 from aiograd.autograd.ops import NAMES, namespace
 from aiograd.autograd.ops.torch_names import DTYPES
 
 BLOCK = "# The makers and operations, written by `make stubs`."
-FOLDER = Path(ag.__file__).parent / "autograd"
+FOLDER = Path(ag.__file__).parent / "autograd" / "names"
 HEADER = f"# Written by `make stubs` with numpy {np.__version__.rsplit('.', 1)[0]}; do not edit.\n"
 IMPORTS = """
 from __future__ import annotations
@@ -259,7 +259,7 @@ def stubs() -> dict[Path, str]:
 def listed_names() -> tuple[Path, str]:
     """Return `aiograd/__init__.py` with all operations and makers in its `__all__`."""
     # Written out: checkers read no other form, and hide what is not listed.
-    path = FOLDER.parent / "__init__.py"
+    path = Path(ag.__file__)
     head, _, _ = path.read_text().partition(BLOCK)
     names = ", ".join(f'"{name}"' for name in sorted([*MAKERS, *NAMES, *DTYPES]))
     lines = "".join(f"    {line}\n" for line in textwrap.wrap(names, 95))

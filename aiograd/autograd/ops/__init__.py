@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd import numpy_protocol  # noqa: F401  each of these registers its own
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import OPS
 from aiograd.autograd.ops import (  # noqa: F401
     convolution,

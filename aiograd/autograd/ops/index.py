@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.array import Array, Values
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, new_op, numpy_op
 from aiograd.autograd.tensor import Tensor, plain_index

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.autograd.array import Array, Values
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import Op, op
 from aiograd.autograd.ops.table import as_tensor, composite, numpy_op
 from aiograd.autograd.tensor import Tensor

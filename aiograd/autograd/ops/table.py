@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aiograd.autograd.grad_mode import recording
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.op import OPS, Op, op, stacked
-from aiograd.autograd.op_nodes import LightNode, record
+from aiograd.autograd.op.nodes import LightNode, record
+from aiograd.autograd.op.rules import Rule
+from aiograd.autograd.op.signatures import MethodOf
+from aiograd.autograd.op.spelling import accepts_dim
 from aiograd.autograd.ops.zero_stride import shown
-from aiograd.autograd.rules import Rule
-from aiograd.autograd.signatures import MethodOf
-from aiograd.autograd.spelling import accepts_dim
 from aiograd.autograd.tensor import Tensor, requires_grad, wrap
 from aiograd.errors import GradError
 

@@ -6,7 +6,7 @@
     ag.float32, ag.int64, …                                                 numpy's dtypes
 
 Each is one of our operations by its other name, so each is recorded, and none costs anything where
-it is not used. What torch means by another name of numpy's (`max` with `dim=`) is in `spelling`.
+it is not used. What torch means by another name of numpy's (`max` with `dim=`) is in `op/spelling.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiograd.autograd.methods import Methods
+from aiograd.autograd.names.methods import Methods
 from aiograd.autograd.ops.elementwise import astype
 from aiograd.autograd.ops.join import concatenate
 from aiograd.autograd.ops.shape import expand_dims, reshape, transpose

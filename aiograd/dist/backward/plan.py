@@ -18,7 +18,7 @@ from math import inf, prod
 from typing import Any, Final, Protocol
 
 from aiograd.autograd.graph import Accumulate, Node, Part
-from aiograd.autograd.op_nodes import OpNode
+from aiograd.autograd.op.nodes import OpNode
 from aiograd.autograd.sweep import Half, Halves, contributions
 from aiograd.dist.backward.loops import Loop, cut
 from aiograd.dist.nodes import RecvNode, SendNode

@@ -8,7 +8,7 @@ import pytest
 import aiograd as ag
 from aiograd.autograd.graph import Part
 from aiograd.autograd.op import parent_of
-from aiograd.autograd.op_nodes import OpNode
+from aiograd.autograd.op.nodes import OpNode
 from aiograd.autograd.sweep import contributions
 from aiograd.autograd.tensor import wrap
 from aiograd.dist.backward import plan

@@ -10,7 +10,7 @@ run on Tensors and are recorded, so derivatives of any order need nothing more. 
 promotion are undone in one place (`sweep.conform`), so a rule is only maths.
 
 Only what the rules read is saved for the backward pass: the bytecode of a rule tells which
-arguments it uses, and whether it only wants their `.shape` or `.dtype` (`rules.py`).
+arguments it uses, and whether it only wants their `.shape` or `.dtype` (`op/rules.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from aiograd.autograd.grad_mode import recording
 from aiograd.autograd.graph import Node
-from aiograd.autograd.op_nodes import record, record_all, share_version
-from aiograd.autograd.rules import (
+from aiograd.autograd.op.nodes import record, record_all, share_version
+from aiograd.autograd.op.rules import (
     NOTHING,
     SHAPE,
     VALUE,
@@ -35,8 +35,8 @@ from aiograd.autograd.rules import (
     needs,
     needs_variadic,
 )
-from aiograd.autograd.signatures import LazySignature, describe
-from aiograd.autograd.spelling import is_torch_spelling, numpy_spelling
+from aiograd.autograd.op.signatures import LazySignature, describe
+from aiograd.autograd.op.spelling import is_torch_spelling, numpy_spelling
 from aiograd.autograd.tensor import Tensor, wrap
 
 #: Every operation of the library by name; calls to other workers name them.

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiograd.autograd.spelling import with_torch_spelling
+from aiograd.autograd.op.spelling import with_torch_spelling
 
 _NO_VALUE: Final = getattr(np, "_NoValue", inspect.Parameter.empty)  # numpy's "not given"
 

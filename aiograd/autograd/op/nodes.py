@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.autograd.array import Gradient
 from aiograd.autograd.graph import Hook, Joint, Node, Part, freed, modified
-from aiograd.autograd.rules import Meta, Plan, Rule, Rules
+from aiograd.autograd.op.rules import Meta, Plan, Rule, Rules
 from aiograd.autograd.tensor import Tensor, is_sparse_array, wrap
 from aiograd.errors import GradError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.autograd.rules import (
+from aiograd.autograd.op.rules import (
     NOTHING,
     SHAPE,
     VALUE,

@@ -157,6 +157,7 @@ hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=), mutated frames (FRAME
 	@AIOGRAD_HOSTILE=$(or $(STRANGERS),20000) $(BIN)/python -m pytest tests/security/test_strangers.py -k bad_handshakes -o faulthandler_timeout=3600
 	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/security/test_rogues.py -k mutated -o faulthandler_timeout=3600
 	@AIOGRAD_HOSTILE=$(or $(TRIALS),50) $(BIN)/python -m pytest tests/security/test_hostile.py -o faulthandler_timeout=7200
+	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/rpc/transport/test_sealed_stream.py -k change_of_a_bit -o faulthandler_timeout=3600
 
 N ?= 1000
 cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call runs exactly once

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -17,6 +18,7 @@ from aiograd.errors import WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 from aiograd.rpc.runtime.runtime import Runtime
+from aiograd.rpc.transport.sealed_stream import SealedStream
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE
 from aiograd.wire.messages import CALL, DEFINE
 from tests.security.rogue import frame
@@ -167,6 +169,33 @@ async def test_large_arrays_cross_authenticated(pair):
     data = bytes(range(256)) * 20_000
     assert await a.call("b", len, (data,), timeout=20) == len(data)
     assert await a.call("b", bytes.upper, (data,), timeout=20) == data.upper()
+
+
+@pytest.mark.parametrize("has", [(True, True), (True, False), (False, True), (False, False)])
+async def test_workers_with_and_without_the_extra_meet(has, monkeypatch):
+    """AES-GCM if both have it, else hashes; and one cannot be talked into another choice."""
+    if any(has):
+        pytest.importorskip("cryptography")
+    monkeypatch.setattr("aiograd.rpc.link.handshaking.has_aead", iter(has).__next__)
+    chosen: list[bool] = []
+    made = SealedStream.__init__
+
+    def noted(self: SealedStream, *args: Any, aead: bool) -> None:
+        chosen.append(aead)
+        made(self, *args, aead=aead)
+
+    monkeypatch.setattr(SealedStream, "__init__", noted)
+    a, b = (Agent(name, i, secret=SECRET) for i, name in enumerate("ab"))
+    try:
+        await b.start("tcp:127.0.0.1:0")
+        a.directory.add(await a.connect(b.info.addresses[0]))
+        assert await a.call("b", abs, (-1,)) == 1
+        data = bytes(range(256)) * 2000
+        assert await a.call("b", bytes.upper, (data,), timeout=20) == data.upper()
+        assert chosen == [all(has)] * 2
+    finally:
+        for agent in (a, b):
+            await agent.close()
 
 
 async def test_a_folder_that_others_can_enter_needs_authenticated_frames(tmp_path):

@@ -71,6 +71,21 @@ def test_the_two_constructions_do_not_read_each_other(aead):
         read(unprotector(KEY, aead=not aead), protector(KEY, aead=aead)(b"x" * 100))
 
 
+def test_older_versions_of_the_package_will_do(monkeypatch):
+    """They cannot decrypt into memory of ours."""
+    aead = pytest.importorskip("cryptography.hazmat.primitives.ciphers.aead")
+
+    class Older:
+        def __init__(self, key: bytes) -> None:
+            self.encrypt, self.decrypt = aead.AESGCM(key).encrypt, aead.AESGCM(key).decrypt
+
+    record = protector(KEY, aead=True)(b"abc")
+    monkeypatch.setattr("aiograd.wire.records._aead", lambda: Older)
+    assert read(unprotector(KEY, aead=True), record) == b"abc"
+    with pytest.raises(Forged):
+        read(unprotector(KEY, aead=True), record[:-1] + b"?")
+
+
 def test_aes_gcm_hides_what_it_protects():
     pytest.importorskip("cryptography")
     assert b"secret text" not in protector(KEY, aead=True)(b"secret text")

@@ -172,6 +172,19 @@ class Outbox:
             else:
                 self._schedule()
 
+    def put_run(self, head: Head, first: int, entries: list[Any]) -> None:
+        """Queue calls of consecutive ids and the same `head`, as `put_batched` one by one."""
+        if self._batch or self._open:
+            self._close_batch()
+        while len(entries) >= _BATCH:
+            self._put_batch(head, first, entries[:_BATCH])
+            self._write_queue()
+            entries, first = entries[_BATCH:], first + _BATCH
+        if entries:
+            self._batch, self._head, self._next = entries, head, first + len(entries)
+            if not self.scheduled and not self.corked:
+                self._schedule()
+
     def put_open(self, call: OpenCall) -> None:
         """Queue a call that stays open: until the end of the tick, or until another one follows.
 

@@ -460,6 +460,7 @@ class Reconnection:
         self._backoff = dialer.backoff(_RECONNECT, self._clock() + left)
         # Even for a peer that answers, and never finishes a handshake.
         self._last = self._backoff.deadline + options.handshake_timeout
+        self._trouble: OSError | None = None  # why the last dial came to nothing
         self._report = math.inf  # when to stop waiting for the report how its process ended
 
     async def run(self) -> None:
@@ -499,9 +500,11 @@ class Reconnection:
                 self._give_up(f"it is gone: {error}")
             return
         except OSError as error:
+            self._trouble = error
             name = link.peer.name
             _log.debug("%s cannot reach %s at %s: %s", dialer.name, name, address, error)
             return
+        self._trouble = None
         # Any answer shows that the process lives, also one that a cut ended: it may need time only.
         if connection.answered:
             deadline = max(self._backoff.deadline, self._clock() + _LEAST)
@@ -537,8 +540,12 @@ class Reconnection:
         return host == link.host or (is_loopback(host) and is_loopback(link.host))
 
     def _give_up(self, why: str) -> None:
+        link, trouble = self._link, self._trouble
+        if not self._why and trouble is not None:  # as if it had never been connected
+            link.lose(_as_loss(self._dialer.name, link, trouble))
+            return
         why = f"{self._why}; {why}" if self._why else why
-        self._link.lose(WorkerLost(self._link.peer.name, why=why))
+        link.lose(WorkerLost(link.peer.name, why=why))
 
 
 def _never(peer: PeerInfo) -> bool:

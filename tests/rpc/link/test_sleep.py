@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 
@@ -11,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.autograd.op import OPS
 from aiograd.dist import attach as attach_autograd
-from aiograd.errors import WorkerLost
+from aiograd.errors import Overloaded, WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.link.link import LINK_TRANSITIONS, LinkEvent, LinkState
 from aiograd.rpc.options import Options
@@ -278,6 +279,23 @@ async def test_a_sleeping_peer_that_lost_us_begins_a_new_session(agents):
         assert await b.call("worker0", add, (1, 2)) == 3
         assert seen == ["lost worker1", "returned worker1"]
         assert await a.call("worker1", add, (1, 2)) == 3
+
+
+async def test_a_sleeping_link_without_a_descriptor_to_wake_it_names_the_limit(agents):
+    async with agents(2, options=SLEEPY) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        await asleep(a, b)
+        network = a.runtime.network
+        connect = network.connect
+
+        async def none_left(address, factory, *, tls=None):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        network.connect = none_left
+        with pytest.raises(Overloaded, match="RLIMIT_NOFILE"):
+            await rpc_async("worker1", add, (1, 2))
+        network.connect = connect
+        assert await rpc_async("worker1", add, (1, 2)) == 3
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────

@@ -70,6 +70,7 @@ class WorkerPlan:
     modules: tuple[str, ...] = ()  # to import before joining: they expose functions
     join_timeout: float = JOIN_TIMEOUT
     watch: bool = True  # whether to run a watchdog that reports what blocks the loop
+    background: bool = False  # a process for this worker alone: it may sleep while nobody calls it
 
     @property
     def leads(self) -> bool:

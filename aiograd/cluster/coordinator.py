@@ -64,6 +64,9 @@ class Coordinator:
             }
         )
         agent.lost.append(self._on_lost)
+        # Members hear of losses from here, so this worker has to see them at once.
+        members = self._membership.members
+        agent.watched.append(lambda: [peer.incarnation for peer in members.values()])
 
     # ── joining ─────────────────────────────────────────────────────────────────────────────────
 

@@ -192,9 +192,8 @@ def join_cluster(rendezvous: str, name: str, options: Options) -> int:
     Gives the exit code. RpcError or AuthError if the worker cannot join.
     """
     # No `plan_worker`: name and rank in the environment, if any, are those of another process.
-    plan = WorkerPlan(
-        name=name, rank=None, options=options, rendezvous=parse_rendezvous(rendezvous)
-    )
+    meeting = parse_rendezvous(rendezvous)
+    plan = WorkerPlan(name=name, rank=None, options=options, rendezvous=meeting, background=True)
     if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
         plan = replace(plan, options=replace(options, secret_file=file))
     keep_freed_memory()  # this process is ours: it runs nothing but the worker

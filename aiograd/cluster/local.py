@@ -373,7 +373,8 @@ class LocalCluster:
         if name == DRIVER:
             return plan
         # One watchdog per loop is enough: the driver's, if workers share its loop.
-        return replace(plan, coordinator=self.driver.agent.info, watch=self._processes)
+        alone = self._processes
+        return replace(plan, coordinator=self.driver.agent.info, watch=alone, background=alone)
 
     def _address(self, rank: int) -> str:
         if not self._processes:

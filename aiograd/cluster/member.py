@@ -100,6 +100,7 @@ class Member:
         agent.plain_travellers.add(Update, RecordTraveller("update", Update))
         if coordinator is not None:  # else the `Coordinator` decides first, and then calls `lose`
             agent.lost.append(self._on_lost)
+            agent.watched.append(lambda: (self._coordinator().incarnation,))
         agent.returned.append(self.collectives.returned)
 
     @property

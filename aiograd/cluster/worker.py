@@ -228,6 +228,8 @@ class Worker:
             notes = Notes(agent.incarnation) if plan.network is None else None
             self._watchdog = agent.parts[Watchdog] = Watchdog(agent, notes)
             self._watchdog.start()
+            if plan.background:
+                agent.links.on_rest = self._watchdog.rest
         if plan.network is None:  # before joining, too: others of this user can find a member
             self._registration = Registration(self._run_record(agent, self._member))
         if self._coordinator is None:
@@ -237,7 +239,8 @@ class Worker:
             _move_to_unix_socket(agent, coordinator)
         else:
             await self._start_cluster(self._coordinator)
-        self._keep_waking()
+        if not plan.background:
+            self._keep_waking()
 
     def _run_record(self, agent: Agent, member: Member) -> RunRecord:
         plan, leader = self._plan, member.leader

@@ -89,4 +89,5 @@ def attach(agent: Agent) -> ContextRegistry:
         agent.parts[RRefs].value_services.context_guard = access.takes_part
     agent.lost.append(registry.peer_lost)
     agent.returned.append(registry.peer_returned)
+    agent.watched.append(registry.watched)
     return registry

@@ -183,6 +183,11 @@ class Channel:
         """Return the error of `worker` that `sender` described."""
         return remote_exceptions.rebuild(self._agent.codec_for(sender), fault, worker)
 
+    def is_connected(self, peer: PeerInfo) -> bool:
+        """Whether there is a connection to this incarnation of a worker."""
+        link = self._agent.links.get(peer.incarnation)
+        return link is not None and link.is_open
+
     def reach(self, name: str, incarnation: bytes) -> PeerInfo | None:
         """Return that very incarnation of a worker; None if no session with it can be had."""
         try:

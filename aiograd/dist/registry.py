@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from aiograd.autograd.tensor import Tensor
@@ -312,6 +313,13 @@ class ContextRegistry:
         return context_id in self._table
 
     # ── the agent's part ────────────────────────────────────────────────────────────────────────
+
+    def watched(self) -> Iterator[bytes]:
+        """Give the incarnations with which this worker shares an open context."""
+        for context in self._table.values():
+            yield from context.callers
+            yield from context.edge_peers
+            yield from (peer.incarnation for peer in context.recipients.values())
 
     def counters(self) -> dict[str, int]:
         """Return what `debug_info` shows of contexts and passes."""

@@ -2,9 +2,9 @@
 
 It decides for each call and request to whom, until when and by which path it goes (`call` chooses
 between the fast and the general one), and is where other layers plug in: `travellers`, `baggage`,
-`result_store`, `services`, `lost`, `returned`, `post_refused`, `ops`, `fault_injector`, `wrapper`,
-`parts`. `envelope` packs a call, and the link to its peer sends it and settles its future. The
-cluster layer knows who the peers are, and fills the `directory`.
+`result_store`, `services`, `lost`, `returned`, `watched`, `post_refused`, `ops`, `fault_injector`,
+`wrapper`, `parts`. `envelope` packs a call, and the link to its peer sends it and settles its
+future. The cluster layer knows who the peers are, and fills the `directory`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pickle import PickleBuffer
 from types import FrameType
 from typing import Any
@@ -120,6 +120,9 @@ class Agent:
         # again); and on both sides when another one begins, before anything of it is delivered.
         self.lost: list[Callable[[PeerInfo, Exception], None]] = []
         self.returned: list[Callable[[PeerInfo], None]] = []
+        # Each gives the incarnations of peers whose loss its layer must hear of at once: these keep
+        # their connections, also when nobody calls them.
+        self.watched: list[Callable[[], Iterable[bytes]]] = []
         # By the name of a service: told on the loop when a peer could not take a post for it, for
         # want of memory above all. Posts are not numbered for their senders, so the error says who
         # refused, not which one: what may have depended on it fails.

@@ -113,6 +113,12 @@ class PeerInfo:
         """Name and rank, for users."""
         return WorkerInfo(self.name, self.rank)
 
+    def __reduce__(self) -> Any:
+        # Every newcomer gets the whole roster, so a start of n workers pickles n² of these. What
+        # dataclasses do for slots takes three times as long, at both ends.
+        values = (self.name, self.rank, self.incarnation, self.addresses)
+        return PeerInfo, (*values, self.restricted, self.exceptions)
+
     @property
     def identity(self) -> tuple[str, int, bytes]:
         """Name, rank and incarnation, which tell it from every other start of a worker."""

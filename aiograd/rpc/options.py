@@ -30,7 +30,16 @@ _CHOICES = {
     "remote_tracebacks": ("caller", "both"),
 }
 _MODES = ("trusted", "registered", "restricted")
-_SECONDS = ("timeout", "grace", "heartbeat", "silence", "resume", "lease", "handshake_timeout")
+_SECONDS = (
+    "timeout",
+    "grace",
+    "heartbeat",
+    "silence",
+    "resume",
+    "idle",
+    "lease",
+    "handshake_timeout",
+)
 _COUNTS = (
     "max_message",
     "max_inflight",
@@ -120,12 +129,16 @@ class Options:
     ones and data without pickle. Or a mode for each name, and one for all others:
     `{"bank": "restricted", "*": "trusted"}`."""
     heartbeat: float = 1.0
-    """Seconds between heartbeats on a quiet connection."""
+    """Seconds between heartbeats on a quiet connection, while an answer is awaited over it."""
     silence: float = 5.0
     """Seconds of silence after which a peer is suspect: five lost heartbeats are no coincidence."""
     resume: float = 3.0
     """Seconds in which a broken connection may come back before the peer counts as lost: a network
     that is away for two is not noticed. 0: it is lost at once."""
+    idle: float = 60.0
+    """Seconds without use after which a connection is closed, unless a reference or context, or the
+    coordinator, needs it: so workers that met once cost each other nothing. The next call connects
+    again, which takes about a millisecond; rare enough once a minute. `math.inf` to never close."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """How a call of an `@idempotent` function is tried again when its worker is lost or overloaded:
     five attempts, spread over the 3 s that a restart takes. `RetryPolicy(attempts=1)` for none."""

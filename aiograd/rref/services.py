@@ -112,6 +112,7 @@ class Messenger:
         agent.services["rref.session"] = self._on_session
         agent.lost.append(self._on_lost)
         agent.returned.append(self._on_returned)
+        agent.watched.append(self.protocol.watched)
 
     def party(self, peer: PeerInfo) -> PeerInfo:
         """Return the protocol's record of a peer."""

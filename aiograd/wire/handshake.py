@@ -46,7 +46,7 @@ from aiograd.wire.session import Offer
 
 # Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
 # versions refuse each other, so no message needs a version of its own.
-VERSION: Final = 9
+VERSION: Final = 10
 NO_CLUSTER: Final = bytes(16)  # of a worker that has not joined one
 _MAGIC: Final = b"aiograd\0"
 # Magic and version come first in every version of the wire.

@@ -14,7 +14,8 @@ Every message is one frame (see `framing`), or, when it is large, one announceme
     ITEM         of stream   –           next value of a stream
     CREDIT       of stream   count       how many more items the reader can take
     CHUNK        –           transfer    the next piece of a large message
-    PING         position    –           a heartbeat; bytes of the session received so far
+    PING         position    1: answer   a heartbeat; bytes of the session received so far
+    SLEEP        position    connection  nothing is under way: the connection may be closed
     GOODBYE      –           –           an orderly end; nothing follows
     SHM_OFFER    –           –           memory that both sides can map, for large messages
     SHM_ACCEPT   –           1 or 0      whether it could be mapped
@@ -46,6 +47,7 @@ CREDIT: Final = 10
 CHUNK: Final = 11
 PING: Final = 12
 GOODBYE: Final = 13
+SLEEP: Final = 14
 SHM_OFFER: Final = 20
 SHM_ACCEPT: Final = 21
 SHM_RELEASE: Final = 22
@@ -64,6 +66,7 @@ KINDS: Final = {
     CHUNK: "chunk",
     PING: "ping",
     GOODBYE: "goodbye",
+    SLEEP: "sleep",
     SHM_OFFER: "shm offer",
     SHM_ACCEPT: "shm accept",
     SHM_RELEASE: "shm release",
@@ -130,6 +133,7 @@ FORMS: Final = (
     (CHUNK, SHARED, 0),
     (PING, 0, 0),
     (GOODBYE, 0, 0),
+    (SLEEP, 0, 0),
     (SHM_OFFER, 0, 0),
     (SHM_ACCEPT, 0, 0),
     (SHM_RELEASE, 0, 0),

@@ -23,6 +23,16 @@ numbers. Together they keep late offers out of a session they do not belong to:
     DIAL that is not newer                                  ──▶ abandoned by its sender: DUPLICATE
     RESUME or NUDGE of another session                      ──▶ LOST
 
+A session at rest needs no connection: its two ends agree to close it, and the next message makes
+another one. The side that dials proposes it, the other one agrees by the same message:
+
+    dials  ──SLEEP, everything of yours is here──▶  waits
+           ◀──SLEEP, everything of yours is here──
+           closes the connection
+
+A message that crosses these is not acknowledged, so its sender resumes the session and sends it
+again.
+
 A session belongs to a pair of incarnations; it needs no other name. A pure state machine: when to
 dial, and for how long, is decided in `rpc.link.dialer`.
 """
@@ -33,8 +43,8 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.framing import pack_header
-from aiograd.wire.messages import PING
+from aiograd.wire.framing import HEADER_SIZE, pack_header
+from aiograd.wire.messages import PING, SLEEP
 
 ACK_WITH_WRITE: Final = 64 * 1024  # bytes received after which the next write acknowledges them
 ACK_NOW: Final = 1024 * 1024  # bytes received after which the acknowledgement waits for no write
@@ -77,9 +87,12 @@ class Session:
         "kept",
         "number",
         "overdue",
+        "own_pings",
+        "pings",
         "received",
         "role",
         "sent",
+        "told",
     )
 
     acked: int
@@ -104,6 +117,9 @@ class Session:
         # `received` beyond these is acknowledged with the next write, and at once. Precomputed:
         # they are compared after every read and before every write.
         self.due, self.overdue = ACK_WITH_WRITE, ACK_NOW
+        # PING and SLEEP say nothing but that a side is there: they are no use of the session.
+        self.pings = self.own_pings = 0  # received, and sent
+        self.told = 0  # bytes without pings that were received when the peer was last told
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────
 
@@ -114,14 +130,42 @@ class Session:
         if self.sent > self.full:
             self._drop(self.sent - self._limit)
 
-    def acknowledge(self) -> bytes:
-        """Return the frame that says how much was received.
+    def acknowledge(self, ask: bool = False) -> bytes:
+        """Return the frame that says how much was received; `ask`: the peer shall do so, too.
 
         A PING: the acknowledgement is also the sign of life of a quiet connection.
         """
+        return pack_header(PING, 0, 0, self._tell(), 0.0, ask)
+
+    def sleep(self) -> bytes:
+        """Return the frame that says that this side needs no connection for now."""
+        return pack_header(SLEEP, 0, 0, self._tell(), 0.0, self.number & 0xFFFFFFFF)
+
+    def may_sleep(self, position: int, connection: int) -> bool:
+        """Whether a SLEEP is about the latest connection, and the peer has all that was sent."""
+        return connection == self.number & 0xFFFFFFFF and position == self.sent
+
+    def _tell(self) -> int:
         self.acked = received = self.received
         self.due, self.overdue = received + ACK_WITH_WRITE, received + ACK_NOW
-        return pack_header(PING, 0, 0, received, 0.0, 0)
+        self.own_pings += 1
+        self.told = self.heard
+        return received
+
+    @property
+    def heard(self) -> int:
+        """Bytes received so far, without pings."""
+        return self.received - self.pings * HEADER_SIZE
+
+    @property
+    def said(self) -> int:
+        """Bytes sent so far, without pings; a ping that is not written yet counts as sent."""
+        return self.sent - self.own_pings * HEADER_SIZE
+
+    @property
+    def owes(self) -> bool:
+        """Whether the peer was not told of messages that came; pings are no messages."""
+        return self.heard > self.told
 
     def acknowledged(self, position: int) -> None:
         """Drop what the peer has: everything before this position."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -250,6 +251,32 @@ async def start(count: int) -> Figures:
         wall = (time.perf_counter() - began) / count * 1e3
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"wall": wall, "cpu": (spent.ru_utime + spent.ru_stime) / count * 1e3}
+
+
+@curve("an idle cluster: % of a core, all processes", 16, 64, most={"star": 1.0, "met": 1.0})
+async def idle(count: int) -> Figures:
+    """Start processes and do nothing: called by the driver only, and after all have met all."""
+    async with ag.LocalCluster(count, options=ag.Options(idle=10.0)) as cluster:
+        group = ag.Group(cluster)
+        processes = [*await group.call(os.getpid), os.getpid()]
+        await asyncio.sleep(8.0)  # until links rest
+        star = await _load(processes)
+        await group.call(_greet, [f"worker{i}" for i in range(count)])
+        await asyncio.sleep(25.0)  # until links to workers sleep
+        return {"star": star, "met": await _load(processes)}
+
+
+async def _load(processes: list[int], seconds: float = 30.0) -> float:
+    """Return the CPU time of processes in per cent of a core, without disturbing them."""
+    before = sum(map(_cpu_seconds, processes))
+    await asyncio.sleep(seconds)
+    return (sum(map(_cpu_seconds, processes)) - before) / seconds * 100
+
+
+def _cpu_seconds(process: int) -> float:
+    """Return the time that all threads of a process have run, by the kernel's own clock."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sum(float((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from aiograd.testing.simulator.run import isolated, run
 QUICK = (
     *("run_twice", "late_deadline", "no_lease", "early_free", "answer_twice", "forget_context"),
     *("resend_all", "resend_nothing", "no_ack", "half_frames", "forget_overtaken"),
-    "unheeded_exit",
+    *("unheeded_exit", "sound_sleep", "forgetful_sleep", "deaf_sleep"),
 )
 # Bugs that crash points find sooner than random seeds, and a case that finds each.
 CASES = {

@@ -220,6 +220,7 @@ LAYOUTS = {  # by version; whoever changes the wire adds a line here, and raises
     7: "4131e166",
     8: "4131e166",  # records with a MAC; incarnations that follow from names
     9: "acd341d6",  # records of AES-GCM, sealed identities, ids of clusters
+    10: "5d915415",  # SLEEP
 }
 
 

@@ -2,8 +2,8 @@
 
 A worker that sees a failure reports it to the originator, which alone decides the outcome. The
 originator drops its part and notifies the peers it exchanged messages with; each of them does the
-same. If one of them is lost or silent, those that only it had invited are notified directly. When
-the survivors have acknowledged, `BackwardFailed` is raised.
+same. If one of them is lost, those that only it had invited are notified directly: any member may be
+one. When the survivors have acknowledged, `BackwardFailed` is raised.
 
     participant ── gradients.failed ──▶ originator ── gradients.abort ──▶ its peers ──▶ their peers
                                                    ◀── acknowledged ─────           ◀──
@@ -206,7 +206,8 @@ class AbortProtocol:
     async def _notify_all(self, active: ActivePass, failure: BackwardFailed) -> bool:
         """Abort the pass at all its peers, which do so in turn; whether all have acknowledged.
 
-        The originator then notifies all members that no other worker may have notified.
+        The originator then notifies the members that no other worker may have notified: all if one
+        of its peers is lost, those that it is connected to if one is only silent.
         """
         state, late = active.state, isinstance(failure, PassTimedOut)
         wait = LATE_WAIT if late else LOSS_WAIT if _is_loss(failure) else ABORT_WAIT
@@ -234,6 +235,11 @@ class AbortProtocol:
             # A lost worker never acknowledges, so the second round would always be needed: at once.
             return await self._notify(active, failure, there + others, wait)
         heard = await self._notify(active, failure, there, wait)
+        if len(there) == len(peers):
+            # Nobody is lost: one that is silent gets the abort when it wakes up, and passes it on.
+            # Until then those it invited show no number. So no connection is made for this: a large
+            # cluster would make one to every member, for each pass that fails.
+            others = [peer for peer in others if self._channel.is_connected(peer)]
         if not heard or len(there) < len(peers):
             await self._notify(active, failure, others, LATE_WAIT)
         return heard

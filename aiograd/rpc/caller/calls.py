@@ -111,7 +111,11 @@ class Caller:
         if self.window or len(pending) >= self._limit:
             if token is not None:
                 flags, entry = flags | KEEP, (token, entry)
-            self._wait(future, WaitingEntry(flags, shipment, entry))
+            item = WaitingEntry(flags, shipment, entry)
+            if info.parent is None:  # `_wait`, written out for a call that no other one makes
+                self.window[future] = item
+            else:
+                self._wait(future, item)
             return True
         self.last_id = info.id = id = self.last_id + 1
         pending[id] = future
@@ -254,10 +258,57 @@ class Caller:
         window, now = self.window, self._host.loop.time()
         while window and not self._full():
             future, item = window.popitem(last=False)
-            if not future.done():
+            if future.done():
+                continue
+            if item.__class__ is WaitingEntry and not item.flags & KEEP:
+                self._send_run(future, item, now)
+            else:
                 self._send_late(future, item, now)
         if window.families:
             self._start_beyond()
+
+    def _send_run(self, future: Future[Any], item: WaitingEntry, now: float) -> None:
+        """Send a call that has waited, and those behind it that may share its frame.
+
+        One by one, 20,000 calls at once take 1.15 times as long (`benchmarks/scaling`, inflight).
+        """
+        info, pending, window = future.info, self.pending, self.window
+        if self._host.fault_injector is not None:
+            self._send_late(future, item, now)
+            return
+        shipment, flags = item.shipment, item.flags
+        # Deadlines between these two have the same budget, which a frame has once for all calls.
+        budget = latest = info.deadline
+        earliest = -math.inf
+        if budget != math.inf:
+            budget = math.ceil((budget - now) * _BUDGET_STEPS) / _BUDGET_STEPS
+            latest = now + budget
+            earliest = latest - 1 / _BUDGET_STEPS
+        entries: list[Any] = []
+        room = self._limit - len(pending)
+        first = id = self.last_id + 1
+        while True:
+            pending[id] = future
+            future.info.id = id
+            entries.append(item.entry)
+            id += 1
+            room -= 1
+            if not room or not window:
+                break
+            future, item = window.popitem(last=False)
+            if (
+                item.__class__ is not WaitingEntry
+                or item.shipment is not shipment
+                or item.flags != flags
+                or not earliest < future.info.deadline <= latest
+                or future.done()
+            ):
+                window[future] = item
+                window.move_to_end(future, last=False)
+                break
+        self.last_id = id - 1
+        number = self._channel.numbers.get(shipment) or self._channel.number(shipment)
+        self._outbox.put_run((CALL, flags, budget, number), first, entries)
 
     def _start_beyond(self) -> None:
         """Start nested calls that must not wait for others in the window."""

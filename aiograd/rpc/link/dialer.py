@@ -2,9 +2,10 @@
 
 A link is dialled when it has something to send (`Dialer.dial`). When its connection breaks, the
 side that dialled it dials again (`Reconnection`); the other side waits, and nudges it in case that
-it has not noticed. A worker that is gone is told from a network that is down by its address: where
-a process ended, nothing listens any more, and the connection is refused at once. A worker that is
-only slow to answer is given the time of a handshake.
+it has not noticed. A link that is asleep is connected in the same way. A worker that is gone is
+told from a network that is down by its address: where a process ended, nothing listens any more,
+and the connection is refused at once. A worker that is only slow to answer is given the time of a
+handshake.
 
     connection ends ─┬─ goodbye, or nothing acknowledged for seconds ──────────────▶ lost
                      └─ dial ──┬─ accepted ──▶ the session goes on
@@ -429,7 +430,8 @@ class Dialer:
     async def reconnect(self, link: DialedLink, silent: float, why: str) -> None:
         """Connect a link again; it is open or lost afterwards.
 
-        `silent`: seconds for which nothing had come when the connection broke; `why` it did."""
+        `silent`: seconds for which nothing had come when the connection broke; `why` it did, ""
+        if it was closed because nobody used it."""
         await Reconnection(self, link, silent, why).run()
 
     def addresses_of(self, link: DialedLink) -> list[str]:
@@ -453,23 +455,26 @@ class Reconnection:
         # A peer that was silent before the connection broke has used up some of its time: it is
         # lost a second after `Options.silence`, as if the connection had lasted.
         left = max(min(options.resume, options.silence + 1 - silent), _LEAST)
+        if not why:  # nothing broke: the peer may be as slow to answer as to a first dial
+            left = max(left, options.handshake_timeout)
         self._backoff = dialer.backoff(_RECONNECT, self._clock() + left)
         # Even for a peer that answers, and never finishes a handshake.
         self._last = self._backoff.deadline + options.handshake_timeout
+        self._trouble: OSError | None = None  # why the last dial came to nothing
         self._report = math.inf  # when to stop waiting for the report how its process ended
 
     async def run(self) -> None:
         """Dial until the link is open or lost."""
         link, timeout = self._link, _CONNECT_TIMEOUT
-        _log.info(
-            "%s: the connection to %s at %s broke: %s",
-            self._dialer.name,
-            link.peer.name,
-            link.address or link.host or "a local address",
-            self._why,
-        )
-        # The side that waits gives the other one a moment first: nearly always it dials.
-        waits = link.session.role != "dials"
+        where = link.address or link.host or "a local address"
+        name, here = link.peer.name, self._dialer.name
+        if self._why:
+            _log.info("%s: the connection to %s at %s broke: %s", here, name, where, self._why)
+        else:
+            _log.debug("%s wakes the connection to %s at %s", here, name, where)
+        # The side that waits gives the other one a moment first: nearly always it dials. Of a link
+        # that was asleep the other side does not know that it is needed.
+        waits = link.session.role != "dials" and bool(self._why)
         while link.is_away:
             if not waits:
                 for address in self._dialer.addresses_of(link):
@@ -495,9 +500,11 @@ class Reconnection:
                 self._give_up(f"it is gone: {error}")
             return
         except OSError as error:
+            self._trouble = error
             name = link.peer.name
             _log.debug("%s cannot reach %s at %s: %s", dialer.name, name, address, error)
             return
+        self._trouble = None
         # Any answer shows that the process lives, also one that a cut ended: it may need time only.
         if connection.answered:
             deadline = max(self._backoff.deadline, self._clock() + _LEAST)
@@ -533,7 +540,12 @@ class Reconnection:
         return host == link.host or (is_loopback(host) and is_loopback(link.host))
 
     def _give_up(self, why: str) -> None:
-        self._link.lose(WorkerLost(self._link.peer.name, why=f"{self._why}; {why}"))
+        link, trouble = self._link, self._trouble
+        if not self._why and trouble is not None:  # as if it had never been connected
+            link.lose(_as_loss(self._dialer.name, link, trouble))
+            return
+        why = f"{self._why}; {why}" if self._why else why
+        link.lose(WorkerLost(link.peer.name, why=why))
 
 
 def _never(peer: PeerInfo) -> bool:

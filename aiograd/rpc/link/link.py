@@ -5,6 +5,9 @@ seconds, and nobody notices; else the peer is lost, and every call under way fai
 `WorkerLost`. A peer that is only silent is *suspect*: its process may be stopped or its loop
 blocked, and it resumes unharmed when it wakes.
 
+A link that is not in use sends nothing, no heartbeats either, and falls asleep after `Options.idle`
+seconds: both sides close the connection and keep the session. The next message wakes it up.
+
 A link is one session. A lost link stays lost; if the peer lives on, another link with a new session
 takes its place (see `Links`), and shares nothing with it.
 
@@ -19,7 +22,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import errno
+import functools
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +39,7 @@ from aiograd.rpc.caller.replies import RefusedPosts, Replies
 from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import run_undo
 from aiograd.rpc.future import Future
-from aiograd.rpc.link.connection import Connection
+from aiograd.rpc.link.connection import Connection, RestingConnection
 from aiograd.rpc.link.inbound_budget import Budget
 from aiograd.rpc.link.ledger import Account, Accounts
 from aiograd.rpc.link.receive import Receiver
@@ -69,6 +74,7 @@ _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUN
 _NEVER: Final = float("inf")  # a post has no deadline
 _TRANSFERS: Final = 2048  # large messages of a partner under way at once, refused ones included
 _TRANSFER: Final = 1024  # bytes that a large message of a partner counts for besides its own
+_QUIET: Final = 2  # heartbeats without use, after which a link rests
 
 
 class LinkState(enum.Enum):
@@ -78,6 +84,7 @@ class LinkState(enum.Enum):
     DIALING = "dialing"
     OPEN = "open"  # over a connection
     AWAY = "away"  # the connection broke, and is being made again
+    ASLEEP = "asleep"  # both sides closed the connection, because nobody used it
     LOST = "lost"
     CLOSED = "closed"  # by this worker
 
@@ -88,11 +95,14 @@ class LinkEvent(enum.Enum):
     DIAL = "dial"
     CONNECT = "connect"  # a proven connection is there, dialled by either side
     CUT = "cut"  # the connection broke
+    SLEEP = "sleep"  # both sides agreed to close the connection
+    WAKE = "wake"  # it is to be made again
     LOSE = "lose"
     CLOSE = "close"
 
 
 _S, _E = LinkState, LinkEvent
+_LIVING: Final = (_S.NEW, _S.DIALING, _S.OPEN, _S.AWAY, _S.ASLEEP)
 LINK_TRANSITIONS: Final = {
     (_S.NEW, _E.DIAL): _S.DIALING,
     (_S.NEW, _E.CONNECT): _S.OPEN,  # the peer dialled first, or the link leads to ourselves
@@ -100,8 +110,11 @@ LINK_TRANSITIONS: Final = {
     (_S.OPEN, _E.CONNECT): _S.OPEN,  # the peer has noticed before us that the last one broke
     (_S.AWAY, _E.CONNECT): _S.OPEN,
     (_S.OPEN, _E.CUT): _S.AWAY,
-    **{(state, _E.LOSE): _S.LOST for state in (_S.NEW, _S.DIALING, _S.OPEN, _S.AWAY)},
-    **{(state, _E.CLOSE): _S.CLOSED for state in (_S.NEW, _S.DIALING, _S.OPEN, _S.AWAY)},
+    (_S.OPEN, _E.SLEEP): _S.ASLEEP,
+    (_S.ASLEEP, _E.WAKE): _S.AWAY,
+    (_S.ASLEEP, _E.CONNECT): _S.OPEN,  # the peer woke it up
+    **{(state, _E.LOSE): _S.LOST for state in _LIVING},
+    **{(state, _E.CLOSE): _S.CLOSED for state in _LIVING},
 }
 
 
@@ -122,7 +135,13 @@ class LinkTable(Protocol):
         """Return the number of the next connection that is dialled."""
 
     def reconnect(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
-        """Connect a link again whose connection broke."""
+        """Connect a link again whose connection broke, or that was asleep (`why` is "")."""
+
+    def stirred(self, link: Link) -> None:
+        """Let a link have heartbeats."""
+
+    def lets_sleep(self, link: Link) -> bool:
+        """Whether no other layer has to hear at once of the loss of its peer."""
 
     def lost(self, link: Link, error: Exception, *, final: bool) -> None:
         """Note that a link has lost its peer."""
@@ -202,6 +221,8 @@ class Link:
         self.session: Session = Session(limit, after.fence if after is not None else 0)
         self._reader: FrameReader | None = None
         self._comeback: asyncio.Task[None] | None = None  # while away
+        # While asleep: the last connection, until the peer closes it, and what does it otherwise.
+        self._lingering: tuple[Any, asyncio.TimerHandle] | None = None
         self.codec: Codec | DataCodec = agent.codec_for(peer)
         # What the peer is known to take by the fast codec, and how that is learnt; see `Route`.
         self.boxes: Boxes = agent.travellers.common_boxes
@@ -224,8 +245,16 @@ class Link:
         self.shared: SharedMemory | None = None  # memory that the peer can see, too
         rate = agent.options.partner_rate
         self._watch: TransferWatch | None = TransferWatch(rate) if self.restricted else None
-        self._silent = 0  # heartbeats without a byte from the peer
+        self._silent = 0  # heartbeats without a byte from the peer, while something is awaited
+        self._awaited = False  # whether something was at the last heartbeat
         self._last_read = 0
+        self._quiet = 0  # heartbeats without use
+        self._said = self._heard = 0  # of the session, at the last heartbeat
+        self._last_sent = 0  # position in the session up to which the peer has to acknowledge
+        self.used_at = 0.0  # loop time of the last heartbeat that saw it in use
+        self.proposed_at = -math.inf  # loop time at which this side would have liked it to sleep
+        self.resting: bool = False  # open, but without heartbeats until anything is sent or comes
+        self.asked: bool = False  # the peer wants a sign of life at the next heartbeat
 
     def _move(self, event: LinkEvent) -> None:
         self.state = LINK_TRANSITIONS[self.state, event]
@@ -249,6 +278,11 @@ class Link:
     def is_away(self) -> bool:
         """Whether the connection broke and is being made again."""
         return self.state is LinkState.AWAY
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether both sides closed the connection because nobody used it."""
+        return self.state is LinkState.ASLEEP
 
     @property
     def wants_connection(self) -> bool:
@@ -281,6 +315,7 @@ class Link:
         if self._reader is None:
             self._reader = self._begin_reading(transport)
         self._stop_coming_back()
+        self._stop_lingering()
         self._move(LinkEvent.CONNECT)
         if self.after is not None:  # before anything of the new session is delivered
             self.after = None
@@ -289,12 +324,14 @@ class Link:
             transport.abort()
             return
         self.ready = True
-        self._silent, self.suspect = 0, False
+        self._silent, self._quiet, self.suspect, self.resting = 0, 0, False, False
         self.connection = Connection(self, transport, self._reader, self.receiver.receive)
         transport.set_protocol(self.connection)
         if not transport.is_reading():
             transport.resume_reading()
         self.outbox.open(transport, self.session.unacknowledged(received))
+        self.used_at, self.proposed_at = self.agent.loop.time(), -math.inf
+        self.agent.links.stirred(self)
 
     def _begin_reading(self, transport: Any) -> FrameReader:
         """Make what reads the bytes of the first connection, and those of all later ones."""
@@ -327,6 +364,8 @@ class Link:
                 self._detach()
             elif self.session.nudged(offer):
                 self.cut("the other side has lost it")
+        elif self.is_asleep and self.session.nudged(offer):
+            self.agent.links.dial(self)  # the peer has something to send, and this side dials
         return status, self.session.received
 
     def _share(self, transport: Any) -> None:
@@ -384,12 +423,24 @@ class Link:
             self.address = address
             self.cut(f"the session moves on to {address}")
 
-    def _detach(self) -> None:
+    def _detach(self, *, linger: bool = False) -> None:
         connection, self.connection = self.connection, None
         assert connection is not None
         connection.mute()
-        connection.transport.abort()
+        if linger:
+            later, seconds = self.agent.loop.call_later, self.agent.options.handshake_timeout
+            self._lingering = connection.transport, later(seconds, connection.transport.abort)
+        else:
+            connection.transport.abort()
         self.outbox.detach()
+        self.resting = False
+
+    def _stop_lingering(self) -> None:
+        if self._lingering is not None:
+            transport, timer = self._lingering
+            self._lingering = None
+            timer.cancel()
+            transport.abort()
 
     def _stop_coming_back(self) -> None:
         comeback, self._comeback = self._comeback, None
@@ -447,6 +498,7 @@ class Link:
         # because an abandoned function may wait for one of these calls.
         self.error, self.ready, self.suspect = error, False, False
         self._stop_coming_back()
+        self._stop_lingering()
         unsent = self.outbox.unsent() if self.session.role else None
         self.outbox.close()
         self.session.kept.clear()
@@ -460,6 +512,104 @@ class Link:
         self.receiver.close()
         if self.shared is not None:
             self.shared.close()
+
+    # ── resting and sleeping ────────────────────────────────────────────────────────────────────
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call of either side is under way, or anything waits to be sent or to arrive."""
+        return bool(
+            self.caller.pending
+            or self.caller.window
+            or self.callee.execution.running
+            or self.callee.held
+            or self.receiver.waiting
+            or not self.outbox.empty
+            or self.session.owes
+        )
+
+    def _may_rest(self) -> bool:
+        return (
+            self._quiet >= _QUIET
+            and not self.suspect
+            and self.session.base >= self._last_sent  # the peer has told us that it has everything
+            and (self.shared is None or self.shared.at_rest)  # else blocks are to be released
+        )
+
+    def _rest(self) -> None:
+        """Do without heartbeats. Whatever is sent or comes calls `stir` first."""
+        assert self.connection is not None
+        self.resting = True
+        self.outbox.detach(self.stir)
+        self.connection.transport.set_protocol(RestingConnection(self.connection, self.stir))
+
+    def stir(self) -> None:
+        """End a rest: it is in use again."""
+        if self.resting and self.connection is not None:
+            self.resting, self._quiet = False, 0
+            transport = self.connection.transport
+            transport.set_protocol(self.connection)
+            self.outbox.attach(transport)
+            self.agent.links.stirred(self)
+
+    def propose_sleep(self) -> None:
+        """Ask the peer to close the connection, if this side may; the peer may have other plans."""
+        if self.session.role == "dials" and self._may_sleep():
+            self.outbox.sleep()
+
+    def _may_sleep(self) -> bool:
+        return (
+            self.is_open
+            and not self.in_use
+            # A partner may be where it can dial us and we cannot dial it.
+            and not self.restricted
+            and self.peer.incarnation != self.agent.incarnation
+            and bool(self.agent.options.resume)
+            and (self.shared is None or self.shared.at_rest)
+            and self.agent.links.lets_sleep(self)
+        )
+
+    def sleep_received(self, position: int, connection: int) -> None:
+        """Take note that the peer needs no connection for now."""
+        if self.session.role == "dials":
+            self._follow_into_sleep(position, connection)
+        else:
+            # When everything was read that came with it: that may be another call.
+            self.agent.loop.call_soon(self._consider_sleep, position, connection)
+
+    def _consider_sleep(self, position: int, connection: int) -> None:
+        # The side that waits agrees, or says nothing, and is asked again after `Options.idle`.
+        if self.session.may_sleep(position, connection) and self._may_sleep():
+            self.outbox.sleep()
+            self.outbox.flush()
+            self._fall_asleep(linger=True)
+
+    def _follow_into_sleep(self, position: int, connection: int) -> None:
+        # The answer to a proposal on a connection that has broken since is out of date.
+        if not self.is_open or connection != self.session.number & 0xFFFFFFFF:
+            return
+        crossed = not self.session.may_sleep(position, connection)
+        self._fall_asleep()
+        if crossed or not self.outbox.empty:  # a message has crossed the answer
+            self.agent.links.dial(self)
+
+    def _fall_asleep(self, *, linger: bool = False) -> None:
+        """Leave the connection; `linger`: until the peer closes it, which has to read our answer.
+
+        If this side closed it, bytes that cross the answer would make the kernel reset it."""
+        _log.debug("%s: the connection to %s sleeps", self.agent.name, self.peer.name)
+        self._detach(linger=linger)
+        self._move(LinkEvent.SLEEP)
+        self.ready, self.suspect, self.asked = False, False, False
+        self.session.copy_kept()
+        self.outbox.detach(functools.partial(self.agent.links.dial, self))
+
+    def wake(self) -> asyncio.Task[None]:
+        """Make the connection again; returns what does it."""
+        self._move(LinkEvent.WAKE)
+        self.outbox.wake = None
+        self._comeback = self.agent.links.reconnect(self, 0.0, "")
+        return self._comeback
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
@@ -629,15 +779,25 @@ class Link:
             yield descriptor(self.connection.transport)
 
     def beat(self) -> None:
-        """Say that this worker lives, once per heartbeat, and notice when the peer does not."""
+        """Once per heartbeat: give the signs of life that are due, and judge those of the peer.
+
+        A side that awaits something asks for a sign of life each time. One that awaits nothing
+        sends none and judges none: the kernel, or the other members, know when a host is gone.
+        """
         if not self.is_open:
             return
-        if self.outbox.empty:
-            self.outbox.acknowledge()
+        # First, because a ping that is about to be written changes these.
+        said, heard = self.session.said, self.session.heard
+        # A suspect stays one until it is heard of, also when nothing is awaited any more.
+        awaiting = bool(self.caller.pending or self.caller.window) or self.suspect
+        if (awaiting or self.asked or self.session.owes) and self.outbox.empty:
+            self.outbox.acknowledge(awaiting)
+        self.asked = False
         # Counted in beats of ours, not by the clock: a blocked loop here proves nothing about them.
         received = self.session.received
-        self._silent = 0 if received != self._last_read else self._silent + 1
-        self._last_read = received
+        judged = awaiting and self._awaited and received == self._last_read
+        self._silent = self._silent + 1 if judged else 0
+        self._last_read, self._awaited = received, awaiting
         silence = self._silent * self.agent.options.heartbeat
         if self.shared is not None:
             self.shared.heartbeat()
@@ -646,6 +806,7 @@ class Link:
             self.caller.silent(silence)
         if self._watch is not None:
             self._refuse_slow(self._watch)
+        self._count_quiet(said, heard)
 
     def _refuse_slow(self, watch: TransferWatch) -> None:
         """Refuse large messages of a partner that come too slowly for the memory they occupy."""
@@ -660,3 +821,15 @@ class Link:
                     me, peer = self.agent.name, self.peer.name
                     _log.warning("%s: refused a message of %s: too slow", me, peer)
                 self.receiver.give_up(transfer)
+
+    def _count_quiet(self, said: int, heard: int) -> None:
+        """Rest when a few heartbeats have seen no use."""
+        if said != self._said:  # else nothing but pings was sent, which nobody acknowledges
+            self._last_sent = self.session.sent
+        if (said, heard) != (self._said, self._heard) or self.in_use:
+            self._said, self._heard = said, heard
+            self._quiet, self.used_at = 0, self.agent.loop.time()
+            return
+        self._quiet += 1
+        if self._may_rest():
+            self._rest()

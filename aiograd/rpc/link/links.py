@@ -20,7 +20,7 @@ import asyncio
 import copy
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +42,9 @@ _READ_OUT, _READ_OUT_ROUNDS = 0.05, 10
 # would begin at once and each take as long as all together: longer than `Options.handshake_timeout`
 # from about 100 workers on two cores.
 DIALS: Final = 8
+# Seconds between two looks at memory and idle connections while nothing is in use. An idle worker
+# wakes up for nothing else.
+_SLOW: Final = 5.0
 _TURN: Final = 1.0  # seconds after which a dial does not keep others waiting any more
 _CALLS = frozenset({"call", "op", "remote"})  # kinds of messages that are the user's
 _LOOKS = ("look", "inspect")  # with which the labels of those begin that only look
@@ -77,7 +80,14 @@ class Links:
         self.dials: int = 0  # so far; the number of the latest
         self._turns: dict[Link, None] = {}  # new links that wait for their turn to be dialled
         self._dialling = 0  # first dials that have a turn
-        self._heart: asyncio.TimerHandle | None = None
+        self._beating: dict[Link, None] = {}  # links that have heartbeats: in use, or just before
+        self._heart: asyncio.TimerHandle | None = None  # while there are any
+        self._slow: asyncio.TimerHandle | None = None  # from the first connection on
+        self._slow_pause = min(_SLOW, agent.options.idle / 2)
+        self._resting = False  # no link has heartbeats
+        self.on_rest: Callable[[bool], None] = _ignore  # told when that begins and ends
+        self._watched: frozenset[bytes] = frozenset()  # as other layers said at `_watched_at`
+        self._watched_at = -math.inf  # loop time
 
     # ── finding ─────────────────────────────────────────────────────────────────────────────────
 
@@ -136,13 +146,7 @@ class Links:
     def _make(self, peer: PeerInfo, loss: Loss | None) -> Link:
         agent = self._agent
         # Two threads may want the first.
-        link = self.table.setdefault(peer.incarnation, Link(agent, peer, loss))
-        if self._heart is None:
-            if agent.here():
-                self._begin_to_beat()
-            else:
-                agent.from_thread(self._begin_to_beat)
-        return link
+        return self.table.setdefault(peer.incarnation, Link(agent, peer, loss))
 
     def _worth_a_dial(self, peer: PeerInfo, loss: Loss) -> bool:
         if loss.final or self._agent.loop.time() < loss.retry_at:
@@ -221,21 +225,25 @@ class Links:
     # ── connecting ──────────────────────────────────────────────────────────────────────────────
 
     def dial(self, link: Link) -> None:
-        """Connect a link that has something to send."""
+        """Connect a link that is new or asleep, because there is something to send."""
         if link.peer.incarnation == self._agent.incarnation:
             self._dialer.dial_self(link)
             return
         if self._dialling < DIALS:
             self._dial_now(link)
         else:
-            # It stays NEW until its turn: a dial of the peer that comes meanwhile is taken at once.
+            # It stays as it is until its turn: a dial of the peer that comes meanwhile is taken at
+            # once.
             self._turns[link] = None
 
     def _dial_now(self, link: Link) -> None:
-        link.dial()
         self._dialling += 1
         turn = self._agent.loop.call_later(_TURN, self._next_turn)
-        task = self._agent.spawn(self._dialer.dial(link))
+        if link.is_asleep:
+            task = link.wake()
+        else:
+            link.dial()
+            task = self._agent.spawn(self._dialer.dial(link))
         task.add_done_callback(lambda _: self._turn_over(turn))
 
     def _turn_over(self, turn: asyncio.TimerHandle) -> None:
@@ -249,7 +257,8 @@ class Links:
         while self._turns and self._dialling < DIALS and not self._agent.closed:
             link = next(iter(self._turns))
             del self._turns[link]
-            if link.state is LinkState.NEW:  # neither lost nor connected by the peer meanwhile
+            # Neither lost nor connected by the peer meanwhile.
+            if link.state is LinkState.NEW or link.is_asleep:
                 self._dial_now(link)
 
     def next_dial(self) -> int:
@@ -312,25 +321,74 @@ class Links:
         return link
 
     def reconnect(self, link: Link, silent: float, why: str) -> asyncio.Task[None]:
-        """Connect a link again whose connection broke, from a peer silent for `silent` seconds."""
+        """Connect a link again whose connection broke, from a peer silent for `silent` seconds.
+
+        `why` it broke; "" if it was asleep."""
         return self._agent.spawn(self._dialer.reconnect(link, silent, why))
 
     # ── living and ending ───────────────────────────────────────────────────────────────────────
 
-    def _begin_to_beat(self) -> None:
-        if self._heart is None and not self._agent.closed:
-            heartbeat = self._agent.options.heartbeat
-            self._heart = self._agent.loop.call_later(heartbeat, self._beat)
+    def stirred(self, link: Link) -> None:
+        """Let a link have heartbeats: it is in use, or has a new connection."""
+        if self._agent.closed:
+            return
+        if not self._beating and self._resting:
+            self._resting = False
+            self.on_rest(False)
+        self._beating[link] = None
+        self._keep_beating()
+        if self._slow is None:
+            self._slow = self._agent.loop.call_later(self._slow_pause, self._beat_slowly)
+
+    def _keep_beating(self) -> None:
+        if self._heart is None:
+            self._heart = self._agent.loop.call_later(self._agent.options.heartbeat, self._beat)
 
     def _beat(self) -> None:
-        agent = self._agent
-        self._heart = agent.loop.call_later(agent.options.heartbeat, self._beat)
+        agent, self._heart = self._agent, None
         if self._ending:
             self._ending = [link for link in self._ending if not link.settled]
-        for link in list(self.table.values()):
+        for link in list(self._beating):
             link.beat()
+            if link.resting or not link.is_open:
+                self._beating.pop(link, None)
         agent.memory.trim()
         agent.accounts.settle()
+        if self._beating or self._ending:
+            self._keep_beating()
+        elif not self._resting:
+            self._resting = True
+            self.on_rest(True)
+
+    def _beat_slowly(self) -> None:
+        """Every few seconds, also at rest: free memory, and close connections that nobody uses."""
+        agent = self._agent
+        self._slow = agent.loop.call_later(self._slow_pause, self._beat_slowly)
+        if self._heart is None:
+            agent.memory.trim()
+            agent.accounts.settle()
+        now, idle = agent.loop.time(), agent.options.idle
+        # The next attempt comes as late as the first, and not before an answer to the last one.
+        again = max(idle, agent.options.handshake_timeout)
+        for link in list(self.table.values()):
+            if link.resting and now - link.used_at >= idle and now - link.proposed_at >= again:
+                link.proposed_at = now
+                link.propose_sleep()
+
+    def lets_sleep(self, link: Link) -> bool:
+        """Whether no other layer has to hear at once of the loss of the peer of a quiet link."""
+        agent, now = self._agent, self._agent.loop.time()
+        idle = agent.options.idle
+        if idle == math.inf or not (link.address or self._dialer.addresses_of(link)):
+            return False  # nobody could wake it up from here
+        # Layers look through all they have, so they are asked once for many links. What they need
+        # a peer for comes over its link: what they said since its last message still holds, except
+        # that they may need it no more.
+        age = now - self._watched_at
+        if self._watched_at < link.used_at or age >= idle:
+            self._watched = frozenset(peer for layer in agent.watched for peer in layer())
+            self._watched_at = now
+        return link.peer.incarnation not in self._watched
 
     def declare_lost(self, peer: PeerInfo, why: str) -> None:
         """Others know that a peer is gone: end everything with it, and let nobody back in as it."""
@@ -364,9 +422,11 @@ class Links:
             return
         if self.table.get(peer.incarnation) is link:
             del self.table[peer.incarnation]
+        self._beating.pop(link, None)
         self.routes.clear()
         if not link.settled:
             self._ending.append(link)
+            self._keep_beating()
         if peer.incarnation == agent.incarnation:
             return
         self._remember(link, error, final)
@@ -408,9 +468,14 @@ class Links:
     def close(self) -> list[Link]:
         """No more heartbeats, and no more links; those that there are."""
         self.routes.clear()
-        if self._heart is not None:
-            self._heart.cancel()
+        for timer in (self._heart, self._slow):
+            if timer is not None:
+                timer.cancel()
         return list(self.all())
+
+
+def _ignore(resting: bool) -> None:
+    """Do nothing when a rest begins or ends."""
 
 
 def _call_all(agent: Agent, callbacks: list[Any], event: str, peer: PeerInfo, *args: Any) -> None:

@@ -45,6 +45,7 @@ from aiograd.wire.messages import (
     SHM_ACCEPT,
     SHM_OFFER,
     SHM_RELEASE,
+    SLEEP,
 )
 from aiograd.wire.session import Session
 
@@ -61,6 +62,7 @@ class Receiving(Protocol):
     outbox: Outbox
     session: Session
     restricted: bool
+    asked: bool  # the peer wants a sign of life
 
     @property
     def peer_name(self) -> str:
@@ -71,6 +73,9 @@ class Receiving(Protocol):
 
     def broken(self, error: Exception) -> None:
         """End the link: the peer broke the protocol."""
+
+    def sleep_received(self, position: int, connection: int) -> None:
+        """Take note that the peer needs no connection for now."""
 
 
 class Receiver:
@@ -104,13 +109,19 @@ class Receiver:
             CREDIT: lambda frame: callee.execution.credit(frame.id, frame.target),
             DEFINE: self._on_define,
             FORGET: self._on_forget,
-            PING: lambda frame: link.session.acknowledged(frame.id),
+            PING: self._on_ping,
+            SLEEP: self._on_sleep,
             GOODBYE: self._on_goodbye,
         }
 
     def allow_inside(self, target: Target) -> None:
         """Set what function number 0 means: one that comes inside its call."""
         self._targets[0] = target
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a large message is under way."""
+        return bool(self._inbox.entries)
 
     def share(self, shared: SharedMemory) -> None:
         """Take messages about memory that both sides see."""
@@ -239,6 +250,19 @@ class Receiver:
         if frame.target:
             self._targets.pop(frame.target, None)
             self._name_bytes -= self._names.pop(frame.target, 0)
+
+    def _on_ping(self, frame: Frame) -> None:
+        session = self._link.session
+        session.pings += 1
+        session.acknowledged(frame.id)
+        if frame.target:
+            self._link.asked = True
+
+    def _on_sleep(self, frame: Frame) -> None:
+        session = self._link.session
+        session.pings += 1
+        session.acknowledged(frame.id)
+        self._link.sleep_received(frame.id, frame.target)
 
     def _on_goodbye(self, frame: Frame) -> None:
         self.goodbye = True

@@ -121,6 +121,8 @@ class Outbox:
         self._delayed = False  # a timer will flush them
         self.waiting: int = 0  # bytes of large messages that have not left
         self.place: Place | None = None  # puts pieces of these into memory that the peer can see
+        # While it has no transport, because the link rests or sleeps: gives it one, or begins to.
+        self.wake: Callable[[], None] | None = None
 
     # ── filling ─────────────────────────────────────────────────────────────────────────────────
 
@@ -170,6 +172,19 @@ class Outbox:
             else:
                 self._schedule()
 
+    def put_run(self, head: Head, first: int, entries: list[Any]) -> None:
+        """Queue calls of consecutive ids and the same `head`, as `put_batched` one by one."""
+        if self._batch or self._open:
+            self._close_batch()
+        while len(entries) >= _BATCH:
+            self._put_batch(head, first, entries[:_BATCH])
+            self._write_queue()
+            entries, first = entries[_BATCH:], first + _BATCH
+        if entries:
+            self._batch, self._head, self._next = entries, head, first + len(entries)
+            if not self.scheduled and not self.corked:
+                self._schedule()
+
     def put_open(self, call: OpenCall) -> None:
         """Queue a call that stays open: until the end of the tick, or until another one follows.
 
@@ -211,11 +226,20 @@ class Outbox:
         if not self.scheduled and not self.corked:
             self._schedule()
 
-    def acknowledge(self) -> None:
-        """Queue a ping: it says how much has come, and with that that this worker lives."""
+    def acknowledge(self, ask: bool = False) -> None:
+        """Queue a ping: it says how much has come, and with that that this worker lives.
+
+        `ask`: the peer shall say so, too."""
+        self._put_control(self._session.acknowledge(ask))
+
+    def sleep(self) -> None:
+        """Queue the message that this side needs no connection for now."""
+        self._put_control(self._session.sleep())
+
+    def _put_control(self, frame: bytes) -> None:
         if self._batch or self._open:
             self._close_batch()
-        self._queue.append(self._session.acknowledge())
+        self._queue.append(frame)
         if not self.scheduled and not self.corked:
             self._schedule()
 
@@ -291,18 +315,22 @@ class Outbox:
         """Write to this transport from now on, beginning with what has to be written again."""
         # Everything is written at once, and what the socket does not take makes us pause.
         transport.set_write_buffer_limits(high=1, low=0)
-        self._transport, self.paused = transport, False
+        self._transport, self.paused, self.wake = transport, False, None
         for piece in again:
             transport.write(piece)
         self.flush()
 
-    def detach(self) -> None:
-        """Write to no connection for a while."""
-        self._transport, self.paused = None, False
+    def detach(self, wake: Callable[[], None] | None = None) -> None:
+        """Write to no connection for a while; `wake` is called when there is something to write."""
+        self._transport, self.paused, self.wake = None, False, wake
+
+    def attach(self, transport: Any) -> None:
+        """Write to the transport again that was detached for a rest."""
+        self._transport, self.wake = transport, None
 
     def close(self) -> None:
         """Drop everything that has not been written."""
-        self._transport = None
+        self._transport = self.wake = None
         self._queue.clear()
         self._batch.clear()
         self._open.clear()
@@ -336,7 +364,11 @@ class Outbox:
 
     def _write_queue(self) -> None:
         if self._transport is None or self.paused:
-            return
+            if self.wake is None or self.empty:
+                return
+            self.wake()
+            if self._transport is None:
+                return
         queue = self._queue
         if queue:
             session = self._session

@@ -161,6 +161,11 @@ class SharedMemory:
         self._send(SHM_RELEASE, int(self.urgent), struct.pack(f"<{len(offsets)}Q", *offsets))
         self.urgent = False
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether neither side has mapped memory of the other one."""
+        return self.own is None and self.peer is None
+
     # ── ending ──────────────────────────────────────────────────────────────────────────────────
 
     def heartbeat(self) -> None:

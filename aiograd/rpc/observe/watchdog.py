@@ -8,8 +8,9 @@ none comes for a second, the thread logs the stack of the loop's thread:
 
 What blocks it is also told to `blocked`, which leaves a note for those who look at the cluster.
 
-One thread per worker, which wakes up four times a second. It runs from the start, because a blocked
-loop could not start it. Code that blocks the loop and holds the interpreter lock stops this thread,
+One thread per worker, which wakes up four times a second; in a process of its own, every five
+seconds while no call is under way (`rest`). It runs from the start, because a blocked loop could
+not start it. Code that blocks the loop and holds the interpreter lock stops this thread,
 too, and is logged when it releases the lock.
 """
 
@@ -28,6 +29,7 @@ _log = logging.getLogger("aiograd")
 
 BLOCKED: Final = 1.0  # seconds without a sign of life that are worth a line
 PAUSE: Final = 0.25  # seconds between an answer and the next question
+RESTING: Final = 5.0  # the same while the worker rests: a question wakes up two threads
 # Seconds. A process that was stopped as a whole (SIGSTOP, a suspended laptop) finds `BLOCKED` over
 # when it goes on, though its loop answers at once. It is given this long to do so.
 _DOUBT: Final = 0.1
@@ -83,10 +85,17 @@ class Watchdog:
         self._ended = False
         self.lag = 0.0  # seconds that the last sign of life took: how long a message waits
         self.largest_lag = 0.0  # the longest so far
+        self._resting = False
 
     def start(self) -> None:
         """Start the thread."""
         self._worker.runtime.start_thread(self._watch, f"aiograd-watchdog-{self._worker.name}")
+
+    def rest(self, resting: bool) -> None:
+        """Ask less often from now on, or as usual again: at once. On the loop."""
+        self._resting = resting
+        if not resting:
+            self._sign.set()  # the loop turns, so this is no lie while a question is open
 
     def close(self) -> None:
         """End the thread soon; does not wait for it."""
@@ -110,7 +119,7 @@ class Watchdog:
                 self.largest_lag = max(self.lag, self.largest_lag)
             if not self._ended:
                 self._sign.clear()
-                self._sign.wait(PAUSE)
+                self._sign.wait(RESTING if self._resting else PAUSE)
 
     def _report(self, asked: float) -> None:
         worker = self._worker

@@ -78,6 +78,10 @@ class Audit:
                 self._stages[fork] = (holder, _SUSPECT)
         return abandoned
 
+    def holders(self) -> set[bytes]:
+        """Return the incarnations that were sent silent forks."""
+        return {holder.incarnation for holder, _ in self._stages.values()}
+
     def held_by(self, incarnation: bytes) -> list[RefId]:
         """Return the silent forks that one worker was sent."""
         return [

@@ -234,6 +234,10 @@ class OwnerTable:
                 record.settle(None, RRefError("RRef creation was given up", self.me.name))
             self._free_if_unused(record)
 
+    def holders(self) -> set[bytes]:
+        """Return the incarnations that hold forks of values here."""
+        return {holder for record in self.records.values() for holder in record.forks.values()}
+
     def sever(self, incarnation: bytes, ghost: bytes) -> None:
         """Give the forks of a lost holder to a ghost until its lease is over.
 

@@ -248,6 +248,13 @@ class Protocol:
 
     # ── loss and return ─────────────────────────────────────────────────────────────────────
 
+    def watched(self) -> set[bytes]:
+        """Return the incarnations of all whose loss changes something here."""
+        found = self.owner_table.holders()
+        found.update(record.owner.incarnation for record in self.user_table.records.values())
+        found.update(self.audit.holders())
+        return found
+
     def lost(self, peer: PeerInfo) -> int:
         """Cut off a lost session. Returns its number, for `lease_over` after the lease."""
         incarnation = peer.incarnation

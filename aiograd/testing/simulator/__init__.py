@@ -12,6 +12,7 @@
     planted_bugs   bugs that the simulator has to find; imports only the library
     run            one seed, and the same with fewer faults
     simulate       a program of the user's own
+    large          a cluster of hundreds of workers, with the cluster layer's own messages
     crashpoints/   small programs with a fault at every boundary
 
 `python -m aiograd.testing.simulator` replays seeds and looks for planted bugs.

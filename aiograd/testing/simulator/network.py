@@ -7,7 +7,8 @@
 Inside a connection bytes neither vanish nor change order. What can happen: they arrive in other
 pieces, late, or not at all; a connection is reset or half closed at any byte; a path is cut in one
 direction or both, so that both ends keep a connection on which nothing arrives. As with a real
-kernel, bytes that are not acknowledged for `USER_TIMEOUT` end the connection at the sender.
+kernel, bytes that are not acknowledged for `USER_TIMEOUT` end the connection at the sender, and so
+do probes of a quiet connection that are not answered for `KEEP_ALIVE`.
 
     Wire           all hosts, the paths between them, and the state of each path
     Stream         one direction of one connection
@@ -33,6 +34,7 @@ from aiograd.rpc.transport.network import Network
 
 SYN_TIMEOUT: Final = 127.0  # seconds after which a Linux kernel stops trying to connect
 USER_TIMEOUT: Final = 5.0  # seconds; what `rpc.transport.network` asks of the kernel
+KEEP_ALIVE: Final = 6.0  # seconds; likewise: a probe after one, and five more
 _PROBE: Final = 1.0  # seconds after which the kernel probes a closed window
 _READ: Final = 256 * 1024  # bytes that a loop reads at once: asyncio's own limit
 
@@ -88,6 +90,7 @@ class Wire:
         # (from, to) → how many cuts are in effect. A count, because faults overlap: the end of one
         # cut must not heal another.
         self.cuts: dict[tuple[str, str], int] = {}
+        self._cut_at: dict[tuple[str, str], float] = {}  # since when a path is cut
         self.clogs: dict[tuple[str, str], float] = {}  # (from, to) → extra seconds
         self.refusing: dict[str, int] = {}  # host → how many faults make it refuse connections
         self.on_write: Callable[[Any], None] | None = None  # called before each write of a node
@@ -104,6 +107,10 @@ class Wire:
     def change_cut(self, sender: str, to: str, by: int) -> None:
         """Add one cut to a path (`by` = 1), or remove one (-1)."""
         self.cuts[sender, to] = self.cuts.get((sender, to), 0) + by
+        if by > 0 and self.cuts[sender, to] == by:
+            now = self._cut_at[sender, to] = self.loop.time()
+            context = self.context
+            self.loop.call_later(KEEP_ALIVE, self._probe, sender, to, now, context=context)
         if by < 0:
             for pair in list(self.connections):
                 for end in pair:
@@ -111,6 +118,16 @@ class Wire:
             # A fresh event for the next cut: dials that wait see this one set exactly once.
             healed, self.healed = self.healed, asyncio.Event()
             healed.set()
+
+    def _probe(self, sender: str, to: str, since: float) -> None:
+        """As the kernels' keep-alive: end connections if their path has been cut all the time."""
+        if self.open_path(sender, to) or self._cut_at[sender, to] != since:
+            return
+        for pair in self.between(sender, to):
+            for end in pair:
+                if end.node.alive and not end.gone:
+                    self.record("unanswered", end.outgoing.name)
+                    end.fail(TimeoutError(110, "Connection timed out"))
 
     def delay(self, sender: str, to: str) -> float:
         """Draw the delay of one piece on this path."""

@@ -40,6 +40,7 @@ MESSAGES: Final = (
 # copies of replies do not exist.
 NUMBERED: Final = tuple(kind for kind in MESSAGES if kind != "reply")
 REPLACED: Final = 0.15  # share of seeds that replace workers while threads compute gradients
+SLEEPY: Final = 0.35  # share of seeds in which connections sleep as soon as nobody uses them
 # Messages that the library repeats until they are answered: losing one must change nothing.
 REPEATED: Final = ("context.release", "rref.fork", "rref.accept", "rref.release")
 
@@ -76,6 +77,7 @@ def make_plan(seed: int) -> Plan:
     # On a slow wire a few round trips take seconds; calls would be late without any fault.
     if wire.latency > 0.001:
         options = replace(options, timeout=20.0)
+    options = _with_sleep(seed, options)
     draw = random.Random(f"{seed} crowd")
     crowd = draw.random() < CROWDED
     if crowd:
@@ -126,6 +128,15 @@ def _options(rng: random.Random) -> Options:
     if rng.random() < 0.2:
         options = replace(options, threads=rng.choice((1, 2)))
     return options
+
+
+def _with_sleep(seed: int, options: Options) -> Options:
+    """Let connections sleep between two acts of some seeds, so that faults fall into that time."""
+    rng = random.Random(f"{seed} sleep")
+    if rng.random() >= SLEEPY:
+        return options
+    heartbeat = rng.choice((0.02, 0.05, 0.1))
+    return replace(options, heartbeat=heartbeat, idle=heartbeat * rng.choice((1.0, 3.0, 8.0)))
 
 
 def _wire_settings(rng: random.Random) -> WireSettings:

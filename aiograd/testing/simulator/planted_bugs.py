@@ -94,6 +94,38 @@ def _never_drained(original: Any) -> Any:
     return resume
 
 
+# I1, I9: a message for a sleeping peer waits for a connection that nobody makes.
+def _sound_sleep(original: Any) -> Any:
+    def detach(self: Outbox, wake: Any = None) -> None:
+        """Detach, and do not wake up for anything unless it only rests."""
+        asleep = wake is not None and not hasattr(wake, "__self__")
+        original(self, None if asleep else wake)
+
+    return detach
+
+
+# I1, I8: a message that crosses the agreement to sleep is not sent again after it.
+def _forgetful_sleep(original: Any) -> Any:
+    def fall_asleep(self: Link, *, linger: bool = False) -> None:
+        """Fall asleep as if the peer had acknowledged everything."""
+        original(self, linger=linger)
+        self.session.kept.clear()
+        self.session.base = self.session.sent
+
+    return fall_asleep
+
+
+# I9: the side that dials does not hear that the other one has something to send.
+def _deaf_sleep(original: Any) -> Any:
+    def answer(self: Link, offer: Any) -> Any:
+        """Answer, but let no nudge wake the link up."""
+        if self.is_asleep and self.session.nudged(offer):
+            return self.session.answer(offer), self.session.received
+        return original(self, offer)
+
+    return answer
+
+
 # I1: every deadline expires a second too late.
 def _late(original: Any) -> Any:
     return lambda self, deadline, seconds=None: original(self, deadline + 1.0)
@@ -307,6 +339,11 @@ BUGS: Final[dict[str, Bug]] = {
     "no_ack": Bug("what came is kept for ever", Session, "acknowledged", _nothing),
     "half_frames": Bug("what came of a frame before a cut is gone", Link, "opened", _fresh_reader),
     "no_return": Bug("nobody dials after a cut", Reconnection, "_dial", lambda _: _soon),
+    "sound_sleep": Bug("a call does not wake a link up", Outbox, "detach", _sound_sleep),
+    "forgetful_sleep": Bug(
+        "what crosses the agreement to sleep is gone", Link, "_fall_asleep", _forgetful_sleep
+    ),
+    "deaf_sleep": Bug("a nudge does not wake a link up", Link, "answer", _deaf_sleep),
     "no_lease": Bug("what the dead held is never freed", Protocol, "lease_over", _nothing),
     "missing_release": Bug("dropped references stay", UserTable, "_release_if_unused", _nothing),
     "early_free": Bug("the first release frees the value", OwnerTable, "release", _free_early),

@@ -253,6 +253,10 @@ class World:
         for node in self.living:
             self._introduce(node)
 
+    async def start_alone(self, name: str, rank: int) -> Node:
+        """Start a worker that knows no other one."""
+        return await self._start(name, rank, 0)
+
     async def _start(self, name: str, rank: int, number: int) -> Node:
         node = self.nodes[name] = Node(self, name, rank, number)
         await self.loop.create_task(node.start(), context=node.context)

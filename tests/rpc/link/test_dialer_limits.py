@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -183,3 +185,58 @@ async def test_more_workers_than_a_listener_takes_at_once_all_get_through(agents
         finally:
             for agent in several:
                 await agent.close()
+
+
+# A worker with room for a few connections calls more workers than that, over real sockets. What
+# does not fit is an error that names the limit; what fits works, also afterwards.
+_FEW_DESCRIPTORS = """
+import asyncio, os, resource, sys, tempfile
+import aiograd as ag
+from aiograd.rpc.agent import Agent
+
+def add(x, y):
+    return x + y
+
+async def main(folder):
+    agents = []
+    for rank in range(12):
+        agent = Agent(f"worker{rank}", rank, secret=bytes(range(32)))
+        await agent.start(f"unix:{folder}/{rank}")
+        agents.append(agent)
+    for agent in agents:
+        for other in agents:
+            agent.directory.add(other.info)
+    free = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, free + 8))
+    caller = agents[0]
+    found = []
+    for rank in range(1, 12):  # one after the other: each takes a descriptor at either end
+        call = caller.call(f"worker{rank}", add, (rank, 1), timeout=20.0)
+        found += await asyncio.gather(call, return_exceptions=True)
+    for each in found:
+        print(each if isinstance(each, int) else f"{type(each).__name__}: {each}")
+    good = next(rank for rank, each in enumerate(found, start=1) if isinstance(each, int))
+    assert await caller.call(f"worker{good}", add, (1, 1)) == 2
+    print("still works", flush=True)
+    os._exit(0)
+
+sys.path.insert(0, os.getcwd())
+with tempfile.TemporaryDirectory() as folder:
+    asyncio.run(main(folder))
+"""
+
+
+def test_a_process_without_descriptors_says_so_and_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FEW_DESCRIPTORS], capture_output=True, text=True, timeout=100
+    )
+    *lines, last = done.stdout.splitlines()
+    assert last == "still works", done.stderr
+    numbers = [line for line in lines if line.isdigit()]
+    errors = [line for line in lines if not line.isdigit()]
+    assert numbers
+    assert errors
+    # The one that dials names its limit. One that cannot accept closes, or says nothing: for the
+    # other side it is lost.
+    assert any("RLIMIT_NOFILE" in line for line in errors), errors
+    assert all(line.startswith(("Overloaded: ", "WorkerLost: ")) for line in errors), errors

@@ -244,20 +244,22 @@ async def test_a_silent_peer_is_suspect_and_recovers(agents):
         assert await rpc_async("worker1", add, (1, 2)) == 3
         link = b.link("worker0")
         link.outbox.pause()
-        await until(lambda: a.links.suspects() == ["worker1"])
         future = rpc_async("worker1", add, (1, 2))
+        await until(lambda: a.links.suspects() == ["worker1"])
         link.outbox.resume()
         assert await future == 3
         await until(lambda: a.links.suspects() == [])
 
 
-async def test_a_quiet_link_is_kept_alive_by_pings(agents):
+async def test_a_link_on_which_an_answer_is_awaited_is_kept_alive_by_pings(agents):
     async with agents(2, options=QUICK) as (a, b):
         assert await rpc_async("worker1", add, (1, 2)) == 3
+        call = rpc_async("worker1", forever)
         session = a.link("worker1").session
         received = session.received
         await until(lambda: session.received > received + 10 * HEADER_SIZE)
         assert a.links.suspects() == b.links.suspects() == []
+        call.cancel()
 
 
 async def test_a_silent_peer_is_not_waited_for_without_a_deadline(agents, monkeypatch):
@@ -283,7 +285,7 @@ async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
         suspected.append(link.suspect)
 
     async with agents(2, options=QUICK) as (a, b):
-        assert await rpc_async("worker1", add, (1, 2)) == 3
+        waiting = [a.call("worker1", forever), b.call("worker0", forever)]
         await beats(a, 1)
         await beats(b, 1)
         monkeypatch.setattr(Link, "beat", beat_and_note)
@@ -292,6 +294,8 @@ async def test_a_blocked_loop_suspects_nobody(agents, monkeypatch):
         await beats(b, 3)
         assert len(suspected) >= 6
         assert not any(suspected)
+        for call in waiting:
+            call.cancel()
         assert await rpc_async("worker1", add, (1, 2)) == 3
 
 

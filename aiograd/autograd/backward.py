@@ -80,15 +80,17 @@ def deposit(sink: Node, grad: Gradient) -> None:
 
 def warn_of_cut(leaf: Tensor) -> None:
     """Warn if a gradient ends in a result that a call brought without its graph."""
-    if leaf._leaf is False:  # its flag was cleared since
-        return
-    warn(
+    if leaf._leaf is not False:  # else its flag was cleared since
+        warn(cut_text(leaf._leaf, "result.requires_grad_()"), GraphCutWarning)
+
+
+def cut_text(origin: object, cure: str) -> str:
+    """Return what to tell of a gradient that ends in the result of `origin`, a call."""
+    return (
         "this backward pass ends in a result that came without its graph, so what it was computed "
-        f"from gets no gradient. It is the result of {leaf._leaf}, which was called outside of a "
+        f"from gets no gradient. It is the result of {origin}, which was called outside of a "
         "context: put the call and the pass in `async with ag.context() as ctx:`, and use "
-        "`await ctx.backward(loss)`. If it shall be a leaf of its own, say so with "
-        "`result.requires_grad_()`",
-        GraphCutWarning,
+        f"`await ctx.backward(loss)`. If it shall be a leaf of its own, say so with `{cure}`"
     )
 
 

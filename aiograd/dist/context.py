@@ -102,13 +102,15 @@ class Gradients(dict[Tensor, Tensor]):
 
     def _why(self, leaf: object) -> str:
         # By its shape, not its numbers: a tensor may have a million of them.
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) and library_of(leaf) is None:
             return f"gradients are looked up by Tensor, not by {type(leaf).__name__}"
-        what = f"this tensor of shape {leaf.shape} has no gradient in this context"
-        if not leaf.requires_grad:
+        tensor: Any = leaf
+        what = f"this tensor of shape {tuple(tensor.shape)} has no gradient in this context"
+        if not tensor.requires_grad:
             return f"{what}: it does not require grad (requires_grad=True)"
-        if leaf.grad_fn is not None:
-            name = leaf.grad_fn.name
+        if tensor.grad_fn is not None:
+            name = tensor.grad_fn.name
+            name = name() if callable(name) else name  # a method in torch
             return f"{what}: it is no leaf, but a result of {name}; use ag.grad for its derivative"
         if not self:
             return f"{what}: no backward pass has ended here; `await ctx.backward(loss)` first"

@@ -8,14 +8,19 @@ comes back.
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any, Final
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
+from aiograd._frames import warn
+from aiograd.autograd.backward import cut_text
 from aiograd.dist.boundary import Crossing, crossed
 from aiograd.dist.nodes import RecvNode
 from aiograd.dist.travellers import EDGE, LEAF, LOOPS, NO_GRAD, ON_EDGE, join_edge
-from aiograd.errors import ProtocolError, SerializationError
+from aiograd.errors import GraphCutWarning, ProtocolError, SerializationError
 from aiograd.rpc.extension import BOX, FINISH, Arrival, Departure
 from aiograd.rpc.future import CallInfo
 from aiograd.torch.memory import DTYPES, NAMES, put_together, take_apart
@@ -103,7 +108,10 @@ class TensorTraveller:
             return tensor
         end = None if note < ON_EDGE or arrival is None else arrival.scratch.get(EDGE)
         if end is None:
-            return tensor.requires_grad_()
+            tensor.requires_grad_()
+            if arrival is not None:
+                _warn_when_cut(tensor, arrival.origin())
+            return tensor
         _behind(arrival, end, note - ON_EDGE >> 1, tensor, bool(note & 1))  # type: ignore[arg-type]
         return tensor
 
@@ -140,9 +148,30 @@ class TensorTraveller:
             tensor = _Parameter(tensor, requires_grad=note != NO_GRAD)
         elif note != NO_GRAD:
             tensor.requires_grad_()
+            if arrival is not None:
+                _warn_when_cut(tensor, arrival.origin())
         if state is not None:
             tensor.__dict__.update(state)
         return tensor
+
+
+def _warn_when_cut(tensor: torch.Tensor, origin: object | None) -> None:
+    """Warn when a gradient ends in a result that came without its graph; arguments have no origin.
+
+    Of an argument, the gradient is computed right where it is wanted.
+    """
+    if origin is None:
+        return
+
+    def told(gradient: torch.Tensor) -> None:
+        # A pass of a context shows the gradient of this very leaf to who asks for it.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") != "aiograd.torch.stages":
+            frame = frame.f_back
+        if frame is None:
+            warn(cut_text(origin, "result.detach().requires_grad_()"), GraphCutWarning)
+
+    tensor.register_hook(unserializable_hook(told))
 
 
 def _behind(

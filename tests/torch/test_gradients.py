@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aiograd as ag
 from aiograd.dist import boundary
-from aiograd.errors import BackwardFailed, GradError
+from aiograd.errors import BackwardFailed, GradError, MissingGradient
 from aiograd.rpc.agent import current_agent
 from aiograd.rpc.extension import FaultAction
 from tests.torch import functions as there
@@ -453,3 +453,19 @@ async def test_a_small_pass_runs_on_the_loop_and_a_large_one_in_a_thread(cluster
         await ctx.backward(product)
     assert threads[0] is threading.main_thread()
     assert threads[1] is not threading.main_thread()
+
+
+async def test_a_missing_gradient_says_why(cluster):
+    x, unused = leaf(4, seed=3), leaf(4, seed=4)
+    async with ag.context() as ctx:
+        y = await call(there.times, x)
+        with pytest.raises(MissingGradient, match="no backward pass has ended here"):
+            ctx.gradients[x]
+        await ctx.backward(y.sum())
+        for tensor, why in (
+            (unused, r"shape \(4,\) .* no root of a backward pass depends on it"),
+            (x.detach(), "does not require grad"),
+            (x * 2, "it is no leaf, but a result of MulBackward0"),
+        ):
+            with pytest.raises(MissingGradient, match=why):
+                ctx.gradients[tensor]

@@ -143,6 +143,33 @@ async def test_what_has_no_memory_here_is_refused_by_name():
             await ag.rpc_async("worker0", echo, args=(torch.ones(2).as_subclass(Mine),))
 
 
+def needs_grad(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("times", [1, 3], ids=["general", "fast"])
+async def test_a_local_pass_that_ends_in_a_result_without_its_graph_warns(times, tmp_path):
+    async with ag.LocalCluster(1, processes=False):
+        w = torch.ones(2, requires_grad=True)
+        for _ in range(times):
+            y = await ag.rpc_async("worker0", needs_grad, args=(w,))
+        with pytest.warns(ag.GraphCutWarning, match=r"needs_grad.*outside of a context"):
+            y.sum().backward()
+        async with ag.context() as ctx:
+            await ctx.backward((y * 2).sum())  # shows the gradient of this very leaf
+            assert ctx.gradients[y].tolist() == [2.0, 2.0]
+        torch.save(y, tmp_path / "y.pt")  # says nothing of our hook
+        own = y.detach().requires_grad_()
+        own.sum().backward()
+        sent = await ag.rpc_async("worker0", learns_here, args=(w,))
+        assert sent.tolist() == [3.0, 3.0]
+
+
+def learns_here(x):
+    (x * 3).sum().backward()  # the gradient of an argument is wanted right here
+    return x.grad
+
+
 # ── the fast path ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,4 +1,4 @@
-"""The page in a browser: every view, with a running, a stuck and a failing job, and a killed worker.
+"""The page in a browser: every view, with a running, stuck and failing job, and a killed worker.
 
 Needs Playwright's client and a Chromium: `make browser` installs the first and runs these.
 """

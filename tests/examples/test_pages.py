@@ -202,7 +202,9 @@ def is_module_or_attribute(name: str) -> bool:
         # What needs torch cannot be imported here: a file of the module, or of what it is in.
         place = ROOT / name.replace(".", "/")
         files = (place.with_suffix(".py"), place.parent.with_suffix(".py"), place / "__init__.py")
-        return name.startswith(("aiograd.compat.", "aiograd.torch")) and any(file.exists() for file in files)
+        return name.startswith(("aiograd.compat.", "aiograd.torch")) and any(
+            file.exists() for file in files
+        )
     return True
 
 

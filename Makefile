@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -165,6 +165,10 @@ cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call ru
 
 mutants: $(VENV)/.test.ok  ## change one thing at a time where nothing may be wrong: what do tests not notice (SAMPLE=80)
 	@$(BIN)/python tests/mutants.py --sample $(or $(SAMPLE),80)
+
+# Playwright's client drives the machine's own Chromium (AIOGRAD_CHROMIUM= another one).
+browser: $(VENV)/.browser.ok  ## the page in Chromium: every view, also of stuck and failing jobs
+	@$(BIN)/python -m pytest tests/views/page/test_browser.py
 
 ROUNDS ?= 20
 ORDER ?= 1

@@ -12,7 +12,7 @@ from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
 from aiograd.rpc import scope
 from aiograd.rpc.api import inline
-from aiograd.rpc.directory import WorkerInfo
+from aiograd.rpc.directory import WorkerInfo, WorkerList
 from aiograd.rpc.options import Options
 
 
@@ -93,7 +93,7 @@ def workers() -> list[WorkerInfo]:
     >>> [worker.name for worker in ag.workers()]
     ['worker0', 'worker1', 'driver']
     """
-    return current_worker().workers()
+    return WorkerList(current_worker().workers())
 
 
 async def barrier(names: Iterable[str] | None = None, timeout: float | None = None) -> None:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from aiograd._html import ORANGE, card, code, quiet, table
 from aiograd.autograd.graph import HookHandle, Node
@@ -31,6 +31,8 @@ from aiograd.rpc.link.ledger import Account, Hold
 if TYPE_CHECKING:
     # Not at run time: pictures need `viz`, which most programs never load.
     from aiograd.dist.graph import ContextGraph
+
+SHOWN: Final = 20  # gradients in a notebook
 
 # A ContextVar, not a field of the worker: concurrent tasks of one worker have contexts of their own.
 CURRENT: ContextVar[Context | None] = ContextVar("aiograd_context", default=None)
@@ -118,6 +120,15 @@ class Gradients(dict[Tensor, Tensor]):
             f"{what}: no root of a backward pass depends on it (one that was sent to another "
             "worker is another tensor there)"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (code(tuple(leaf.shape)), code(leaf.dtype), f"{float(abs(gradient.numpy()).max()):.3g}")
+            for leaf, gradient in list(self.items())[:SHOWN]
+            if isinstance(gradient, Tensor) and gradient.size
+        ]
+        title = f"<b>gradients</b> {quiet(f'of {len(self)} leaves')}"
+        return card(ORANGE, title, table(rows, ("leaf", "dtype", "largest")) if rows else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Elsewhere tensors are others, and this class would have nothing to say.

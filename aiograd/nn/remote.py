@@ -31,6 +31,7 @@ from typing import (
     overload,
 )
 
+from aiograd._html import GREEN, card, code, quiet
 from aiograd.errors import NotAllowed
 from aiograd.nn import files
 from aiograd.nn.module import HasForward, Module, Parameter
@@ -214,6 +215,9 @@ class RemoteModule(Generic[M_co]):
 
     def __repr__(self) -> str:
         return f"<RemoteModule on {self.on}>"
+
+    def _repr_html_(self) -> str:
+        return card(GREEN, f"<b>RemoteModule</b> {quiet('on')} {code(self.on)}")
 
     # Only called for what is missing: the error says which methods exist on the owner alone.
     def __getattr__(self, name: str) -> NoReturn:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from aiograd._html import BLUE, card, code, quiet
+from aiograd._html import BLUE, card, code, quiet, table
 from aiograd.errors import MalformedName, UnknownWorker
 from aiograd.wire.names import check_name, is_name
 
@@ -78,6 +78,17 @@ class WorkerInfo:
         mark = " · suspect" if self.suspect else ""
         rank = quiet(f"· rank {self.rank}{mark}")
         return card(BLUE, f"<b>worker</b> {code(self.name)} {rank}")
+
+
+class WorkerList(list[WorkerInfo]):
+    """A list of workers that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (code(info.name), str(info.rank), "suspect" if info.suspect else "") for info in self
+        ]
+        title = f"<b>workers</b> {quiet(f'· {len(self)}')}"
+        return card(BLUE, title, table(rows, ("name", "rank", "")) if rows else "")
 
 
 class Addressee(Protocol):

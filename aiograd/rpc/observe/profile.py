@@ -26,12 +26,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+from aiograd._html import BLUE, card, code, quiet
+from aiograd._html import table as html_table
 from aiograd.errors import RpcError
 from aiograd.rpc.scope import SCOPE, current
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Spans of one recording: more than a person or a viewer can look through.
 LIMIT: Final = 100_000
+SHOWN: Final = 10  # lines of a profile in a notebook
 
 
 # ── what is recorded ────────────────────────────────────────────────────────────────────────────
@@ -143,6 +146,19 @@ class Profile:
     def __repr__(self) -> str:
         lost = f", {self.dropped} dropped" if self.dropped else ""
         return f"<Profile of {len(self.events)} spans{lost}>"
+
+    def _repr_html_(self) -> str:
+        groups: dict[tuple[str, str], list[float]] = {}
+        for span in self.events:
+            groups.setdefault((span.name, span.worker), []).append(span.seconds)
+        longest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SHOWN]
+        rows = [
+            (code(name), code(worker), str(len(times)), f"{1e3 * sum(times):.3f} ms")
+            for (name, worker), times in longest
+        ]
+        more = f" · the {SHOWN} longest of {len(groups)}" if len(groups) > SHOWN else ""
+        title = f"<b>Profile</b> {quiet(f'{len(self.events)} spans{more}')}"
+        return card(BLUE, title, html_table(rows, ("what", "worker", "times", "total")))
 
     def __reduce__(self) -> Any:
         # Spans as tuples: they pickle without a call of `Span` for each.

@@ -192,7 +192,7 @@
     const tops = new Map();
     for (const [worker, rows] of [...lanes].sort()) { tops.set(worker, y); y += rows.length * (bar + 2) + 8; }
     const x = (time) => left + ((time - begin) / span) * (width - left);
-    return html`<div class="scroll" tabindex="0" role="region" aria-label="timeline"><svg width=${width} height=${y + 18} viewBox=${"0 0 " + width + " " + (y + 18)} role="img" aria-label=${bars.length + " calls on " + lanes.size + " workers in the last minute"}>
+    return html`<div class="scroll" tabindex="0" role="region" aria-label="timeline"><svg class="wide" width=${width} height=${y + 18} viewBox=${"0 0 " + width + " " + (y + 18)} role="img" aria-label=${bars.length + " calls on " + lanes.size + " workers in the last minute"}>
       ${[...tops].map(([worker, top]) => html`<g><rect class="lane" x=${left} y=${top} width=${width - left} height=${lanes.get(worker).length * (bar + 2) + 4} rx="4"/><text x=${left - 8} y=${top + 13} text-anchor="end">${worker.slice(0, 14)}</text></g>`)}
       ${[0, 15, 30, 45, 60].map((ago) => html`<g><line class="grid" x1=${x(end - ago)} x2=${x(end - ago)} y1="0" y2=${y}/><text class="quiet" x=${x(end - ago)} y=${y + 14} text-anchor=${ago ? "middle" : "end"}>${ago ? "−" + ago + " s" : "now"}</text></g>`)}
       ${bars.map((each) => html`<rect x=${x(each.start)} y=${tops.get(each.worker) + 2 + each.row * (bar + 2)} width=${Math.max(2, x(each.end) - x(each.start))} height=${bar} rx="3" fill=${colour(each.name)}><title>${each.name} on ${each.worker}: ${seconds(each.end - each.start)}</title></rect>`)}
@@ -350,7 +350,7 @@
     const workers = [...new Set(found.bars.map((bar) => bar[0]))].sort();
     const end = Math.max(...found.bars.map((bar) => bar[3]), 1e-9);
     const x = (time) => left + (time / end) * (width - left);
-    return html`<div class="scroll" tabindex="0" role="region" aria-label="recorded spans"><svg width=${width} height=${workers.length * 22 + 20} viewBox=${"0 0 " + width + " " + (workers.length * 22 + 20)} role="img" aria-label=${found.bars.length + " spans on " + workers.length + " workers"}>
+    return html`<div class="scroll" tabindex="0" role="region" aria-label="recorded spans"><svg class="wide" width=${width} height=${workers.length * 22 + 20} viewBox=${"0 0 " + width + " " + (workers.length * 22 + 20)} role="img" aria-label=${found.bars.length + " spans on " + workers.length + " workers"}>
       ${workers.map((worker, i) => html`<g><rect class="lane" x=${left} y=${i * 22} width=${width - left} height=${height + 4} rx="4"/><text x=${left - 8} y=${i * 22 + 14} text-anchor="end">${worker.slice(0, 14)}</text></g>`)}
       ${found.bars.map(([worker, name, start, stop]) => html`<rect x=${x(start)} y=${workers.indexOf(worker) * 22 + 2} width=${Math.max(1, x(stop) - x(start))} height=${height} fill=${colour(name)} fill-opacity="0.75"><title>${name}: ${seconds(stop - start)}</title></rect>`)}
       <text class="quiet" x=${width} y=${workers.length * 22 + 14} text-anchor="end">${seconds(end)}</text></svg></div>`;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.torch.functions import LEAVES, leaf
 from tests.torch.programs import RUNNING, Program, assert_same, locally, remotely
 
 NAMES = ["driver", "worker0", "worker1", "worker2"]
+RUNS, PAUSE = 8, 2.0  # runs of one simulated program, and the simulated seconds between them
 
 
 @pytest.fixture(autouse=True)
@@ -30,25 +32,40 @@ def leaves():
 # ── simulated ───────────────────────────────────────────────────────────────────────────────────
 
 
-def simulated(seed: int, faults: Any) -> tuple[Program, Any]:
-    """Run a random program on simulated workers: its gradients by worker, or its error."""
-    program = RUNNING[seed] = Program(seed, NAMES)
+def simulated(seed: int, faults: Any) -> tuple[Program, list[Any]]:
+    """Run a random program again and again on simulated workers.
 
-    async def run() -> Any:
-        try:
-            async with ag.context() as ctx:
-                roots = await program.run(remotely)
-                if not roots:
-                    return {}
+    Gives the gradients of each run, by worker, or its error.
+    """
+    program = RUNNING[seed] = Program(seed, NAMES)
+    found: list[Any] = []
+
+    async def once() -> Any:
+        async with ag.context() as ctx:
+            roots = await program.run(remotely)
+            if not roots:
+                return {}
+            try:
                 await ctx.backward(*roots)
-                return await gather(program)
-        except AiogradError as error:
-            return error
+            except AiogradError:
+                with pytest.raises(AiogradError):
+                    _ = ctx.gradients
+                raise
+            return await gather(program)
+
+    async def run() -> None:
+        for _ in range(RUNS):
+            try:
+                found.append(await once())
+            except AiogradError as error:
+                found.append(error)
+            await asyncio.sleep(PAUSE)  # simulated time, in which faults come
 
     try:
-        return program, ag.testing.simulate(run, seed=seed, workers=3, faults=faults)
+        ag.testing.simulate(run, seed=seed, workers=3, faults=faults)
     finally:
         RUNNING.clear()
+    return program, found
 
 
 def compare(program: Program, found: Any) -> None:
@@ -68,23 +85,76 @@ def test_simulated_programs_give_plain_torchs_gradients_or_an_error(faults):
     ended_well = failed = 0
     for seed in range(20):
         program, found = simulated(seed, faults)
-        if isinstance(found, AiogradError):
-            failed += 1
-        else:
-            ended_well += 1
-            compare(program, found)
+        assert len(found) == RUNS
+        for each in found:
+            if isinstance(each, AiogradError):
+                failed += 1
+            else:
+                ended_well += 1
+                compare(program, each)
     assert ended_well
-    if faults is None:
-        assert not failed
+    # Deaths are seen; nothing fails where nothing is lost.
+    if faults != "wire":
+        assert bool(failed) == (faults in ("deaths", "everything"))
 
 
 def test_a_simulated_run_repeats_itself():
-    (_, one), (_, two) = simulated(3, "wire"), simulated(3, "wire")
-    assert type(one) is type(two)
-    if isinstance(one, dict):
-        for name, gradients in one.items():
-            for mine, theirs in zip(gradients, two[name], strict=True):
-                assert_same(mine, theirs, name)
+    (_, one), (_, two) = simulated(3, "everything"), simulated(3, "everything")
+    assert [type(each) for each in one] == [type(each) for each in two]
+    for mine, theirs in zip(one, two, strict=True):
+        if isinstance(mine, dict):
+            for name, gradients in mine.items():
+                for each, other in zip(gradients, theirs[name], strict=True):
+                    assert_same(each, other, name)
+
+
+class Crashing(Program):
+    """Crashes a worker at a hook or Function of its pass."""
+
+    world: Any = None
+    victim, left = "", 0
+
+    def note(self, what: str, value: Any = None) -> Any:
+        self.left -= 1
+        if self.world is not None and not self.left:
+            self.world.crash(self.victim)
+        return super().note(what, value)
+
+
+def test_a_worker_that_crashes_at_any_hook_fails_the_pass_or_the_gradients_are_right():
+    outcomes: Counter[str] = Counter()
+    for seed in range(40):
+        program = Crashing(seed, NAMES)
+
+        async def run(world: Any, program: Crashing = program) -> Any:
+            async with ag.context() as ctx:
+                roots = await program.run(remotely)
+                if not roots:
+                    return {}
+                program.world, program.left = world, 1 + program.seed % 4
+                program.victim = NAMES[1 + program.seed % 3]
+                try:
+                    await ctx.backward(*roots)
+                except BackwardFailed as error:
+                    with pytest.raises(BackwardFailed):
+                        _ = ctx.gradients
+                    return error
+                return dict(ctx.gradients)
+
+        RUNNING[seed] = program
+        try:
+            found = ag.testing.simulate(run, seed=seed, workers=3)
+        finally:
+            RUNNING.clear()
+            program.world = None
+        outcomes[type(found).__name__] += 1
+        if isinstance(found, dict) and found:
+            roots = asyncio.run(program.run(locally))
+            mine = program.leaves["driver"]
+            expected = torch.autograd.grad(sum(roots), mine, allow_unused=True)
+            for leaf_, theirs in zip(mine, expected, strict=True):
+                assert_same(found.get(leaf_), theirs, f"seed {seed}")
+    assert outcomes["BackwardFailed"] > 5, outcomes
 
 
 WORLD: list[Any] = []

@@ -536,9 +536,22 @@ _PRODUCTS: Final = re.compile(r"Mm|Mv|Matmul|Linear|Dot|Embedding")
 _LONG: Final = re.compile(r"Conv|Linalg|Svd|Cholesky|Solve|Inverse|Rnn|Lstm|Attention|Fft")
 
 
+_in_threads = False
+
+
+def always_in_threads() -> None:
+    """Let no stage of this process run on a loop.
+
+    For programs whose hooks make blocking calls: torch does not show the hooks of inner tensors, so
+    that a small stage with one would run on the loop, and wait for itself.
+    """
+    global _in_threads
+    _in_threads = True
+
+
 def _work(nodes: Sequence[Any], exits: Sequence[Place]) -> float:
     """Estimate the nanoseconds of a stage; infinite if code of the user's could be in it."""
-    if len(nodes) > _NODES:
+    if _in_threads or len(nodes) > _NODES:
         return inf
     total, products, longest = 0.0, 0.0, 1
     for node, _ in exits:

@@ -32,7 +32,7 @@ RUNS = [
     ("reinforcement", (), ["learnt"]),
     ("pipeline", (), ["equal"]),
     ("data_parallel", (), ["trained"]),
-    ("rules", (), ["ended", "parameter", "refused"]),
+    ("rules", (), ["called in a hook", "ended", "parameter", "refused"]),
 ]
 IDS = ["-".join((name, *arguments)) for name, arguments, _ in RUNS]
 

@@ -61,6 +61,7 @@ from aiograd.compat.torch_rpc.api import (
 )
 from aiograd.compat.torch_rpc.meeting import meet
 from aiograd.compat.torch_rpc.process import LocalWorker
+from aiograd.torch.stages import always_in_threads
 
 __all__ = [
     "AllGatherStates",
@@ -196,6 +197,7 @@ def _start(store: Any, name: str, rank: int, world_size: int | None, given: Any)
             f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, got {given}"
         )
     _refuse_devices(given)
+    always_in_threads()
     WorkerInfo(name, rank)  # raises what torch does for a malformed name
     meeting = meet(store, name, rank, world_size, _own_host(given, world_size is None))
     worker = LocalWorker(name, rank, world_size, given)
@@ -231,6 +233,14 @@ def _own_host(given: Any, is_open: bool) -> str:
     if url.scheme == "file" and is_open:
         return "localhost"
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
+
+
+def _server_process_global_profile(*args: Any, **kwargs: Any) -> Any:
+    """Refuse: the profiler of calls from all workers is a part of the legacy one."""
+    raise RuntimeError(
+        "the legacy profiler is not supported by aiograd's drop-in: use aiograd.profile() to see "
+        "the calls"
+    )
 
 
 @api._require_initialized

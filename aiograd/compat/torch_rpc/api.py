@@ -14,6 +14,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -207,6 +208,11 @@ def _prepare(
         raise RuntimeError(
             f"calls through {type(worker).__name__}, a backend that this program registered, are "
             "not supported: leave backend= out"
+        )
+    if _get_should_profile():
+        warnings.warn(
+            "the legacy profiler is not supported and sees no calls: use aiograd.profile()",
+            stacklevel=4,
         )
     name = _to_worker_info(to).name
     message = messages.pack_call(func, args or (), kwargs or {}, _default_pickler)

@@ -27,6 +27,12 @@ def use() -> None:
         dist_autograd.backward(context, [loss])
         assert dist_autograd.get_gradients(context)[weight].tolist() == [2, 2]
     print("parameter", flush=True)
+    with dist_autograd.context() as context:
+        y = rpc.rpc_sync("other", double, args=(x,)) * 2
+        y.register_hook(lambda gradient: rpc.rpc_sync("other", double, args=(gradient,)))
+        dist_autograd.backward(context, [y.sum()])
+        assert dist_autograd.get_gradients(context)[x].tolist() == [8, 8, 8]
+    print("called in a hook", flush=True)
     try:
         rpc.RRef(x)._get_profiling_future()
     except RuntimeError as error:

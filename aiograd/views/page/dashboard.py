@@ -25,7 +25,7 @@ from aiohttp import web
 
 from aiograd.errors import AiogradError
 from aiograd.rpc.agent import current_agent
-from aiograd.views.page.digest import digest
+from aiograd.views.page.digest import digest, slim
 from aiograd.views.page.report import TYPES, asset, render
 from aiograd.views.page.security import HEADERS, refusal
 from aiograd.views.page.source import Source, WorkerSource
@@ -250,7 +250,9 @@ class Feed:
         except (AiogradError, OSError, ValueError, TimeoutError) as error:
             # The page stays, and says what it does not know.
             found = {"error": str(error) or type(error).__name__, "taken": time.time()}
-        if "error" not in found or not self.history:
+        if "error" not in found:
+            if self.history:  # only the last one is kept whole: a page may be open for hours
+                self.history[-1] = slim(self.history[-1])
             self.history.append(found)
         found["every"] = self._every
         self._event = b"data: " + json.dumps(found, separators=(",", ":")).encode() + b"\n\n"
@@ -265,13 +267,8 @@ class Feed:
 
     def frozen(self) -> str:
         """Return the page with what was seen so far, without asking anybody."""
-        # Everything of the last digest; of those before, what the lines of numbers need.
-        *before, last = self.history or [{"error": "nothing was seen yet", "taken": time.time()}]
-        slim = [
-            {"taken": each["taken"], "workers": each.get("workers", []), "calls": []}
-            for each in before[-60:]
-        ]
-        return render([*slim, last], self._logs)
+        nothing = {"error": "nothing was seen yet", "taken": time.time()}
+        return render(list(self.history)[-61:] or [nothing], self._logs)
 
     async def close(self) -> None:
         """End all events."""

@@ -17,6 +17,7 @@ CALLS: Final = 300
 REFERENCES: Final = 300
 CONTEXTS: Final = 100
 FINDINGS: Final = 20
+_NUMBERS: Final = ("name", "incarnation", "cpu", "started", "sent", "received", "lag", "memory")
 OLDER: Final = 5.0  # seconds after which a wait is shown: most calls of most programs are shorter
 HOPS: Final = 30
 
@@ -40,6 +41,15 @@ def digest(data: Data) -> dict[str, Any]:
         "contexts": contexts[:CONTEXTS],
         "context_count": len(contexts),
         "collectives": [asdict(row) for row in data.collectives],
+    }
+
+
+def slim(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a digest when there is a newer one: what lines of numbers need."""
+    return {
+        "taken": found["taken"],
+        "workers": [{key: row[key] for key in _NUMBERS} for row in found["workers"]],
+        "calls": [],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ def asset(name: str) -> str:
     return (folder / name).read_text(encoding="utf-8")
 
 
-def render(history: list[Mapping[str, Any]], logs: Mapping[str, Any]) -> str:
+def render(history: Sequence[Mapping[str, Any]], logs: Mapping[str, Any]) -> str:
     """Return the page with these digests and logs inside."""
     # In a script of type JSON, so nothing of it is executed; `<` is escaped, so nothing in a name
     # or a line of output can end the element.

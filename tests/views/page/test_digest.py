@@ -13,7 +13,7 @@ from aiograd.observe.snapshot import (
     ReferenceRow,
     WorkerRow,
 )
-from aiograd.views.page.digest import CALLS, REFERENCES, digest
+from aiograd.views.page.digest import CALLS, REFERENCES, digest, slim
 
 
 def test_a_call_is_shown_once_with_what_both_ends_know():
@@ -27,6 +27,16 @@ def test_a_call_is_shown_once_with_what_both_ends_know():
     (call,) = found["calls"]
     assert (call["line"], call["at"], call["age"], call["parent"]) == ("x.py:1", "y.py:2", 2.0, "p")
     assert found["edges"] == [{"from": "d", "to": "a", "count": 2, "oldest": 2.0}]
+
+
+def test_of_an_old_digest_only_numbers_are_kept():
+    data = Data(1.0, "a", workers=[WorkerRow("a", 0, cpu=2.0)])
+    data.pending = [CallRow("d>a#1", "d", "a", "f")]
+    found = slim(digest(data))
+    assert found["workers"][0]["cpu"] == 2.0
+    assert "counters" not in found["workers"][0]
+    assert found["calls"] == []
+    assert slim(found) == found  # once more changes nothing
 
 
 def test_links_are_added_up_per_worker():

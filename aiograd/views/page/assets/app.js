@@ -41,10 +41,18 @@
 
   // ── rates: what has changed between two digests ───────────────────────────────────────────────
 
+  // What is kept of digests that are not the last one: a page may be open for hours.
+  const pick = (row, keys) => Object.fromEntries(keys.map((key) => [key, row[key]]));
+  const slim = (digest) => ({
+    taken: digest.taken,
+    workers: digest.workers.map((row) => pick(row, ["name", "incarnation", "cpu", "started", "sent", "received", "lag", "memory"])),
+    calls: digest.calls.map((call) => pick(call, ["key", "callee", "function", "state", "age"])),
+  });
+
   function rates(history, name) {
     const found = [];
     let before = null;
-    for (const digest of history) {
+    for (const digest of history.slice(-61)) {
       const row = (digest.workers || []).find((each) => each.name === name);
       if (row && before && row.incarnation === before.row.incarnation && digest.taken > before.taken) {
         const passed = digest.taken - before.taken;
@@ -372,7 +380,8 @@
       events.onmessage = (event) => {
         const digest = JSON.parse(event.data);
         if (digest.error) { this.setState({ error: digest.error, connected: true }); return; }
-        this.setState({ history: [...this.state.history, digest].slice(-HISTORY), connected: true, error: "" });
+        const before = this.state.history.map((each, i, all) => (i === all.length - 1 ? slim(each) : i < all.length - 65 && each.calls.length ? { ...each, calls: [] } : each));
+        this.setState({ history: [...before, digest].slice(-HISTORY), connected: true, error: "" });
       };
     }
     render({ frozen }, { history, view, connected, error }) {

@@ -77,3 +77,12 @@ def test_todo_names_only_packages_without_a_complete_map() -> None:
 )
 def test_map_lines_are_told_from_other_lines(line: str, names: set[str]) -> None:
     assert listed(f"A package.\n\n{line}\n") == names
+
+
+def test_security_names_tests_that_exist() -> None:
+    text = (ROOT.parent / "SECURITY.md").read_text()
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", text))
+    files = (ROOT.parent / "tests").rglob("test_*.py")
+    found = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert len(named) > 30
+    assert named - found == set()

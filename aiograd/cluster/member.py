@@ -181,7 +181,8 @@ class Member:
 
     def _on_dismiss(self, sender: PeerInfo, together: bool, timeout: float | None) -> None:
         self._check_coordinator(sender)
-        if type(together) is not bool or not (timeout is None or type(timeout) in (int, float)):
+        seconds = timeout is None or (type(timeout) in (int, float) and timeout >= 0)
+        if type(together) is not bool or not seconds:
             raise ProtocolError("cluster.dismiss: malformed request", sender.name)
         # A dismissal may come twice: `scale` ends one worker while `close` ends all.
         self._together = together

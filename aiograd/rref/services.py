@@ -556,6 +556,8 @@ class ValueServices:
         return self.later(self.found(sender, fork), lambda record: None)
 
     def _on_has(self, sender: PeerInfo, fork: bytes, name: str) -> Any:
+        if type(name) is not str:
+            raise ProtocolError("rref.has: malformed name of an attribute", sender.name)
         if self._agent.trusts(sender):
             return self.later(self.found(sender, fork), lambda record: hasattr(record.value, name))
         # A guest learns of exposed methods only; `hasattr` would run properties for it, too.
@@ -567,6 +569,8 @@ class ValueServices:
         self, sender: PeerInfo, fork: bytes, context_id: int, retain_graph: bool
     ) -> None:
         record = self.found(sender, fork)
+        if type(retain_graph) is not bool and self._agent.restricts(sender):
+            raise ProtocolError("rref.backward: malformed request", sender.name)
         if self.context_guard is not None:
             self.context_guard(sender, context_id)
         await self.backward(await self.later(record), context_id, retain_graph)

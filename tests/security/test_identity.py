@@ -114,6 +114,16 @@ async def test_values_of_others_are_neither_fetched_nor_claimed_nor_created_ahea
     await rogue.close()
 
 
+async def test_malformed_questions_about_a_value_of_its_own_are_refused(registry):
+    rogue = await clinic(registry)
+    own = pack_fork((7, stamp_of(rogue.incarnation), 1), (7, stamp_of(rogue.incarnation), 2), 0)
+    for name in (None, 7, b"deposit", ["deposit"]):
+        assert await ask(rogue, "rref.has", own, name) == FAULT
+    for retain in (None, 1, "yes", np.ones(2)):
+        assert await ask(rogue, "rref.backward", own, 5, retain) == FAULT
+    await rogue.close()
+
+
 async def test_an_audit_tells_a_partner_nothing_of_forks_that_it_did_not_send(registry):
     rogue, lab = await clinic(registry), lab_of(registry)
     stamp = stamp_of(rogue.incarnation)

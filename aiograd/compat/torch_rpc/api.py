@@ -324,8 +324,21 @@ def _wait_event(
     """Wait until all values are there; RuntimeError if one of the workers is lost for good."""
     worker = process.current()
     agent, me = worker.agent, worker.name
-    gone: dict[str, float] = {}  # workers that are lost or silent, and since when
     deadline = math.inf if seconds is None else time.monotonic() + seconds
+    # No call to them is under way, so nobody else would notice that one of them is silent.
+    agent.from_thread(agent.links.expect, names - {me})
+    try:
+        _wait_while_present(event, deadline, names, leader)
+    finally:
+        agent.from_thread(agent.links.expect, names - {me}, -1)
+
+
+def _wait_while_present(
+    event: threading.Event, deadline: float, names: set[str], leader: str
+) -> None:
+    worker = process.current()
+    agent, me = worker.agent, worker.name
+    gone: dict[str, float] = {}  # workers that are lost or silent, and since when
     with agent.pool.blocked():  # it may be a thread that others need meanwhile
         while not event.wait(timeout=min(0.2, max(0.0, deadline - time.monotonic()))):
             now = time.monotonic()

@@ -140,6 +140,9 @@ class LinkTable(Protocol):
     def stirred(self, link: Link) -> None:
         """Let a link have heartbeats."""
 
+    def expects(self, link: Link) -> bool:
+        """Whether something is awaited from its peer that is no answer to a call."""
+
     def lets_sleep(self, link: Link) -> bool:
         """Whether no other layer has to hear at once of the loss of its peer."""
 
@@ -526,6 +529,7 @@ class Link:
             or self.receiver.waiting
             or not self.outbox.empty
             or self.session.owes
+            or self.agent.links.expects(self)
         )
 
     def _may_rest(self) -> bool:
@@ -789,7 +793,11 @@ class Link:
         # First, because a ping that is about to be written changes these.
         said, heard = self.session.said, self.session.heard
         # A suspect stays one until it is heard of, also when nothing is awaited any more.
-        awaiting = bool(self.caller.pending or self.caller.window) or self.suspect
+        awaiting = (
+            bool(self.caller.pending or self.caller.window)
+            or self.suspect
+            or self.agent.links.expects(self)
+        )
         if (awaiting or self.asked or self.session.owes) and self.outbox.empty:
             self.outbox.acknowledge(awaiting)
         self.asked = False

@@ -20,7 +20,8 @@ import asyncio
 import copy
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,6 +87,8 @@ class Links:
         self._slow_pause = min(_SLOW, agent.options.idle / 2)
         self._resting = False  # no link has heartbeats
         self.on_rest: Callable[[bool], None] = _ignore  # told when that begins and ends
+        # By name: how often something is awaited from a peer that is no answer to a call.
+        self._expected: Counter[str] = Counter()
         self._watched: frozenset[bytes] = frozenset()  # as other layers said at `_watched_at`
         self._watched_at = -math.inf  # loop time
 
@@ -374,6 +377,27 @@ class Links:
             if link.resting and now - link.used_at >= idle and now - link.proposed_at >= again:
                 link.proposed_at = now
                 link.propose_sleep()
+
+    def expect(self, names: Iterable[str], count: int = 1) -> None:
+        """Judge the silence of peers, as while a call to them is under way; -1 to end that.
+
+        For what is awaited from a peer without a call to it. On the loop."""
+        for name in names:
+            self._expected[name] += count
+            link = self.routes.get(name) or self._known(name)
+            if count > 0 and link is not None:
+                link.stir()
+                if link.is_asleep:
+                    self.dial(link)
+        self._expected = +self._expected  # without those that nobody expects any more
+
+    def expects(self, link: Link) -> bool:
+        """Whether something is awaited from its peer that is no answer to a call."""
+        return link.peer.name in self._expected
+
+    def _known(self, name: str) -> Link | None:
+        peer = self._agent.directory.get(name)
+        return self.table.get(peer.incarnation) if peer is not None else None
 
     def lets_sleep(self, link: Link) -> bool:
         """Whether no other layer has to hear at once of the loss of the peer of a quiet link."""

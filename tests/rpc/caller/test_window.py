@@ -224,3 +224,43 @@ async def test_fault_injection_sees_calls_that_waited_one_by_one(agents):
         a.fault_injector = Watch()
         assert await asyncio.gather(*calls) == [2 * i for i in range(20)]
         assert len(seen) == 16
+
+
+def triple(x):
+    return 3 * x
+
+
+async def test_calls_that_waited_keep_their_order_budgets_and_functions(agents):
+    """A run ends where the next call has another function, deadline or fate."""
+    async with agents(2, options=Options(max_inflight=8, timeout=20.0)) as (a, b):
+        for function in (double, triple, time_left):
+            await rpc_async("worker1", function, (1,) if function is not time_left else ())
+        order = []
+        receive = b.link("worker0").receiver._once.fresh
+
+        def fresh(number):
+            order.append(number)
+            return receive(number)
+
+        b.link("worker0").receiver._once.fresh = fresh
+        calls, expected, budgets, abandoned = [], [], [], []
+        for i in range(200):
+            match i % 5:
+                case 0 | 1:
+                    calls.append(rpc_async("worker1", double, (i,)))
+                    expected.append(2 * i)
+                case 2:
+                    calls.append(rpc_async("worker1", triple, (i,)))
+                    expected.append(3 * i)
+                case 3:
+                    budgets.append((rpc_async("worker1", time_left, timeout=5.0 + i), 5.0 + i))
+                case 4:
+                    abandoned.append(rpc_async("worker1", double, (i,)))
+        for call in abandoned:
+            call.cancel()
+        assert await asyncio.gather(*calls) == expected
+        for call, budget in budgets:
+            assert budget - 5.0 < await call <= budget
+        assert order == sorted(order)
+        assert not a.link("worker1").caller.pending
+        assert not a.link("worker1").caller.window

@@ -99,6 +99,20 @@ async def test_a_peer_that_stops_while_the_link_rests_is_suspect_when_it_is_call
         await until(lambda: a.links.suspects() == [])
 
 
+async def test_a_silent_peer_that_is_expected_to_call_is_suspect_without_a_call_to_it(agents):
+    async with agents(2, options=Options(heartbeat=0.01, silence=0.1)) as (a, b):
+        assert await rpc_async("worker1", add, (1, 2)) == 3
+        await until(lambda: a.link("worker1").resting and b.link("worker0").resting)
+        a.links.expect({"worker1"})
+        await until(lambda: a.link("worker1").session.pings > 5)  # it is asked, and answers
+        assert a.links.suspects() == []
+        b.link("worker0").outbox.pause()
+        await until(lambda: a.links.suspects() == ["worker1"])
+        b.link("worker0").outbox.resume()
+        a.links.expect({"worker1"}, -1)
+        await until(lambda: a.links.suspects() == [] and a.link("worker1").resting)
+
+
 # ── sleeping ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -5,9 +5,9 @@
         b-INCARNATION.json     where its event loop is blocked, while it is (`blocked`)
 
 A file is locked by its worker until it ends, however it ends; one that nobody locks is removed by
-whoever finds it. The record of a coordinator has the secret of its cluster if the library generated
-it: whoever can read this folder is the user that the cluster belongs to. A secret that a user gave
-is never written here.
+the next process that looks, and the folder goes with the last file. The record of a coordinator has
+the secret of its cluster if the library generated it: only the user that the cluster belongs to can
+read this folder. A secret that a user gave is never written here.
 """
 
 from __future__ import annotations
@@ -76,22 +76,33 @@ class Registration:
     def __init__(self, record: RunRecord) -> None:
         self._lock = -1
         self._path: Path | None = None
+        # Twice: another worker, the last one until now, may remove the folder in between.
+        if not self._write(record):
+            self._write(record)
+
+    def _write(self, record: RunRecord) -> bool:
+        """Write and lock the file; False if the folder has gone meanwhile."""
         where = folder()
         if where is None:
-            return
+            return True
         path = where / f"{WORKER}{record.incarnation}.json"
         new = path.with_suffix(".new")
-        with contextlib.suppress(OSError):  # a full disk is no reason not to start
+        try:
             self._lock = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             close_in_children(self)  # a fork that keeps it would keep the record
             # Locked before it has its name: a record that nobody locks is removed.
             if not _lock(self._lock, exclusive=True):
                 os.unlink(new)
                 self._close()
-                return
+                return True
             os.write(self._lock, json.dumps(asdict(record)).encode())
             os.rename(new, path)
             self._path = path
+        except FileNotFoundError:
+            return False
+        except OSError:  # a full disk is no reason not to start
+            pass
+        return True
 
     def descriptors(self) -> list[int]:
         """List the descriptor that a fork of this process has to close."""
@@ -99,10 +110,11 @@ class Registration:
 
     def close(self) -> None:
         """Remove the file."""
-        if self._path is not None:
+        path, self._path = self._path, None
+        if path is not None:
             with contextlib.suppress(OSError):
-                self._path.unlink()
-        self._path = None
+                path.unlink()
+            _tidy(path.parent)
         self._close()
 
     def _close(self) -> None:
@@ -116,6 +128,26 @@ def records() -> list[RunRecord]:
     where = folder()
     found = [] if where is None else list(_read(where))
     return sorted(found, key=lambda record: record.started)
+
+
+def remove_records(pid: int) -> None:
+    """Remove the files of a process that is about to exit without closing its workers."""
+    where = folder()
+    if where is None:
+        return
+    for record in _read(where):
+        if record.pid == pid:
+            for kind in (WORKER, BLOCKED):
+                (where / f"{kind}{record.incarnation}.json").unlink(missing_ok=True)
+    _tidy(where)
+
+
+def _tidy(where: Path) -> None:
+    """Remove the files of workers that were killed, and the folder if nothing is left in it."""
+    for _ in _read(where):
+        pass
+    with contextlib.suppress(OSError):  # there is something left
+        where.rmdir()
 
 
 def _read(where: Path) -> Iterator[RunRecord]:

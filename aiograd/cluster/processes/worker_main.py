@@ -26,6 +26,7 @@ from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.folders import is_listening
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.worker import Worker
+from aiograd.observe.runfolder import remove_records
 
 __all__ = ["main", "new_event_loop"]
 
@@ -102,6 +103,8 @@ def _watch(lifeline: int, plan: WorkerPlan, stop: Callable[[], Any]) -> None:
         stop()
     # The loop may be blocked by a function that never returns; then nothing else ends this process.
     time.sleep(ORPHAN_GRACE)
+    with contextlib.suppress(Exception):  # nothing may keep this process alive
+        remove_records(os.getpid())
     os._exit(1)
 
 

@@ -87,7 +87,8 @@ def poison(marker: Path) -> bytes:
     # Not a list in this module: it would be pickled by value, and the copy filled.
     code = cloudpickle.dumps(partial(os.mkdir, str(marker)))
     call = frame(CALL, cloudpickle.dumps(((), {})), id=1 << 40, to=999)
-    return frame(DEFINE, code, to=999) + call
+    # Again and again: longer than the record that the first bytes would announce.
+    return (frame(DEFINE, code, to=999) + call) * 8
 
 
 @pytest.mark.parametrize("way", ["up", "down"])

@@ -87,7 +87,7 @@ for size in sizes:
     other.sendall(read(victim, size))
     victim.sendall(read(other, size))
 for end in (other, victim):
-    end.sendall(poison * 8)  # longer than the record that its first bytes would announce
+    end.sendall(poison)
 print("injected", flush=True)
 sys.stdin.read()
 """

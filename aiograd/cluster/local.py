@@ -40,7 +40,7 @@ from aiograd._html import BLUE, GREEN, GREY, card, code, dot, table
 from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan, check_count, worker_names
 from aiograd.cluster.folders import PrivateFolder
 from aiograd.cluster.logs import serve_logs
-from aiograd.cluster.processes.forkserver import ForkServer, can_fork
+from aiograd.cluster.processes.forkserver import ForkServer, can_fork, preloaded
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker, describe_exit
 from aiograd.cluster.worker import Worker, run_to_completion
 from aiograd.errors import RpcError, UnknownWorker, WorkerClosed
@@ -412,8 +412,9 @@ class LocalCluster:
         if not self._processes:
             return [LoopWorker(plan) for plan in plans]
         if self._forkserver is None or not self._forkserver.open:
-            # A fork server for one worker would only be one more process to start.
-            if len(plans) < 2 or not can_fork():
+            # A fork server for one worker would only be one more process to start, unless there is
+            # a library to load before the worker has a loop that the import would block.
+            if (len(plans) < 2 and not preloaded()) or not can_fork():
                 return [SpawnedWorker(plan) for plan in plans]
             self._forkserver = ForkServer()
         return self._forkserver.fork_workers(plans)

@@ -10,9 +10,9 @@
     travel   how tensors travel with calls
     engine   runs of torch's engine over a part of a graph; the one user of private calls
     stages   a torch graph condensed into ordinary nodes of the tape
+    published  parameters whose memory is replaced: what reads one keeps the memory that it saw
     light    operations that run right where their call arrives
     library  what `dist.foreign` asks of a library of tensors
-    published  parameters whose memory is replaced: what reads one keeps the memory that it saw
     optim    torch's optimisers at the owner: a step on a copy, which is then published
     nn       torch's modules on other workers
 

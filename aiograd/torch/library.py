@@ -16,6 +16,7 @@ from aiograd.errors import GradError
 from aiograd.torch.engine import plus
 from aiograd.torch.memory import DTYPES, NAMES, put_together, take_apart
 from aiograd.torch.nodes import Port
+from aiograd.torch.published import recomputed
 from aiograd.torch.stages import Condensed, condense
 from aiograd.torch.travel import TensorTraveller
 from aiograd.wire.fastcodec import BORROW_FROM
@@ -106,7 +107,7 @@ class Torch:
 
     def checkpoint(self, call: Callable[[], Any]) -> Any:
         """Run a function whose graph is recomputed in the backward pass."""
-        return checkpoint(call, use_reentrant=False)
+        return checkpoint(recomputed(call), use_reentrant=False)
 
     def concatenate(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Join tensors along their first axis."""

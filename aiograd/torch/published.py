@@ -5,6 +5,7 @@ memory stays as it was for those who read it.
 
     graphs    keep the memory of their forward pass, if it ran in `pinned`
     kernels   that run in other threads read on: old memory outlives them
+    checkpoints   run again with the memory of their first run, if they are `ag.checkpoint`s
 
 torch saves a parameter as the object, not as its memory, so that an old graph would see the new
 values, and give wrong gradients without a word. `pinned` saves the memory instead: around every
@@ -31,10 +32,12 @@ from typing import Any, Final
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from aiograd.dist.registry import contexts
 
-__all__ = ["pin_this_thread", "pinned", "publish", "register", "runs_pinned"]
+__all__ = ["pin_this_thread", "pinned", "publish", "recomputed", "register", "runs_pinned"]
 
 _PAUSE: Final = 50e-6  # seconds between two looks at operations that still run
 
@@ -257,3 +260,55 @@ class _Steps:
                 raise
             except BaseException as error:
                 step, value = self._coroutine.throw, error
+
+
+# ── recomputing ─────────────────────────────────────────────────────────────────────────────────
+
+
+class _SameMemory(TorchFunctionMode):  # type: ignore[misc]
+    """Lets a function that runs again compute with the memory that its first run saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, list[_Memory]] = {}  # by parameter, use by use
+        self._uses: dict[int, int] | None = None  # of a run that repeats the first one
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run the function, for the first time or again."""
+        try:
+            with self:
+                return function()
+        finally:
+            self._uses = {}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note the parameters of an operation, or replace them; torch calls it for each."""
+        if self._uses is None:
+            with _lock:
+                _operations[threading.get_ident()] = _Operation(sys._getframe(1))
+        args, kwargs = tree_map(self._take, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _take(self, value: Any) -> Any:
+        key = id(value)
+        known = _known.get(key)
+        parameter: Any = None if known is None else known.reference()
+        if known is None or parameter is not value or not parameter.requires_grad:
+            return value
+        seen = self._seen.setdefault(key, [])
+        if self._uses is None:
+            seen.append(known.current(value))
+            return value
+        place = self._uses[key] = self._uses.get(key, -1) + 1
+        if place >= len(seen):
+            return value
+        # A leaf that needs grad, as the parameter is: torch must save the same tensors again. Where
+        # gradients go was decided by the first run.
+        return seen[place].tensor.detach().requires_grad_()
+
+
+def recomputed(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function for a checkpoint: run again, it sees the parameters of its first run."""
+    return functools.partial(_SameMemory().run, function) if _known else function

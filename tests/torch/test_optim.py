@@ -296,3 +296,37 @@ async def test_a_failed_pass_names_the_worker_of_a_written_parameter(cluster):
 def spoil(param: ag.RRef) -> None:
     with torch.no_grad():
         param.local_value().add_(1)
+
+
+def scaled(x: torch.Tensor, param: ag.RRef) -> torch.Tensor:
+    value = param.local_value()
+    return (x * value).sin() * value
+
+
+def recomputing(x: torch.Tensor, param: ag.RRef) -> torch.Tensor:
+    return ag.checkpoint(scaled)(x, param)
+
+
+async def test_a_checkpoint_runs_again_with_the_values_of_its_first_run(cluster):
+    param, x = ag.remote("worker1", parameter, args=(3,)), leaf(3, seed=5)
+    opt = await ag.torch.DistributedOptimizer(torch.optim.SGD, [param], lr=0.5)
+    start = (await value_of(param)).requires_grad_()
+    expected = torch.autograd.grad(((x * start).sin() * start).sum(), [x, start])
+    mine, other = ag.context(), ag.context()
+    with mine.active():
+        result = await ag.rpc_async("worker1", recomputing, args=(x, param))
+    with other.active():
+        await pull(other, param)
+        await opt.step(other)
+    assert not torch.equal(await value_of(param), start)
+    await mine.backward(result.sum())
+    torch.testing.assert_close(mine.gradients[x], expected[0])
+    with mine.active():
+        found = await ag.rpc_async("worker1", gradient_at_owner, args=(param, mine.id))
+    torch.testing.assert_close(found, expected[1])
+    await mine.release()
+    await other.release()
+
+
+def gradient_at_owner(param: ag.RRef, context_id: int) -> torch.Tensor:
+    return ag.get_gradients(context_id)[param.local_value()]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import aiograd as ag
+from aiograd.cluster.processes import forkserver
 from aiograd.dist import foreign
 from aiograd.errors import SerializationError
 from aiograd.wire.codec import Travellers
@@ -85,17 +86,20 @@ async def test_worker_processes_take_large_tensors_by_shared_memory():
 
 
 @pytest.mark.deadline(60)
-async def test_a_fork_server_of_a_driver_with_torch_loads_it_once():
-    async with ag.LocalCluster(2, processes=True):
-        for name in ("worker0", "worker1"):
-            assert await ag.rpc_async(name, is_loaded)
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_fork_server_of_a_driver_with_torch_loads_it_once(workers: int):
+    async with ag.LocalCluster(workers, processes=True):
+        for number in range(workers):
+            assert await ag.rpc_async(f"worker{number}", is_loaded)
 
 
 async def ask(function: Any) -> tuple[list[str], str]:
-    async with ag.LocalCluster(1, processes=True):  # one worker: no fork server that has torch
-        assert await ag.rpc_async("worker0", watch)
-        await function()
-        return await ag.rpc_async("worker0", seen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "PRELOAD", {})  # as from a driver that loads torch later
+        async with ag.LocalCluster(1, processes=True):
+            assert await ag.rpc_async("worker0", watch)
+            await function()
+            return await ag.rpc_async("worker0", seen)
 
 
 @pytest.mark.deadline(60)

@@ -52,7 +52,7 @@ from aiograd.cluster.processes.spawn import (
 from aiograd.cluster.processes.worker_main import main
 from aiograd.rpc.affinity import close_in_children
 
-__all__ = ["ForkServer", "ForkedWorker", "can_fork", "serve_forks"]
+__all__ = ["ForkServer", "ForkedWorker", "can_fork", "preloaded", "serve_forks"]
 
 # Seconds for the fork server to exit after its last worker, before it is killed.
 EXIT_GRACE = 1.0
@@ -86,7 +86,7 @@ def can_fork() -> bool:
     return True
 
 
-def _preload() -> list[str]:
+def preloaded() -> list[str]:
     """Return the modules that workers of this driver will probably need."""
     return [module for library, module in PRELOAD.items() if library in sys.modules]
 
@@ -105,7 +105,9 @@ class ForkServer:
         try:
             self._child = Child(
                 "forkserver",
-                python_command("-c", BOOT, "aiograd-forkserver", str(theirs.fileno()), *_preload()),
+                python_command(
+                    "-c", BOOT, "aiograd-forkserver", str(theirs.fileno()), *preloaded()
+                ),
                 self._environment,
                 self._take_lines,
                 stdin=marshal.dumps(sys.path),

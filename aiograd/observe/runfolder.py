@@ -5,9 +5,9 @@
         b-INCARNATION.json     where its event loop is blocked, while it is (`blocked`)
 
 A file is locked by its worker until it ends, however it ends; one that nobody locks is removed by
-whoever finds it. The record of a coordinator has the secret of its cluster if the library generated
-it: whoever can read this folder is the user that the cluster belongs to. A secret that a user gave
-is never written here.
+the next one that finds it. The record of a coordinator has the secret of its cluster if the library
+generated it: only the user that the cluster belongs to can read this folder. A secret that a user
+gave is never written here.
 """
 
 from __future__ import annotations

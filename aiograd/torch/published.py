@@ -1,7 +1,7 @@
 """Parameters whose memory is replaced: what reads one keeps the memory that it saw.
 
 A step of an optimiser *publishes* new values: they become the memory of the parameter, and the old
-memory stays as it was for whoever reads it.
+memory stays as it was for its readers.
 
     graphs    keep the memory of their forward pass, if it ran in `pinned`
     kernels   that run in other threads read on: old memory outlives them

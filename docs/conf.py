@@ -80,6 +80,7 @@ def as_restructured_text(
         indented = line.startswith("    ")
         if indented and not inside and (not result or not result[-1].strip()):
             language = "pycon" if line.lstrip().startswith(">>>") else "python"
+            language = "text" if re.search("[─│▶]", line) else language  # a drawing
             result += [f".. code-block:: {language}", ""]
             inside = True
         elif line.strip() and not indented:

@@ -198,7 +198,7 @@ def _read_private(path: str, what: str, *, follow: bool) -> bytes:
 def _open_trusted(path: str, what: str, links: int) -> int:
     """Open a file for reading, over at most so many symbolic links of this user or of root."""
     # O_NONBLOCK: opening a named pipe would block until somebody writes to it. O_NOFOLLOW: each
-    # link is looked at here, because whoever owns it decides which file is read.
+    # link is looked at here, because its owner decides which file is read.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         return os.open(path, flags)

@@ -19,7 +19,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from aiograd.autograd.tensor import Tensor
@@ -118,7 +118,8 @@ class OwnOptimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.norm = gradient_norm
-        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+        self.state_dict: Callable[[], dict[str, Any]] = optimizer.state_dict
+        self.load_state_dict: Callable[[Mapping[str, Any]], None] = optimizer.load_state_dict
 
     @property
     def param_groups(self) -> list[Group]:

@@ -118,8 +118,9 @@ class Session:
         # they are compared after every read and before every write.
         self.due, self.overdue = ACK_WITH_WRITE, ACK_NOW
         # PING and SLEEP say nothing but that a side is there: they are no use of the session.
-        self.pings = self.own_pings = 0  # received, and sent
-        self.told = 0  # bytes without pings that were received when the peer was last told
+        self.pings: int = 0  # received
+        self.own_pings: int = 0  # sent
+        self.told: int = 0  # bytes without pings that were received when the peer was last told
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────
 

@@ -13,4 +13,7 @@ report = subprocess.run(command, capture_output=True, text=True).stdout
 found = re.search(r"Type completeness score: ([\d.]+)%", report)
 score = float(found.group(1)) if found else 0.0
 if score < BOUND:
-    sys.exit(f"{report}\n{score} % of the public interface has types; {BOUND} % is the bound")
+    # One attribute without a type makes the type of everything that holds its class unknown, so
+    # these few are the cause of the rest.
+    roots = "\n".join(sorted({line for line in report.splitlines() if "missing type anno" in line}))
+    sys.exit(f"{roots}\n{score} % of the public interface has types; {BOUND} % is the bound")

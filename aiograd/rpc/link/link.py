@@ -215,7 +215,7 @@ class Link:
         self.error: Exception | None = None  # why it is lost or closed
         self.suspect: bool = False
         self.connection: Connection | None = None
-        self.address = ""  # where it was dialled
+        self.address: str = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
         self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         limit = agent.options.outbound_buffer if agent.options.resume else 0
@@ -254,8 +254,10 @@ class Link:
         self._quiet = 0  # heartbeats without use
         self._said = self._heard = 0  # of the session, at the last heartbeat
         self._last_sent = 0  # position in the session up to which the peer has to acknowledge
-        self.used_at = 0.0  # loop time of the last heartbeat that saw it in use
-        self.proposed_at = -math.inf  # loop time at which this side would have liked it to sleep
+        self.used_at: float = 0.0  # loop time of the last heartbeat that saw it in use
+        self.proposed_at: float = (
+            -math.inf
+        )  # loop time at which this side would have liked it to sleep
         self.resting: bool = False  # open, but without heartbeats until anything is sent or comes
         self.asked: bool = False  # the peer wants a sign of life at the next heartbeat
 

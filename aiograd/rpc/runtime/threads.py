@@ -242,6 +242,8 @@ class ThreadPool:
 class Run:
     """A job that resolves a future with the result of a function."""
 
+    future: asyncio.Future[Any]
+
     def __init__(
         self,
         future: asyncio.Future[Any],

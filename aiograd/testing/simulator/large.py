@@ -57,9 +57,9 @@ class LargeCluster:
 
     def __init__(self, world: World, count: int) -> None:
         self.world = world
-        self.names = [f"worker{rank}" for rank in range(count)]
+        self.names: list[str] = [f"worker{rank}" for rank in range(count)]
         self.members: dict[str, Member] = {}
-        self.figures = Figures(count)
+        self.figures: Figures = Figures(count)
         self._written = 0
 
     async def run(self, participants: int, deaths: int) -> None:

@@ -66,7 +66,7 @@ class Dashboard:
         self._source: Source | None = None
         self._feed: Feed | None = None
         self._runner: web.AppRunner | None = None
-        self.url = ""  # where it is, once it is served
+        self.url: str = ""  # where it is, once it is served
 
     @classmethod
     def of(cls, source: Source, **settings: Any) -> Dashboard:
@@ -293,6 +293,8 @@ class Feed:
 
 class Report:
     """A report that was written; await it to write it again with a new snapshot."""
+
+    path: Path
 
     def __init__(self, feed: Feed, path: Path) -> None:
         self._feed, self.path = feed, path

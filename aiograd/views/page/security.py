@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has its address, from this host. Pure.
+"""Who may see the page: every process of this host that has its address. Pure.
 
 token     256 random bits, the first part of every path: who does not know it gets nothing
 host      the name in the request must be one of ours: a name of the web that an attacker lets

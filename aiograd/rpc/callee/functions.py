@@ -396,7 +396,7 @@ class Target:
     def __init__(self, func: Any, name: str, kind: str = "call") -> None:
         self.func, self.name, self.kind = func, name, kind
         self.mode: int = INLINE if kind == "op" else run_mode(func)
-        self.builtin = isinstance(func, _BUILTIN)  # then look into `LIGHT`
+        self.builtin: bool = isinstance(func, _BUILTIN)  # then look into `LIGHT`
         self.error: BaseException | None = None  # why it cannot be called after all
         self.quiet: bool = is_quiet(func)
 

@@ -320,7 +320,7 @@ class Authenticator:
     ) -> None:
         if len(identity.cluster) != 16:
             raise ValueError("a cluster id has 16 bytes")
-        self.identity = identity
+        self.identity: Identity = identity
         self.timeout: float = options.handshake_timeout
         self._options = options
         self._certificates: Credentials | None = None

@@ -215,7 +215,7 @@ class Link:
         self.error: Exception | None = None  # why it is lost or closed
         self.suspect: bool = False
         self.connection: Connection | None = None
-        self.address = ""  # where it was dialled
+        self.address: str = ""  # where it was dialled
         self.host = ""  # from where the peer speaks
         self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         limit = agent.options.outbound_buffer if agent.options.resume else 0

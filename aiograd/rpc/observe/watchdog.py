@@ -83,8 +83,8 @@ class Watchdog:
         self._blocked = blocked
         self._sign = threading.Event()  # a sign of life, or `close`
         self._ended = False
-        self.lag = 0.0  # seconds that the last sign of life took: how long a message waits
-        self.largest_lag = 0.0  # the longest so far
+        self.lag: float = 0.0  # seconds that the last sign of life took: how long a message waits
+        self.largest_lag: float = 0.0  # the longest so far
         self._resting = False
 
     def start(self) -> None:

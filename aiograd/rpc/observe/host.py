@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,6 @@ _STOPPED: Final = frozenset("Tt")
 _GONE: Final = frozenset("ZX")
 
 
-@cache
 def host_name() -> str:
     """Return the name of this host."""
     return socket.gethostname()

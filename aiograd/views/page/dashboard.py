@@ -80,7 +80,7 @@ class Dashboard:
         if self._source is None:
             self._source = WorkerSource(_agent_of(self._cluster))
         self._feed = Feed(self._source, self._every)
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard()])
         app.router.add_get("/{token}/", self._asset)
         for name, answer in self._answers().items():
             app.router.add_get(f"/{{token}}/{name}", answer)
@@ -130,8 +130,15 @@ class Dashboard:
 
     # ── answering ───────────────────────────────────────────────────────────────────────────────
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    def _guard(self) -> Any:
+        """Return what every request passes: who may not see the page gets no answer of it."""
+
+        async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        return web.middleware(guard)
+
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         token = request.path.split("/")[1] if request.path.count("/") > 1 else ""
         refused = refusal(request.method, token, request.headers, self._token, self._hosts)
         try:
@@ -297,7 +304,8 @@ class Report:
     path: Path
 
     def __init__(self, feed: Feed, path: Path) -> None:
-        self._feed, self.path = feed, path
+        self._feed = feed
+        self.path: Path = path
         path.write_text(feed.frozen(), encoding="utf-8")
 
     def __await__(self) -> Generator[Any, None, Path]:

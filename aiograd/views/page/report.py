@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ TYPES: Final = {
 }
 
 
-@cache
 def asset(name: str) -> str:
     """Return one of the page's files."""
     folder = ASSETS / "vendor" if name == "htm-preact.js" else ASSETS

@@ -35,6 +35,7 @@ class Channel(Route, Protocol):
     restricted: bool  # only plain data may cross it
     budget: Budget  # the memory for what comes over it
     account: Account | None  # the share of a partner
+    host: str  # from where the peer speaks
 
     @property
     def peer(self) -> PeerInfo:

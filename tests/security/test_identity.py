@@ -114,6 +114,20 @@ async def test_values_of_others_are_neither_fetched_nor_claimed_nor_created_ahea
     await rogue.close()
 
 
+async def test_what_is_refused_is_counted_and_logged_once_with_the_name_of_its_sender(
+    registry, caplog
+):
+    caplog.set_level(logging.WARNING, "aiograd")
+    rogue = await clinic(registry)
+    assert await ask(rogue, "rref.release", b"no ids") == FAULT
+    assert await ask(rogue, "cluster.dismiss", True, None) == FAULT
+    assert registry.agent.limits["refused"] == 2
+    lines = [record for record in caplog.records if record.name == "aiograd.security"]
+    assert len(lines) == 2
+    assert "refused 'rref.release' of clinic" in lines[0].getMessage()
+    await rogue.close()
+
+
 async def test_malformed_questions_about_a_value_of_its_own_are_refused(registry):
     rogue = await clinic(registry)
     own = pack_fork((7, stamp_of(rogue.incarnation), 1), (7, stamp_of(rogue.incarnation), 2), 0)

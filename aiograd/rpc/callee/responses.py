@@ -13,7 +13,13 @@ import asyncio
 import logging
 from typing import Any, Final, Protocol
 
-from aiograd.errors import DeadlineExceeded, RemoteError, SerializationError
+from aiograd.errors import (
+    DeadlineExceeded,
+    NotAllowed,
+    ProtocolError,
+    RemoteError,
+    SerializationError,
+)
 from aiograd.rpc import remote_exceptions
 from aiograd.rpc.callee.invocation import Invocation
 from aiograd.rpc.channel import Channel, Host
@@ -37,6 +43,7 @@ from aiograd.wire.messages import (
 )
 
 _log = logging.getLogger("aiograd")
+_security = logging.getLogger("aiograd.security")
 _NOTHING: Final = Payload(b"")
 REPLY_HEAD: Final = (REPLY, FAST, 0.0, 0)  # the head of replies in a batch
 
@@ -170,10 +177,11 @@ class Responses:
     ) -> None:
         host, peer = self._host, self._channel.peer
         name, text = invocation.target.name, remote_exceptions.traceback_text(error)
+        noted = self._channel.restricted and self._noted_refusal(name, error)
         if invocation.kind == POST:
             if not self._channel.restricted:
                 _log.error("%s: %s from %s failed\n%s", host.name, name, peer.name, text)
-            elif self._channel.may_log():
+            elif not noted and self._channel.may_log():
                 # A partner chooses the name and how often it fails.
                 _log.error("%s: %r from %s failed: %r", host.name, name, peer.name, str(error))
             if not invocation.refused:
@@ -185,7 +193,7 @@ class Responses:
                 _log.log(
                     level, "%s: %s() called by %s failed\n%s", host.name, name, peer.name, text
                 )
-            elif self._channel.may_log():
+            elif not noted and self._channel.may_log():
                 # Without the traceback of what was only refused, which is long and tells nothing.
                 why = repr(str(error)) if invocation.refused else f"\n{text}"
                 _log.log(level, "%s: %r called by %s failed: %s", host.name, name, peer.name, why)
@@ -206,6 +214,19 @@ class Responses:
         if spans is not None:
             flags, payload = METADATA, with_metadata(spans, payload, codec)
         self._send(FAULT, flags, invocation, payload)
+
+    def _noted_refusal(self, name: str, error: BaseException) -> bool:
+        """Count what a partner may not do, or asked for in a wrong form, and write a line of it."""
+        if not isinstance(error, NotAllowed | ProtocolError):
+            return False
+        channel, host = self._channel, self._host
+        host.limits.reached("refused")
+        if channel.may_log():
+            peer, where = channel.peer.name, channel.host or "no address"
+            _security.warning(
+                "%s: refused %.80r of %s (%s): %.200r", host.name, name, peer, where, str(error)
+            )
+        return True
 
     def _send(
         self,

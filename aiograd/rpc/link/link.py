@@ -216,7 +216,7 @@ class Link:
         self.suspect: bool = False
         self.connection: Connection | None = None
         self.address: str = ""  # where it was dialled
-        self.host = ""  # from where the peer speaks
+        self.host: str = ""  # from where the peer speaks
         self.restricted: bool = agent.restricts(peer)  # plain data only, functions by name only
         limit = agent.options.outbound_buffer if agent.options.resume else 0
         if self.restricted:  # the name may have several

@@ -12,6 +12,7 @@
     partner_links    connections beyond those of one partner                        AuthError
     partner_sessions sessions that one partner began too fast                       AuthError
     partner_rate     large messages of a partner that came too slowly               Overloaded
+    refused          what a partner asked for and may not have, or in a wrong form NotAllowed, …
     allocation       messages for which the system had no memory                    Overloaded
     max_inflight     calls refused because the peer had too many in flight          Overloaded
     outbound_buffer  calls deferred because the peer does not read its replies      –
@@ -59,6 +60,7 @@ NAMES: Final = (
     "partner_links",
     "partner_sessions",
     "partner_rate",
+    "refused",
     "allocation",
     "max_inflight",
     "outbound_buffer",

@@ -80,9 +80,11 @@ from aiograd.cluster.api import (
     debug_info,
     get_worker_info,
     init_rpc,
+    join,
     shutdown,
     workers,
 )
+from aiograd.cluster.invitation import Invitation
 from aiograd.cluster.local import Handle, LocalCluster
 from aiograd.cluster.worker import Worker
 from aiograd.dist import boundary
@@ -181,6 +183,7 @@ __all__ = [
     "GraphCutWarning",
     "Group",
     "Handle",
+    "Invitation",
     "LocalCluster",
     "Options",
     "Profile",
@@ -217,6 +220,7 @@ __all__ = [
     "inline",
     "inspect",
     "is_grad_enabled",
+    "join",
     "linalg",
     "load",
     "manual_seed",

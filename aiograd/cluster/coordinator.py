@@ -19,11 +19,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.cluster.collectives import mark_retrieved
+from aiograd.cluster.invitation import check_versions
 from aiograd.cluster.member import CONFIRM_TIMEOUT, Member, check_peer
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Update
 from aiograd.cluster.termination import TerminationDetector
 from aiograd.errors import NotAllowed, ProtocolError, RpcError, SecurityError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.transport.network import is_local
 
 __all__ = ["Coordinator"]
 
@@ -56,7 +58,7 @@ class Coordinator:
         self._terminated = False  # the last round is over
         agent.services.update(
             {
-                "cluster.rank": self._on_rank,
+                "cluster.place": self._on_place,
                 "cluster.join": self._on_join,
                 "cluster.roster": self._on_roster,
                 "cluster.leave": self._on_leave,
@@ -135,13 +137,19 @@ class Coordinator:
 
     # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.
 
-    def _on_rank(self, sender: PeerInfo) -> int:
-        rank = self._membership.next_rank(sender.name)
-        if rank is None:
+    def _on_place(self, sender: PeerInfo, named: bool) -> tuple[str, int]:
+        if named:
+            rank = self._membership.next_rank(sender.name)
+            place = None if rank is None else (sender.name, rank)
+        else:
+            place = self._membership.next_place()
+        if place is None:
             raise RpcError("this cluster has no rank left to give")
-        return rank
+        return place
 
-    def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+    def _on_join(
+        self, sender: PeerInfo, peer: PeerInfo, world_size: int | None, versions: tuple[str, ...]
+    ) -> Any:
         check_peer(peer, "cluster.join", sender)
         if not (world_size is None or (type(world_size) is int and world_size > 0)):
             raise ProtocolError("cluster.join: malformed world size", sender.name)
@@ -151,12 +159,57 @@ class Coordinator:
         # A newcomer would have to report in rounds that may be over before it has joined.
         if self._leaving:
             raise RpcError("this cluster is being closed")
+        self._check_fits(peer, versions)
+        member = self._membership.members.get(peer.name)
+        if member is not None and member.incarnation not in (
+            peer.incarnation,
+            self._agent.incarnation,
+        ):
+            return self._join_in_place_of(member, peer, world_size)
+        return self._join(peer, world_size)
+
+    def _join(self, peer: PeerInfo, world_size: int | None) -> asyncio.Future[Any]:
         reply = self._reply_to_join(peer.incarnation)
         hold = self._admissions > 0 or self._agent.loop.time() < self._next_admission
         self._apply(self._membership.join(peer, world_size, hold=hold))
         self._admit_held_later()
         # Shielded: a repeated `join` shares the future, and a cancelled one must not end it.
         return asyncio.shield(reply)
+
+    async def _join_in_place_of(
+        self, member: PeerInfo, peer: PeerInfo, world_size: int | None
+    ) -> None:
+        """Let a worker join under the name of a member that may be dead already.
+
+        An engine restarts a killed worker faster than its loss is noticed.
+        """
+        # A live one answers at once, and its name is taken. A dead one is lost, at the latest when
+        # it was silent for long.
+        options = self._agent.options
+        silence = options.silence + options.resume + CONFIRM_TIMEOUT
+        with contextlib.suppress(RpcError):
+            await self._agent.request(member, "cluster.coordinator", timeout=silence)
+        await self._join(peer, world_size)
+
+    def _check_fits(self, peer: PeerInfo, versions: tuple[str, ...]) -> None:
+        """RpcError if a newcomer could not work with this cluster: versions, addresses."""
+        own = self._agent.info
+        who = f"{peer.name!r} on {peer.host or 'an unknown host'}"
+        if not (type(versions) is tuple and all(type(each) is str for each in versions)):
+            raise ProtocolError("cluster.join: malformed versions", peer.name)
+        # Who exchanges plain data only needs neither the same byte code nor the same arrays.
+        if not self._agent.restricts(peer):
+            theirs = dict(text.split(" ", 1) for text in versions if " " in text)
+            if (why := check_versions(theirs, who)) is not None:
+                raise RpcError(why)
+        if own.shares_loopback(peer) or not peer.addresses:
+            return
+        if all(is_local(address) for address in peer.addresses):
+            raise RpcError(
+                f"{who} listens at {', '.join(peer.addresses)} only, which {own.name} on "
+                f"{own.host} cannot dial: its host name may mean loopback in /etc/hosts; give it "
+                'Options(listen="0.0.0.0:0"), or an interface or a network of that host'
+            )
 
     def _reply_to_join(self, incarnation: bytes) -> asyncio.Future[Any]:
         reply = self._joining.get(incarnation)

@@ -4,9 +4,10 @@ Every worker has a `Member`. One worker, the coordinator, also has a `Coordinato
 about the membership; `coordinator.py` has the other end of these services:
 
     service              from → to               carries                       reply
-    cluster.rank         newcomer → coordinator  –                             a new rank
-    cluster.join         newcomer → coordinator  own address, world size       RpcError if refused;
-                                                                               else after `welcome`
+    cluster.coordinator  newcomer → member       –                             the coordinator
+    cluster.place        newcomer → coordinator  whether it has a name         name and new rank
+    cluster.join         newcomer → coordinator  own address, world size,      RpcError if refused;
+                                                 versions                      else after `welcome`
     cluster.welcome      coordinator → newcomer  roster                        when applied
     cluster.change       coordinator → member    an update of the roster       when applied
     cluster.roster       member → coordinator    – (an update was missed)      roster
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from aiograd.cluster.collectives import Collectives
+from aiograd.cluster.invitation import own_versions
 from aiograd.cluster.membership import RANKS, Roster, Update
 from aiograd.errors import (
     NotAllowed,
@@ -51,7 +53,7 @@ _log = logging.getLogger("aiograd.cluster")
 CONFIRM_TIMEOUT: Final = 1.0
 
 COORDINATOR_SERVICES: Final = (
-    "cluster.rank",
+    "cluster.place",
     "cluster.join",
     "cluster.roster",
     "cluster.leave",
@@ -91,6 +93,7 @@ class Member:
                 # Refused by name, instead of as unknown: a worker may be given the address of an
                 # ordinary member as its rendezvous. A `Coordinator` replaces these.
                 **dict.fromkeys(COORDINATOR_SERVICES, self._not_coordinator),
+                "cluster.coordinator": self._on_coordinator,
                 "cluster.welcome": self._on_welcome,
                 "cluster.change": self._on_change,
                 "cluster.dismiss": self._on_dismiss,
@@ -148,6 +151,7 @@ class Member:
             "cluster.join",
             self.agent.info,
             self.world_size,
+            tuple(f"{package} {version}" for package, version in own_versions().items()),
             timeout=timeout + CONFIRM_TIMEOUT,
         )
 
@@ -291,6 +295,10 @@ class Member:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
+    def _on_coordinator(self, sender: PeerInfo) -> PeerInfo:
+        # A newcomer may know the address of any member.
+        return self.agent.info if self.coordinator is None else self.coordinator
+
     def _not_coordinator(self, sender: PeerInfo, *_: Any) -> NoReturn:
         raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
 
@@ -311,6 +319,7 @@ class Member:
 # in it is checked before anything is changed, from any sender.
 _ADDRESSES: Final = 16  # of one worker
 _ADDRESS: Final = 1024  # characters
+_LABELS: Final = 64  # of one worker
 
 
 def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
@@ -326,6 +335,9 @@ def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
         and _are_texts(peer.addresses, _ADDRESSES)
         and type(peer.restricted) is bool
         and _are_texts(peer.exceptions, RANKS)
+        and _are_texts((peer.host, peer.locality), 2)
+        and _are_texts(peer.labels, _LABELS)
+        and all("=" in label for label in peer.labels)
     )
     if not fits:
         raise ProtocolError(f"{service}: malformed description of a worker", sender.name)

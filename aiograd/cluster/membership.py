@@ -129,6 +129,17 @@ class Membership(Generic[P]):
         self._reserved[name] = self._highest_rank
         return self._highest_rank
 
+    def next_place(self) -> tuple[str, int] | None:
+        """Reserve a name and a rank for a worker that has neither; None if no rank is left."""
+        while self._highest_rank + 1 < RANKS:
+            self._highest_rank += 1
+            name = f"worker{self._highest_rank}"
+            taken = (*self.members, *self.waiting, *self._reserved)
+            if not any(look_alike(name, other) for other in taken):
+                self._reserved[name] = self._highest_rank
+                return name, self._highest_rank
+        return None
+
     def start(self) -> list[Action[P]]:
         """Let the coordinator itself join."""
         return self.join(self.own, self.world_size)

@@ -118,7 +118,7 @@ class RecordTraveller:
         self.tag = tag
         self._cls = cls
         self._names = [field.name for field in fields(cls)]
-        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool}
+        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool, "dict[str, str]": dict}
         self._types = [samples.get(str(field.type), tuple) for field in fields(cls)]
         self._texts = [i for i, f in enumerate(fields(cls)) if str(f.type) == "tuple[str, ...]"]
 

@@ -67,7 +67,7 @@ SERVICES = [
     "context.release",
     "context.known",
     "context.graph",
-    "cluster.rank",
+    "cluster.place",
     "cluster.join",
     "cluster.welcome",
     "cluster.change",

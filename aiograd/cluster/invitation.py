@@ -70,9 +70,6 @@ class Invitation:
         where = os.fspath(path)
         try:
             data = read_private_json(where, "the invitation")
-        except FileNotFoundError:
-            raise RpcError(f"there is no invitation {where}") from None
-        try:
             return cls(
                 addresses=tuple(map(str, data["addresses"])),
                 secret=Secret.fromhex(data["secret"]) if data["secret"] else None,
@@ -82,6 +79,8 @@ class Invitation:
                 host=str(data.get("host", "")),
                 locality=str(data.get("locality", "")),
             )
+        except FileNotFoundError:
+            raise RpcError(f"there is no invitation {where}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RpcError(f"{where} is there, but is no invitation: use another file") from None
 

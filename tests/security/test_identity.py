@@ -152,7 +152,8 @@ async def test_malformed_messages_about_references_are_refused(registry, data):
 
 def own_info(rogue: Rogue, **other: Any) -> tuple[Any, ...]:
     facts = {"name": "clinic", "rank": 7, "incarnation": rogue.incarnation, "addresses": ()}
-    facts |= {"restricted": True, "exceptions": ()} | other
+    facts |= {"restricted": True, "exceptions": (), "host": "", "locality": "", "labels": ()}
+    facts |= other
     return tuple(facts.values())
 
 
@@ -175,6 +176,9 @@ def join_frame(rogue: Rogue, facts: tuple[Any, ...], world_size: Any) -> bytes:
         {"incarnation": b"short"},
         {"addresses": ("memory:x",) * 1000},
         {"addresses": ("x" * 2000,)},
+        {"host": "x" * 2000},
+        {"labels": ("no value",)},
+        {"labels": ("a=b",) * 1000},
     ],
     ids=lambda other: next(iter(other)),
 )

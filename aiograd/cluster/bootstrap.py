@@ -42,7 +42,7 @@ from aiograd.rpc.directory import PeerInfo, Whereabouts
 from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.interfaces import host_name, join_address
-from aiograd.rpc.transport.network import is_local
+from aiograd.rpc.transport.network import is_local, is_loopback, split, split_tcp
 from aiograd.rpc.transport.tls import TLS, check_own_certificate
 from aiograd.wire.handshake import NO_CLUSTER
 from aiograd.wire.names import check_name
@@ -433,6 +433,7 @@ class Bootstrap:
             usable = self._usable(told, locality)
             for address in usable:
                 try:
+                    await self._check_name(address)
                     peer = await agent.connect(address)
                     return (
                         peer if plan.rank is not None else await self._coordinator_of(agent, peer)
@@ -456,6 +457,15 @@ class Bootstrap:
                     f"nobody answered at {where} in time; is rank 0 running? "
                     f"(tried for {plan.join_timeout:g} s from {host_name()}: {failure})"
                 )
+
+    async def _check_name(self, address: str) -> None:
+        """Raise OSError for a name that DNS does not know yet."""
+        scheme, _ = split(address)
+        if scheme != "tcp" or self._plan.network is not None:
+            return
+        host, _ = split_tcp(address)
+        if not is_loopback(host) and not await resolve_once(host):
+            raise OSError(f"the name {host} is not known to DNS on {host_name()}")
 
     async def _coordinator_of(self, agent: Agent, peer: PeerInfo) -> PeerInfo:
         """Follow a member to the coordinator; OSError if that cannot be reached from here."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,10 +88,9 @@ class Invitation:
 
 def own_versions() -> dict[str, str]:
     """Return what has to fit between two workers that send each other pickles."""
-    import aiograd
-
+    # Not imported: the package imports this module.
     return {
-        "aiograd": aiograd.__version__,
+        "aiograd": str(getattr(sys.modules.get("aiograd"), "__version__", "")),
         "wire": str(VERSION),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -16,12 +16,13 @@ else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import functools
 import ipaddress
 import os
 import random
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiograd.cluster.rendezvous import Rendezvous
@@ -209,9 +210,21 @@ async def rendezvous_host(options: Options, location: str, resolve: Resolve) -> 
 async def resolve_once(name: str) -> list[str]:
     """Ask DNS once; gives no address if the name is not known."""
     loop = asyncio.get_running_loop()
-    ask = functools.partial(loop.getaddrinfo, name, None, type=socket.SOCK_STREAM)
-    try:
-        found = await ask()
-    except OSError:
-        return []
-    return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def ask() -> None:
+        found: list[str] = []
+        with contextlib.suppress(OSError):
+            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found = [str(address[0]).partition("%")[0] for *_, address in entries]
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(set_answer, list(dict.fromkeys(found)))
+
+    def set_answer(found: list[str]) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    # A daemon, not the executor of the loop: a resolver that gets no answer blocks for many
+    # seconds, and a process that is told to end must not wait for it.
+    threading.Thread(target=ask, name=f"dns-{name}", daemon=True).start()
+    return await answer

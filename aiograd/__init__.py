@@ -84,8 +84,9 @@ from aiograd.cluster.api import (
     shutdown,
     workers,
 )
+from aiograd.cluster.handle import Handle
 from aiograd.cluster.invitation import Invitation
-from aiograd.cluster.local import Handle, LocalCluster
+from aiograd.cluster.local import LocalCluster
 from aiograd.cluster.worker import Worker
 from aiograd.dist import boundary
 from aiograd.dist.api import backward, grad

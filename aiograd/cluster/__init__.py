@@ -2,7 +2,10 @@
 
     api           functions for a program that is one worker: init_rpc, shutdown, barrier …
     worker        `Worker`, the composition root: plugs agent, membership and layers together
-    local         `LocalCluster` and `Handle`: workers on this machine, driven by this process
+    cluster       `Cluster`: workers that this process drives, over a small protocol for hosts
+    handle        `Handle`: one worker of a cluster, to call it
+    display       a cluster as a table in a notebook
+    local         `LocalCluster`: processes of this machine, or tasks of this loop
     launch        the commands `aiograd run` and `aiograd worker`
     config        arguments and the launcher's environment become a `WorkerPlan`
     invitation    `Invitation`: what another process needs to join; versions that have to fit
@@ -18,13 +21,31 @@
     termination   when no call is under way anywhere, without I/O
     processes/    worker processes: spawn, forkserver, worker_main, malloc
 
-Imports go downwards: api, local, launch ─▶ worker ─▶ coordinator ─▶ member ─▶ collectives,
-membership; worker ─▶ bootstrap ─▶ config, listening ─▶ invitation ─▶ rendezvous. Of the layers
-below, only `worker` knows `rref`, `dist` and `autograd`; the others use `rpc` and `wire` alone. Log
-lines go to the logger "aiograd.cluster".
+Imports go downwards: local ─▶ cluster ─▶ handle ─▶ worker; api, launch ─▶ worker ─▶ coordinator ─▶
+member ─▶ collectives, membership; worker ─▶ bootstrap ─▶ config, listening ─▶ invitation ─▶
+rendezvous. Of the layers below, only `worker` knows `rref`, `dist` and `autograd`; the others use
+`rpc` and `wire` alone. Log lines go to the logger "aiograd.cluster".
 """
+
+from typing import TYPE_CHECKING, Any
 
 # Public under this name: `Options(tls=aiograd.cluster.TLS(cert, key, ca))`.
 from aiograd.rpc.transport.tls import TLS
 
-__all__ = ["TLS"]
+if TYPE_CHECKING:
+    from aiograd.cluster.cluster import Cluster
+    from aiograd.cluster.local import LocalCluster
+
+__all__ = ["TLS", "Cluster", "LocalCluster"]
+
+# Imported when asked for: modules of this package are imported one by one, and an engine only by
+# those who use it.
+_LATER = {"Cluster": "cluster", "LocalCluster": "local"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'aiograd.cluster' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"aiograd.cluster.{_LATER[name]}"), name)

@@ -6,6 +6,9 @@
     handle        `Handle`: one worker of a cluster, to call it
     display       a cluster as a table in a notebook
     local         `LocalCluster`: processes of this machine, or tasks of this loop
+    engine        what clusters on other engines share
+    dask          `DaskCluster`: workers inside those of Dask
+    ray           `RayCluster`: workers inside actors of Ray
     launch        the commands `aiograd run` and `aiograd worker`
     config        arguments and the launcher's environment become a `WorkerPlan`
     invitation    `Invitation`: what another process needs to join; versions that have to fit
@@ -34,13 +37,20 @@ from aiograd.rpc.transport.tls import TLS
 
 if TYPE_CHECKING:
     from aiograd.cluster.cluster import Cluster
+    from aiograd.cluster.dask import DaskCluster
     from aiograd.cluster.local import LocalCluster
+    from aiograd.cluster.ray import RayCluster
 
-__all__ = ["TLS", "Cluster", "LocalCluster"]
+__all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster"]
 
 # Imported when asked for: modules of this package are imported one by one, and an engine only by
 # those who use it.
-_LATER = {"Cluster": "cluster", "LocalCluster": "local"}
+_LATER = {
+    "Cluster": "cluster",
+    "DaskCluster": "dask",
+    "LocalCluster": "local",
+    "RayCluster": "ray",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -162,6 +162,10 @@ class Bootstrap:
         content.write(path)
         self._written = path
 
+    def whereabouts(self) -> tuple[str, str]:
+        """Return the name of this host, and what workers share that share its loopback."""
+        return self._runtime.network.whereabouts()
+
     def publish_refusal(self, why: str, informed: Sequence[int]) -> bool:
         """Write into the file why the start was refused, for late ranks; False if there is none."""
         if self._written is None:
@@ -394,8 +398,9 @@ class Bootstrap:
             coordinator = await self._dial_coordinator(probe, secret)
             probe.directory.add(coordinator)
             with self.refusal_for_loss():
+                asked = bool(plan.name), plan.key
                 place = probe.request(
-                    coordinator, "cluster.place", bool(plan.name), timeout=plan.join_timeout
+                    coordinator, "cluster.place", *asked, timeout=plan.join_timeout
                 )
                 name, rank = await place
                 return check_name(name), int(rank)
@@ -435,9 +440,10 @@ class Bootstrap:
                 try:
                     await self._check_name(address)
                     peer = await agent.connect(address)
-                    return (
-                        peer if plan.rank is not None else await self._coordinator_of(agent, peer)
-                    )
+                    # A rank that is given is for rank 0 at the rendezvous, if that is all we know.
+                    if plan.rank is not None and plan.invitation is None:
+                        return peer
+                    return await self._coordinator_of(agent, peer)
                 except SecurityError:
                     # Another secret in the file: that of a run whose rank 0 has just come.
                     await self._check_secret_in_file(secret)

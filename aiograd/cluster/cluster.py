@@ -65,6 +65,9 @@ class Hosts(Protocol):
 
     kind: str  # as displays say it: "processes", "on Dask"
 
+    async def count(self) -> int:
+        """Return how many workers there can be, for a cluster that takes them all."""
+
     async def driver_plan(self, rank: int) -> WorkerPlan:
         """Make the plan of the driver: where it listens, and the secret of the cluster."""
 
@@ -99,19 +102,20 @@ class Cluster:
     def __init__(
         self,
         hosts: Hosts,
-        n_workers: int,
+        n_workers: int | None,
         names: Sequence[str] | None,
         options: Options,
         dashboard: bool = False,
     ) -> None:
         self._hosts, self._options = hosts, options
-        self._names = worker_names(n_workers, names)
+        self._sized = n_workers is not None  # else as many as the engine has, when it starts
+        self._names = worker_names(n_workers or 0, names)
         # The latest start of every worker, by name: one that died stays, until it is restarted.
         self._started: dict[str, StartedWorker] = {}
         # Asked or forced to end by this cluster: their exit is not logged as unexpected.
         self._leaving: set[StartedWorker] = set()
-        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never reused
-        self._counter = len(self._names)  # for the names of later workers
+        self._restarting: set[str] = set()  # names of those that end to be started again
+        self._set_size()
         self._driver: Worker | None = None
         self._changing = asyncio.Lock()  # one `scale` or `restart` at a time
         self._closed: asyncio.Future[None] | None = None  # made when closing begins
@@ -119,6 +123,10 @@ class Cluster:
         self.dashboard: Any = None  # an `ag.Dashboard`, if one was asked for
         self._line = ""  # where it was awaited
         self._names_of: dict[str, Any] | None = None  # the globals in which it has a name
+
+    def _set_size(self) -> None:
+        self._next_rank = len(self._names) + 1  # after the driver's; ranks are never reused
+        self._counter = len(self._names)  # for the names of later workers
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────
 
@@ -275,8 +283,11 @@ class Cluster:
     async def _open(self: C) -> C:
         if self._driver is not None:
             raise RpcError("this cluster was started before; make another one")
-        rank = len(self._names)
         try:
+            if not self._sized:
+                self._names = worker_names(await self._hosts.count(), None)
+                self._set_size()
+            rank = len(self._names)
             self._driver = Worker.from_plan(await self._hosts.driver_plan(rank))
             await self._driver.start()
             await self._start_workers(list(zip(self._names, range(rank), strict=True)))
@@ -372,15 +383,7 @@ class Cluster:
         check_count(n)
         async with self._changing:
             self.driver  # noqa: B018 - raises when the cluster is closed
-            new = []
-            for _ in range(n - len(self)):
-                if self._next_rank >= RANKS:
-                    raise RpcError(
-                        f"no rank is left: ranks are never reused, and {RANKS - 1} was given out; "
-                        "start another cluster"
-                    )
-                new.append((self._fresh_name(), self._next_rank))
-                self._next_rank += 1
+            new = [self.next_place() for _ in range(n - len(self))]
             if new:
                 try:
                     await self._start_workers(new)
@@ -402,8 +405,12 @@ class Cluster:
         async with self._changing:
             worker = self[name]
             _log.info("restarting %s (rank %d)", worker.name, worker.rank)
-            await self._end(worker.name)
-            await self._start_workers([(worker.name, worker.rank)])
+            self._restarting.add(worker.name)
+            try:
+                await self._end(worker.name)
+                await self._start_workers([(worker.name, worker.rank)])
+            finally:
+                self._restarting.discard(worker.name)
 
     async def kill(self, name: str) -> None:
         """Kill a worker, as SIGKILL does; it stays dead until it is restarted.
@@ -432,6 +439,33 @@ class Cluster:
         await _all_ended([start])
         # Name and rank must be free before a restart joins under them.
         await member.wait_gone(name)
+
+    def next_place(self) -> tuple[str, int]:
+        """Give out a name and a rank; RpcError if no rank is left."""
+        if self._next_rank >= RANKS:
+            raise RpcError(
+                f"no rank is left: ranks are never reused, and {RANKS - 1} was given out; "
+                "start another cluster"
+            )
+        self._next_rank += 1
+        return self._fresh_name(), self._next_rank - 1
+
+    def adopt(self, start: StartedWorker) -> None:
+        """Take a worker in that the engine has started: a new one, or one that is back."""
+        self._started[start.plan.name] = start
+        start.ended.add_done_callback(functools.partial(self._ended, start, None))
+
+    def forget(self, name: str) -> None:
+        """Drop a worker that the engine has taken away."""
+        self._started.pop(name, None)
+
+    def is_leaving(self, start: StartedWorker) -> bool:
+        """Whether this cluster has asked or forced a worker to end."""
+        return self._closed is not None or start in self._leaving
+
+    def restarts(self, name: str) -> bool:
+        """Whether a worker ends in order to be started again."""
+        return name in self._restarting
 
     def _fresh_name(self) -> str:
         while True:

@@ -67,6 +67,8 @@ class WorkerPlan:
     rendezvous: Rendezvous | None = None  # None: alone, or `coordinator` is known
     invitation: Invitation | None = None  # given by a member, instead of a rendezvous
     coordinator: PeerInfo | None = None  # given by a LocalCluster
+    # What an engine calls this process, for the coordinator to give it the name it had before.
+    key: str = ""
     labels: tuple[str, ...] = ()  # "key=value", for people and for `cluster.where`
     network: Network | None = None  # in-process, shared by several workers; None: the host's
     listen: tuple[str, ...] = ()  # addresses to listen at; empty: chosen by `bootstrap.py`

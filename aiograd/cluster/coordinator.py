@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.cluster.collectives import mark_retrieved
@@ -54,6 +54,8 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None  # admits those that are held
         self._termination = TerminationDetector()
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
+        # Gives name and rank to a process that an engine knows by a key; None if it is not wanted.
+        self.assign: Callable[[str], tuple[str, int] | None] = lambda key: None
         self._leaving = False  # this worker has begun to leave: no newcomers
         self._terminated = False  # the last round is over
         agent.services.update(
@@ -137,8 +139,14 @@ class Coordinator:
 
     # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.
 
-    def _on_place(self, sender: PeerInfo, named: bool) -> tuple[str, int]:
-        if named:
+    def _on_place(self, sender: PeerInfo, named: bool, key: str) -> tuple[str, int]:
+        if type(key) is not str:
+            raise ProtocolError("cluster.place: malformed key", sender.name)
+        if key:
+            place = self.assign(key)
+            if place is None:
+                raise RpcError(f"this cluster does not want {key} now")
+        elif named:
             rank = self._membership.next_rank(sender.name)
             place = None if rank is None else (sender.name, rank)
         else:
@@ -318,20 +326,21 @@ class Coordinator:
 
     # ── losing ──────────────────────────────────────────────────────────────────────────────────
 
-    def process_ended(self, peer: PeerInfo, why: str) -> None:
+    def process_ended(self, peer: PeerInfo, why: str, cause: BaseException | None = None) -> None:
         """Declare a member lost whose process has ended, unless it has left.
 
-        Its connections may stay open: a child that it forked can inherit them.
+        Its connections may stay open: a child that it forked can inherit them. `cause` is what an
+        engine says of it.
         """
         if not self._agent.closed:
-            self._agent.spawn(self._lose_ended(peer, why))
+            self._agent.spawn(self._lose_ended(peer, why, cause))
 
-    async def _lose_ended(self, peer: PeerInfo, why: str) -> None:
+    async def _lose_ended(self, peer: PeerInfo, why: str, cause: BaseException | None) -> None:
         # Its last replies, and perhaps its `leave`, may still be in our receive buffer.
         await self._agent.links.read_out(peer)
         member = self._membership.members.get(peer.name)
         if member is not None and member.incarnation == peer.incarnation:
-            self._agent.links.declare_lost(peer, why)
+            self._agent.links.declare_lost(peer, why, cause)
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         if isinstance(error, SecurityError):

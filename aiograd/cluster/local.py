@@ -86,6 +86,10 @@ class LocalHosts:
         # `>=`: the driver needs a core as well.
         self._crowded = processes and n_workers >= _cores()
 
+    async def count(self) -> int:
+        """Return how many workers suit this machine."""
+        return _cores()
+
     async def driver_plan(self, rank: int) -> WorkerPlan:
         """Make the plan of the driver."""
         return self._plan(DRIVER, rank)

@@ -5,7 +5,7 @@ about the membership; `coordinator.py` has the other end of these services:
 
     service              from → to               carries                       reply
     cluster.coordinator  newcomer → member       –                             the coordinator
-    cluster.place        newcomer → coordinator  whether it has a name         name and new rank
+    cluster.place        newcomer → coordinator  whether it has a name, key    name and new rank
     cluster.join         newcomer → coordinator  own address, world size,      RpcError if refused;
                                                  versions                      else after `welcome`
     cluster.welcome      coordinator → newcomer  roster                        when applied
@@ -25,7 +25,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from aiograd.cluster.collectives import Collectives
@@ -85,6 +85,8 @@ class Member:
             asyncio.Event()
         )  # set, and replaced, whenever the roster changes
         self.collectives: Collectives = Collectives(agent, lambda: self.peers)
+        # Called for every member that left, with None, or was lost, with the reason.
+        self.departed: list[Callable[[PeerInfo, str | None], None]] = []
         # The latest with the reason, still in the directory.
         self._lost_peers: deque[tuple[PeerInfo, str]] = deque()
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
@@ -260,6 +262,7 @@ class Member:
             _log.info("%s: %s left", self.agent.name, _label(peer))
             self._forget(peer)
             self.lose(peer, WorkerLost(peer.name, "no", "it left the cluster"))
+            self._depart(peer, None)
         for peer, why in update.lost:
             # One warning per cluster, from the coordinator: workers often share a terminal.
             level = logging.WARNING if self.coordinator is None else logging.INFO
@@ -268,6 +271,7 @@ class Member:
             self.agent.links.declare_lost(peer, why)
             self._lost_peers.append((peer, why))
             self.lose(peer, WorkerLost(peer.name, "unknown", why))
+            self._depart(peer, why)
         for peer in update.joined:
             if log_joins:
                 _log.info("%s: %s joined", self.agent.name, _label(peer))
@@ -276,6 +280,10 @@ class Member:
         while len(self._lost_peers) > LOST_PEERS:
             self._forget(self._lost_peers.popleft()[0])
         self.notify()
+
+    def _depart(self, peer: PeerInfo, why: str | None) -> None:
+        for departed in self.departed:
+            departed(peer, why)
 
     def _forget(self, peer: PeerInfo) -> None:
         """Remove a worker from the directory, unless a later start of it has the name by now."""

@@ -178,6 +178,10 @@ class Worker:
                 self._left.set_result(self._why_left)
         return self._left
 
+    def whereabouts(self) -> tuple[str, str]:
+        """Return the name of this host, and what workers share that share its loopback."""
+        return self._bootstrap.whereabouts()
+
     def invitation(self) -> Invitation:
         """Make what another process needs to join this cluster, its secret included.
 

@@ -189,7 +189,7 @@ async def test_a_malformed_member_does_not_join_and_others_still_can(registry, w
     rogue.send(service(1, "cluster.join"), frame(REQUEST, body, id=1, to=1))
     async with asyncio.timeout(5):
         assert (await rogue.answers.get())[0] == FAULT
-    assert await ask(rogue, "cluster.place", True) == REPLY
+    assert await ask(rogue, "cluster.place", True, "") == REPLY
     assert [info.name for info in registry.workers()] == ["worker0", "worker1"]
     await rogue.close()
 
@@ -197,7 +197,7 @@ async def test_a_malformed_member_does_not_join_and_others_still_can(registry, w
 async def test_one_name_uses_one_rank_however_often_it_asks(registry):
     rogue = await clinic(registry)
     for _ in range(100):
-        assert await ask(rogue, "cluster.place", True) == REPLY
+        assert await ask(rogue, "cluster.place", True, "") == REPLY
     assert registry.coordinator._membership.next_rank("next") == 3
     await rogue.close()
 

@@ -7,6 +7,7 @@
     display       a cluster as a table in a notebook
     local         `LocalCluster`: processes of this machine, or tasks of this loop
     engine        what clusters on other engines share
+    engine_values   references of other engines in our calls
     dask          `DaskCluster`: workers inside those of Dask
     ray           `RayCluster`: workers inside actors of Ray
     launch        the commands `aiograd run` and `aiograd worker`

@@ -167,9 +167,7 @@ class DaskHosts(EngineHosts):
 
     async def _restart(self, places: Sequence[tuple[str, int]]) -> None:
         """Restart the Dask workers that have these places; the plugin joins them again."""
-        for key, place in self._places.items():
-            if place not in places:
-                continue
+        for place in [each for each in self._places.values() if each in places]:
             address = self._addresses.get(place[0], "")
             if address not in await self._workers():
                 self._wanted.append(place)  # whoever comes next
@@ -207,6 +205,8 @@ class DaskHosts(EngineHosts):
         self.starts[name].pid = int(labels["pid"])
         with contextlib.suppress(RpcError):
             self._holds[name] = await self._submit(address, name)
+        if not self._plugged:  # closed meanwhile
+            self._release(name)
 
     async def _submit(self, address: str, name: str) -> Any:
         submit = functools.partial(
@@ -251,10 +251,10 @@ class DaskHosts(EngineHosts):
 
     async def close(self) -> None:
         """Remove the plugins and tasks; Dask stays as it is."""
+        plugged, self._plugged = self._plugged, False
         for name in list(self._holds):
             self._release(name)
-        if self._plugged:
-            self._plugged = False
+        if plugged:
             for method in ("unregister_worker_plugin", "unregister_scheduler_plugin"):
                 name = self._token if "worker" in method else f"{self._token}-farewell"
                 await _quietly(self._ask(method, name))

@@ -28,6 +28,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
+from aiograd.cluster.collectives import mark_retrieved
 from aiograd.cluster.config import JOIN_TIMEOUT, WorkerPlan, check_count
 from aiograd.cluster.engine import EngineHosts, EngineWorker, HostedWorker
 from aiograd.errors import RpcError
@@ -144,7 +145,9 @@ class RayHosts(EngineHosts):
         bundles = [dict(self._resources) for _ in range(count)]
         group = placement_group(bundles, strategy=self._strategy)
         self._groups.append(group)
-        done, _ = await asyncio.wait([_future(group.ready())], timeout=self._patience)
+        ready = _future(group.ready())
+        ready.add_done_callback(mark_retrieved)  # it fails when the group is removed
+        done, _ = await asyncio.wait([ready], timeout=self._patience)
         if not done:
             missing = f"{count} bundles of {self._resources} ({self._strategy})"
             free = {key: ray.available_resources().get(key, 0.0) for key in self._resources}

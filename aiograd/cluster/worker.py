@@ -28,6 +28,7 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.bootstrap import Bootstrap
 from aiograd.cluster.config import WorkerPlan, plan_worker
 from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.engine_values import attach as attach_engine_values
 from aiograd.cluster.folders import is_listening
 from aiograd.cluster.invitation import Invitation
 from aiograd.cluster.member import Member
@@ -53,7 +54,12 @@ T = TypeVar("T")
 
 # What is attached to every agent, in this order: a layer uses those before it. So parts settle and
 # close in the opposite order.
-LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_progress, attach_references, attach_autograd)
+LAYERS: tuple[Callable[[Agent], Any], ...] = (
+    attach_progress,
+    attach_references,
+    attach_autograd,
+    attach_engine_values,
+)
 
 INVITING = 8  # members whose addresses an invitation has
 # Seconds between two wake-ups of an idle loop: a notebook kernel notices an interrupt only when its

@@ -18,6 +18,7 @@
     listening     where a worker listens and what it tells others
     bootstrap     sockets, dialling the coordinator, finding the secret
     membership    who is a member: decisions and copies, without I/O
+    succession    who becomes the coordinator when it is lost, without I/O
     member        every worker's end of the membership services
     coordinator   the coordinator's end of the membership services
     collectives   barriers and gathers

@@ -162,6 +162,16 @@ class Bootstrap:
         content.write(path)
         self._written = path
 
+    def lead_on(self, agent: Agent) -> None:
+        """Write the rendezvous file again, if there is one: newcomers must find the successor."""
+        rendezvous = self._plan.rendezvous
+        if rendezvous is None or rendezvous.kind != "file":
+            return
+        try:
+            self.write_file(agent, self.secret if self._secret_from_file else None)
+        except RpcError as error:
+            _log.warning("%s: newcomers will not find it: %s", agent.name, error)
+
     def whereabouts(self) -> tuple[str, str]:
         """Return the name of this host, and what workers share that share its loopback."""
         return self._runtime.network.whereabouts()

@@ -42,10 +42,19 @@ _FEW: Final = 8  # members up to which nobody is held for that
 class Coordinator:
     """The coordinator's part of one worker, beside its `Member`."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(
+        self,
+        member: Member,
+        elects: bool = False,
+        membership: Membership[PeerInfo] | None = None,
+    ) -> None:
         self._member = member
         self._agent = agent = member.agent
-        self._membership: Membership[PeerInfo] = Membership(agent.info, member.world_size)
+        # Whether the members elect a successor if this worker is lost; they hear it when they join.
+        self._elects = elects
+        self._membership: Membership[PeerInfo] = (
+            Membership(agent.info, member.world_size) if membership is None else membership
+        )
         # Replies to `join` that are still to be sent, by incarnation. A name would not do: two
         # workers of one name may be waiting, and each of them has to be refused.
         self._joining: dict[bytes, asyncio.Future[Any]] = {}
@@ -275,7 +284,8 @@ class Coordinator:
     def _welcome(self, admitted: Sequence[PeerInfo]) -> list[asyncio.Future[Any]]:
         """Send the roster to newcomers; gives their confirmations."""
         newcomers = [peer for peer in admitted if peer.incarnation != self._agent.incarnation]
-        return self._request_each(newcomers, "cluster.welcome", *self._membership.roster())
+        terms = self._elects, self._membership.highest_rank
+        return self._request_each(newcomers, "cluster.welcome", *self._membership.roster(), *terms)
 
     def _request_each(
         self, peers: Sequence[PeerInfo], service: str, *arguments: Any
@@ -341,6 +351,12 @@ class Coordinator:
         member = self._membership.members.get(peer.name)
         if member is not None and member.incarnation == peer.incarnation:
             self._agent.links.declare_lost(peer, why, cause)
+
+    def lose(self, peer: PeerInfo, why: str) -> None:
+        """Declare a member lost that was out of reach before this worker led."""
+        self._agent.links.declare_lost(peer, why)
+        self._apply(self._membership.lost(peer.incarnation, why))
+        self._member.notify()
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         if isinstance(error, SecurityError):

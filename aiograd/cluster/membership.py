@@ -29,6 +29,9 @@ from aiograd.wire.names import RANKS, look_alike
 __all__ = ["RANKS", "Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
 
 
+MARGIN = 16  # ranks that a successor leaves out: newcomers may have got them and not joined yet
+
+
 class Peer(Protocol):
     """What membership needs to know of a worker; `rpc.PeerInfo` is one."""
 
@@ -100,6 +103,22 @@ class Membership(Generic[P]):
         self.refused: dict[bytes, P] = {}  # static: workers that were refused, by incarnation
         # The largest world size that a worker of a refused start expects: so many may still come.
         self._largest = world_size or 0
+
+    @classmethod
+    def inherit(cls, own: P, version: int, members: Iterable[P], highest: int) -> Membership[P]:
+        """Go on with the open cluster of a coordinator that was lost; see `succession.py`."""
+        made = cls(own, None)
+        made.version = version
+        made.members = {peer.name: peer for peer in members}
+        ranks = [peer.rank for peer in made.members.values()]
+        # A rank that was given out and has not joined yet may be lost; it is not used twice.
+        made._highest_rank = min(max(highest, *ranks) + MARGIN, RANKS - 1)
+        return made
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest rank ever seen or given out."""
+        return self._highest_rank
 
     def roster(self) -> tuple[int, tuple[P, ...]]:
         """Give the current version and its members, in order of rank."""

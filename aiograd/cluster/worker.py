@@ -19,7 +19,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,7 +31,9 @@ from aiograd.cluster.coordinator import Coordinator
 from aiograd.cluster.engine_values import attach as attach_engine_values
 from aiograd.cluster.folders import is_listening
 from aiograd.cluster.invitation import Invitation
-from aiograd.cluster.member import Member
+from aiograd.cluster.member import Lose, Member
+from aiograd.cluster.membership import Membership
+from aiograd.cluster.succession import first_version
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.observe import attach as attach_inspector
@@ -286,8 +288,11 @@ class Worker:
                 leader = coordinator.incarnation
                 agent.dialer.exit_is_reported = lambda peer: peer.incarnation != leader
         self._member = Member(agent, plan.world_size, coordinator)
+        self._member.take_over = self._take_over
         if coordinator is None:
-            self._coordinator = Coordinator(self._member)
+            # A cluster that a driver leads ends with it.
+            elects = plan.rendezvous is not None and plan.world_size is None
+            self._coordinator = Coordinator(self._member, elects)
         for attach in LAYERS:
             self._parts.append(attach(agent))
         attach_inspector(agent, self._member, self.debug_info)
@@ -329,6 +334,16 @@ class Worker:
             program=" ".join(sys.argv)[:200],
             started=time.time(),
         )
+
+    def _take_over(self, term: int, members: Sequence[PeerInfo]) -> Lose:
+        """Become the coordinator in place of one that was lost."""
+        member = self.member
+        membership = Membership.inherit(
+            self.agent.info, first_version(term), members, member.highest_rank
+        )
+        self._coordinator = Coordinator(member, True, membership)
+        self._bootstrap.lead_on(self.agent)
+        return self._coordinator.lose
 
     async def _start_cluster(self, coordinator: Coordinator) -> None:
         """Join as the coordinator; if the start is refused, let all ranks get the reason."""

@@ -21,6 +21,7 @@ distributed = pytest.importorskip("distributed")
 pytestmark = [
     pytest.mark.asyncio(loop_factories=["asyncio"]),
     pytest.mark.deadline(120),
+    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),  # of Dask and its loop
 ]
 

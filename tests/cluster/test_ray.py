@@ -18,6 +18,7 @@ ray = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.asyncio(loop_factories=["asyncio"]),
     pytest.mark.deadline(120),
+    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),  # of Ray
 ]
 HALF = {"CPU": 0.5}

@@ -75,6 +75,9 @@ SERVICES = [
     "cluster.leave",
     "cluster.dismiss",
     "cluster.report",
+    "cluster.coordinator",
+    "cluster.elect",
+    "cluster.succeed",
     "cluster.gather",
     "no.such.service",
 ]

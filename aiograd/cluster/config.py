@@ -26,6 +26,7 @@ from aiograd.errors import DuplicateName
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.network import Network
+from aiograd.rpc.transport.tls import TLS
 from aiograd.wire.names import appearance, check_name, check_rank
 
 __all__ = [
@@ -162,7 +163,7 @@ def plan_join(
         )
     if name is not None:
         check_name(name)
-    elif options.tls is not None:
+    elif isinstance(options.tls, TLS):
         raise ValueError("a worker with a certificate needs the name that is in it: give name=")
     invitation = where if isinstance(where, Invitation) else None
     if invitation is None and options.secret is None and options.secret_file is None:

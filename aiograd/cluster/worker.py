@@ -47,6 +47,7 @@ from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.progress import attach as attach_progress
 from aiograd.rpc.transport.network import is_local, is_loopback, split_tcp
+from aiograd.rpc.transport.tls import TLS
 from aiograd.rref import attach as attach_references
 
 __all__ = ["Worker", "run_to_completion"]
@@ -211,12 +212,14 @@ class Worker:
             for address in peer.addresses
             if peer.locality == own.locality or not is_local(address)
         ]
-        tls = self.options.tls
+        terms = "none" if self.options.allow_plaintext else "secret"
+        if isinstance(self.options.tls, TLS):
+            terms = "certificates"
         return Invitation(
             addresses=tuple(told),
             cluster=agent.identity.cluster.hex(),
             secret=self._bootstrap.secret,
-            tls="none" if tls is None else "certificates",
+            tls=terms,
             host=own.host,
             locality=own.locality,
         )

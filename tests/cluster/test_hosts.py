@@ -24,7 +24,7 @@ pytestmark = [
 def options(tmp_path: Path) -> str:
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(secrets.token_hex(32))
-    return f"secret_file='{tmp_path}/secret', allow_plaintext=True, grace=2.0"
+    return f"secret_file='{tmp_path}/secret', grace=2.0"  # TLS by the secret, as by default
 
 
 NAMES = "return sorted(each.name for each in ag.workers())"
@@ -114,7 +114,7 @@ async def test_a_file_on_a_shared_folder_brings_hosts_together(options, tmp_path
     async with network(2) as hosts:
         first, second = [await host.program() for host in hosts]
         where = f"file:{tmp_path}/meet"
-        options = "allow_plaintext=True, grace=2.0"  # the secret is in the file
+        options = "listen='10.78.0.0/24', grace=2.0"  # the secret is in the file
         await first.do(
             f"worker = await ag.init_rpc('a', rank=0, rendezvous='{where}',"
             f" options=ag.Options({options}))"

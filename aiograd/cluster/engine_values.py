@@ -18,9 +18,7 @@ __all__ = ["attach"]
 def attach(agent: Agent) -> None:
     """Let an agent take care of such references, if their libraries are used at all."""
     travellers = agent.travellers
-    travellers.promise(
-        RayReferences.tag, "ray._raylet.ObjectRef", lambda: _add_ray(agent, agent.name)
-    )
+    travellers.promise(RayReferences.tag, "ray.ObjectRef", lambda: _add_ray(agent, agent.name))
     travellers.promise(DaskFutures.tag, "distributed.client.Future", lambda: _add_dask(agent))
 
 

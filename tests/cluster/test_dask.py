@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,3 +180,13 @@ async def test_the_plugin_of_a_driver_that_died_is_removed(dask, client):
 async def test_a_client_that_is_none_is_a_type_error(client):
     with pytest.raises(TypeError, match=r"distributed\.Client"):
         ag.cluster.DaskCluster(client)
+
+
+def test_the_program_of_the_page_runs_as_written(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "dask.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert "2 (3, 2)" in done.stdout, done.stderr
+    assert done.returncode == 0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,3 +119,13 @@ async def test_ray_that_is_not_running_says_so():
     with pytest.raises(RpcError, match=r"ray\.init"):
         async with ag.cluster.RayCluster(1):
             pass
+
+
+def test_the_program_of_the_page_runs_as_written(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "ray.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert "2 (3, 2)" in done.stdout, done.stderr
+    assert done.returncode == 0

@@ -72,13 +72,13 @@ compat: .venv-torch/.ok  ## torch's own RPC tests and whole programs on the drop
 	@.venv-torch/bin/python -m pytest -n 3 --dist worksteal tests/compat
 
 # Engines that clusters can run on, each in a venv of its own.
-.venv-dask/.ok .venv-ray/.ok .venv-mpi/.ok: .venv-%/.ok: pyproject.toml
+.venv-dask/.ok .venv-ray/.ok: .venv-%/.ok: pyproject.toml
 	@[ -x .venv-$*/bin/python ] || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] --group test
 	@touch $@
 
-cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
+cluster-dask cluster-ray: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
 	@.venv-$*/bin/python -m pytest tests/cluster/test_$*.py
 
 oracle: .venv-torch/.ok  ## values and gradients against torch 2.13

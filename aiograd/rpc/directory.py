@@ -155,7 +155,8 @@ class PeerInfo:
         # Every newcomer gets the whole roster, so a start of n workers pickles n² of these. What
         # dataclasses do for slots takes three times as long, at both ends.
         values = (self.name, self.rank, self.incarnation, self.addresses)
-        return PeerInfo, (*values, self.restricted, self.exceptions)
+        where = self.host, self.locality, self.labels
+        return PeerInfo, (*values, self.restricted, self.exceptions, *where)
 
     @property
     def identity(self) -> tuple[str, int, bytes]:

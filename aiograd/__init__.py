@@ -80,10 +80,13 @@ from aiograd.cluster.api import (
     debug_info,
     get_worker_info,
     init_rpc,
+    join,
     shutdown,
     workers,
 )
-from aiograd.cluster.local import Handle, LocalCluster
+from aiograd.cluster.handle import Handle
+from aiograd.cluster.invitation import Invitation
+from aiograd.cluster.local import LocalCluster
 from aiograd.cluster.worker import Worker
 from aiograd.dist import boundary
 from aiograd.dist.api import backward, grad
@@ -181,6 +184,7 @@ __all__ = [
     "GraphCutWarning",
     "Group",
     "Handle",
+    "Invitation",
     "LocalCluster",
     "Options",
     "Profile",
@@ -217,6 +221,7 @@ __all__ = [
     "inline",
     "inspect",
     "is_grad_enabled",
+    "join",
     "linalg",
     "load",
     "manual_seed",

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from aiograd import __version__
+from aiograd.cluster.config import JOIN_TIMEOUT, WorkerPlan, plan_join
 from aiograd.cluster.launch import join_cluster, run_ranks
 from aiograd.errors import AiogradError
 from aiograd.rpc.options import Options
@@ -41,20 +42,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_ranks(given.n, program)
     if given.command == "doctor":
         return looking.run(given, Options())
-    options = Options(
-        secret_file=_secret_files(parser, given.secret_file),
-        allow_plaintext=given.allow_plaintext,
-        transport=given.transport,
-        tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
-    )
     if given.command in looking.NAMES:
+        options = Options(
+            secret_file=_secret_files(parser, given.secret_file),
+            allow_plaintext=given.allow_plaintext,
+            transport=given.transport,
+            tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
+        )
         return looking.run(given, options)
     # One line for what a user can mend: a wrong address, a missing secret, a refused name.
     try:
-        return join_cluster(given.join, given.name or _own_name(), options)
+        return join_cluster(_plan_join(parser, given), given.rejoin)
     except (AiogradError, ValueError) as error:
         print(f"aiograd: {error}", file=sys.stderr)
         return 1
+
+
+def _plan_join(parser: argparse.ArgumentParser, given: argparse.Namespace) -> WorkerPlan:
+    """Make the plan of `aiograd worker`."""
+    secret, where = None, given.join
+    files = _secret_files(parser, given.secret_file)
+    if files == "-":
+        # Over standard input, as ssh carries it: neither a file nor the process list has it.
+        files, secret = None, sys.stdin.buffer.readline().strip()
+        if not secret:
+            parser.error("--secret-file - wants the secret on the first line of standard input")
+    options = Options(
+        secret=secret,
+        secret_file=files,
+        allow_plaintext=given.allow_plaintext,
+        transport=given.transport,
+        tls=TLS(given.cert, given.key or given.cert, given.ca) if given.cert else None,
+        listen=given.listen,
+        advertise=given.advertise,
+        ports=given.ports,
+    )
+    labels = dict(label.partition("=")[::2] for label in given.label or ())
+    environment = dict(os.environ)
+    # A rank in the environment, if any, is that of another process; the secret is meant for us.
+    environment.pop("AIOGRAD_RANK", None)
+    name = given.name or _own_name()
+    return plan_join(where, name, labels, options, given.patience, environment)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,14 +121,38 @@ def _parser() -> argparse.ArgumentParser:
         description="Join an open cluster, and serve until it is closed.",
     )
     worker.add_argument(
-        "--join", required=True, metavar="HOST:PORT", help="where rank 0 of the cluster listens"
+        "--join",
+        required=True,
+        metavar="PLACE",
+        help="HOST:PORT of any member, or file:PATH of a rendezvous file or an invitation",
     )
     worker.add_argument("--name", help="the worker's name (default: host name and process number)")
     worker.add_argument(
         "--secret-file",
         action="append",
         metavar="[PEER=]PATH",
-        help="a file with the cluster's secret; or, as often as there are peers, one for each",
+        help="a file with the cluster's secret, - for standard input; or, as often as there are "
+        "peers, one for each",
+    )
+    worker.add_argument(
+        "--rejoin", action="store_true", help="join again when the cluster was lost"
+    )
+    worker.add_argument(
+        "--patience",
+        type=float,
+        default=JOIN_TIMEOUT,
+        metavar="SECONDS",
+        help="how long to wait for DNS and for the coordinator (default %(default)g)",
+    )
+    worker.add_argument(
+        "--label", action="append", metavar="KEY=VALUE", help="what other members can read of it"
+    )
+    worker.add_argument(
+        "--listen", metavar="PLACE", help="HOST:PORT, an interface or a network to listen at"
+    )
+    worker.add_argument("--advertise", metavar="NAME:PORT", help="what others are told to dial")
+    worker.add_argument(
+        "--ports", type=_ports, metavar="FIRST-LAST", help="the range of ports to listen at"
     )
     # One PEM file may hold certificate and key.
     worker.add_argument("--cert", metavar="PATH", help="a certificate for the name, to speak TLS")
@@ -167,6 +219,13 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return count
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        raise argparse.ArgumentTypeError("the first and the last one, as 20000-20100")
+    return int(first), int(last)
 
 
 def _own_name() -> str:

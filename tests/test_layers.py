@@ -50,6 +50,7 @@ PURE_MODULES = {
     "dist.backward.plan",
     "dist.backward.state",
     "cluster.membership",
+    "cluster.succession",
     "cluster.termination",
 }
 IMPURE = {"asyncio", "socket", "threading", "ssl", "selectors", "uvloop", "subprocess"}

@@ -13,8 +13,8 @@ import aiograd as ag
 
 # API.md, section by section; operations and makers follow numpy's names and are checked below.
 NAMES = """
-    init_rpc shutdown Worker LocalCluster current_worker get_worker_info WorkerInfo workers Options
-    RetryPolicy
+    init_rpc join Invitation shutdown Worker LocalCluster current_worker get_worker_info WorkerInfo
+    workers Options RetryPolicy
     barrier all_gather debug_info
     rpc_async remote rpc_sync run_sync rpc_stream Group inline expose idempotent serial Future
     as_completed progress Handle Stream TLS

@@ -5,9 +5,12 @@ They act on the current worker, which `rpc/scope.py` keeps in a ContextVar.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from aiograd.cluster.config import plan_join
+from aiograd.cluster.invitation import Invitation
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
 from aiograd.rpc import scope
@@ -45,6 +48,38 @@ async def init_rpc(
     worker = Worker(name, rank=rank, world_size=world_size, rendezvous=rendezvous, options=options)
     await worker.start()
     worker.make_current()
+    return worker
+
+
+async def join(
+    where: Invitation | str,
+    name: str | None = None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    patience: float = 60.0,
+) -> Worker:
+    """Enter a running open cluster; the worker is current, unless this context has one already.
+
+    `where` is an `Invitation`, "host:port" or "unix:path" of any member, or "file:path", which rank
+    0 or `Invitation.save` wrote. The coordinator assigns the rank, and the name unless it is given;
+    variables of launchers are not read, except that AIOGRAD_SECRET_FILE names the secret where
+    `aiograd run` has not set it. A name that DNS does not know yet, and a coordinator that is late,
+    are waited for, at most `patience` seconds. `labels` can be read by all members, in
+    `WorkerInfo.labels`. RpcError or AuthError if this process cannot join.
+
+        >>> async with ag.LocalCluster(1) as cluster:
+        ...     guest = await ag.join(cluster.driver.invitation(), labels={"gpu": "no"})
+        ...     print(guest.name, guest.rank, ag.get_worker_info(guest.name).labels)
+        ...     await guest.close()
+        worker2 2 {'gpu': 'no'}
+    """
+    worker = Worker.from_plan(plan_join(where, name, labels, options, patience, os.environ))
+    await worker.start()
+    # A guest beside another worker, such as a driver, does not take its calls over.
+    agent = scope.AGENT.get()
+    if agent is None or agent.closed:
+        worker.make_current()
     return worker
 
 

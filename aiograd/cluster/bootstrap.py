@@ -1,11 +1,13 @@
 """Bring a worker up on this host: sockets, a private folder, the rendezvous, the secret.
 
-    Bootstrap.open   secret ─▶ (rank from the coordinator) ─▶ listen ─▶ rank 0: write the file
-                                                                   └─▶ others: dial rank 0
+    Bootstrap.open   secret ─▶ (name and rank from the coordinator) ─▶ listen ─▶ rank 0: write file
+                                                                            └─▶ others: dial rank 0
     Bootstrap.close  remove the folder and the file
 
-`rendezvous.py` knows the formats and files; this module listens, dials and retries. The protocol
-after the connection is up is that of `member.py` and `coordinator.py`.
+`rendezvous.py` knows the formats and files, `listening.py` chooses addresses; this module dials and
+retries: a name that DNS does not know yet, and a coordinator that is late, are waited for, with a
+line in the log every 5 s. The protocol after the connection is up is that of `member.py` and
+`coordinator.py`.
 """
 
 from __future__ import annotations
@@ -17,27 +19,40 @@ import math
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
 from aiograd.cluster.folders import PrivateFolder, is_listening
+from aiograd.cluster.listening import (
+    crosses_hosts,
+    listen,
+    listen_host,
+    rendezvous_host,
+    resolve_once,
+    tell_with,
+)
+from aiograd.cluster.member import CONFIRM_TIMEOUT, check_peer
 from aiograd.cluster.processes.malloc import free_one_large_array
 from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
-from aiograd.errors import ProtocolError, RpcError, SecurityError, WorkerLost
+from aiograd.errors import AuthError, ProtocolError, RpcError, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
-from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.directory import PeerInfo, Whereabouts
 from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
-from aiograd.rpc.transport.network import split_tcp
+from aiograd.rpc.transport.interfaces import host_name, join_address
+from aiograd.rpc.transport.network import is_local, is_loopback, split, split_tcp
 from aiograd.rpc.transport.tls import TLS, check_own_certificate
 from aiograd.wire.handshake import NO_CLUSTER
+from aiograd.wire.names import check_name
 from aiograd.wire.secrets import Secret
 
 __all__ = ["Bootstrap"]
 
 _log = logging.getLogger("aiograd.cluster")
 
+NOTICE = 5.0  # seconds between two lines in the log about who is waited for
 # Seconds that a new rank 0 has to replace the refusal that an earlier start left in the file.
 REPLACE_GRACE = 0.5
 # Between attempts to find rank 0: short pauses at first, because the ranks of one job usually start
@@ -58,6 +73,9 @@ class Bootstrap:
         self._folder: PrivateFolder | None = None  # of our Unix sockets
         self._written: str | None = None  # path of the rendezvous file, if this rank 0 wrote it
         self._began = 0.0  # wall time
+        self.secret: Secret | None = None  # the one that all members share, once it is known
+        self._next_notice = math.inf  # loop time of the next line about who is waited for
+        self._secret_from_file = False  # the secret is the one that was in the rendezvous file
         # The refusal that was in the file, and the loop time from which on it counts for us.
         self._seen_refusal: tuple[Refusal, float] | None = None
 
@@ -71,39 +89,92 @@ class Bootstrap:
             free_one_large_array()
         self._deadline = asyncio.get_running_loop().time() + plan.join_timeout
         self._began = self._runtime.wall_time()
+        self._next_notice = asyncio.get_running_loop().time() + NOTICE
         if isinstance(plan.options.tls, TLS):
             check_own_certificate(plan.options.tls, plan.name)
+        while True:
+            try:
+                return await self._open_once(ops)
+            except _SecretReplacedError:
+                # The file was left by a run that has ended, and rank 0 has replaced it just now.
+                _log.info("%s: rank 0 has written another secret; trying that", self._label)
+
+    async def _open_once(self, ops: Mapping[str, Any]) -> tuple[Agent, PeerInfo | None]:
+        plan = self._plan
         secret, generated = await self._find_secret()
+        self.secret = None if isinstance(secret, Mapping) else Secret(secret)
         # Workers in one process share all memory: there is nobody to keep apart.
         if plan.network is None:
             plan.options.check_proof_of_names(secret)
         # Before listening and writing: nothing of the other rank 0 may be replaced.
         await self._check_only_rank_0(secret)
-        rank = plan.rank
+        name, rank = plan.name, plan.rank
         if rank is None:
-            rank = await self._request_rank(secret)
-        agent = Agent(
-            plan.name,
-            rank,
-            secret=secret,
-            options=plan.options,
-            runtime=self._runtime,
-            # The coordinator makes the id; the others take it over from the coordinator.
-            cluster=self._runtime.token_bytes(16) if plan.leads else NO_CLUSTER,
-            ops=ops,
-        )
+            name, rank = await self._request_place(secret)
+        # The coordinator makes the id; the others take it over from the coordinator.
+        cluster = self._runtime.token_bytes(16) if plan.leads else NO_CLUSTER
+        agent = self._agent(name, rank, secret, ops, cluster)
         try:
             await self._listen(agent)
             # After listening: ranks that read the file dial these addresses at once.
             if plan.rendezvous is not None and plan.rendezvous.kind == "file" and plan.leads:
-                RendezvousFile(agent.info.addresses, generated).write(plan.rendezvous.location)
-                self._written = plan.rendezvous.location
+                self.write_file(agent, generated)
             if plan.leads or plan.coordinator is not None:
                 return agent, plan.coordinator
-            return agent, await self._dial_coordinator(agent)
+            return agent, await self._dial_coordinator(agent, secret)
         except BaseException:
             await agent.close()
             raise
+
+    def _agent(
+        self,
+        name: str,
+        rank: int,
+        secret: bytes | Mapping[str, bytes],
+        ops: Mapping[str, Any] | None = None,
+        cluster: bytes = NO_CLUSTER,
+    ) -> Agent:
+        host, locality = self._runtime.network.whereabouts()
+        agent = Agent(
+            name,
+            rank,
+            secret=secret,
+            options=self._plan.options,
+            runtime=self._runtime,
+            cluster=cluster,
+            whereabouts=Whereabouts(host, locality, self._plan.labels),
+            ops=ops,
+        )
+        agent.listener.tell = tell_with(self._plan.options)
+        return agent
+
+    @property
+    def _label(self) -> str:
+        return self._plan.name or "a newcomer"
+
+    def write_file(self, agent: Agent, generated: Secret | None) -> None:
+        """Write the rendezvous file of a coordinator: where it listens, and a generated secret."""
+        assert self._plan.rendezvous is not None
+        path, (host, locality, _) = self._plan.rendezvous.location, agent.whereabouts
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._runtime.wall_time()))
+        author = f"{agent.name} on {host}, process {os.getpid()}, at {when}"
+        content = RendezvousFile(agent.info.addresses, generated, locality=locality, author=author)
+        content.write(path)
+        self._written = path
+
+    def lead_on(self, agent: Agent) -> None:
+        """Write the rendezvous file again, if there is one: newcomers must find the successor."""
+        rendezvous = self._plan.rendezvous
+        if rendezvous is None or rendezvous.kind != "file":
+            return
+        try:
+            self.write_file(agent, self.secret if self._secret_from_file else None)
+        except RpcError as error:
+            _log.warning("%s: newcomers will not find it: %s", agent.name, error)
+
+    def whereabouts(self) -> tuple[str, str]:
+        """Return the name of this host, and what workers share that share its loopback."""
+        return self._runtime.network.whereabouts()
 
     def publish_refusal(self, why: str, informed: Sequence[int]) -> bool:
         """Write into the file why the start was refused, for late ranks; False if there is none."""
@@ -159,16 +230,16 @@ class Bootstrap:
         if content is None or content.refusal is not None:
             return
         known, world_size = content.secret or secret, plan.world_size
-        probe = Agent(plan.name, 0, secret=known, options=plan.options, runtime=self._runtime)
+        probe = self._agent(plan.name, 0, known)
         try:
-            for address in content.addresses:
+            for address in self._usable(content.addresses, content.locality):
                 # OSError: no process listens there any more, or one that has another secret.
                 with contextlib.suppress(OSError, ProtocolError):
                     other = await probe.connect(address)
                     probe.directory.add(other)
                     # Joining the other rank 0, instead of just failing here, lets its membership
                     # refuse the start: both of rank 0 and all ranks that wait there get the reason.
-                    join = "cluster.join", probe.info, world_size
+                    join = "cluster.join", probe.info, world_size, ()
                     await probe.request(other, *join, timeout=plan.join_timeout)
         finally:
             await probe.close()
@@ -180,10 +251,20 @@ class Bootstrap:
         plan = self._plan
         if plan.secret is not None:
             return Secret(plan.secret), None
-        if plan.rendezvous is None:
+        rendezvous = plan.rendezvous
+        if plan.invitation is not None:
+            if plan.options.secret is None and plan.options.secret_file is None:
+                if plan.invitation.secret is not None:
+                    return plan.invitation.secret, None
+                raise AuthError(
+                    "this invitation carries no secret, because each member has its own: "
+                    "give yours by Options(secret=...)"
+                )
+            rendezvous = Rendezvous("tcp", "invitation:0")
+        if rendezvous is None:
             return plan.options.secret or Secret(self._runtime.token_bytes(32)), None
         secret = find_secret(
-            plan.rendezvous,
+            rendezvous,
             secret=plan.options.secret,
             secret_file=plan.options.secret_file,
             environment=self._environment,
@@ -196,6 +277,7 @@ class Bootstrap:
             return generated, generated
         content = await self._wait_for_file(with_secret=True)
         assert content.secret is not None
+        self._secret_from_file = True
         return content.secret, None
 
     async def _wait_for_file(self, with_secret: bool = False) -> RendezvousFile:
@@ -209,10 +291,15 @@ class Bootstrap:
                 self._check_refusal(content.refusal)
             elif content is not None and (content.secret is not None or not with_secret):
                 return content
+            self._notice(f"rank 0 to write {path}", None)
             if not await backoff.pause():
                 refusal = content.refusal if content is not None else None
                 before = f"; an earlier start was refused: {refusal.why}" if refusal else ""
-                raise RpcError(f"rank 0 did not write its address into {path} in time{before}")
+                raise RpcError(
+                    f"rank 0 did not write its address into {path} in time{before}"
+                    f" (waited {self._plan.join_timeout:g} s on {host_name()}: is rank 0 running, "
+                    "and does it see the same folder?)"
+                )
 
     def _check_refusal(self, refusal: Refusal) -> None:
         """Raise the reason of rank 0, unless the refusal is about another start than ours."""
@@ -229,55 +316,78 @@ class Bootstrap:
     # ── listening ───────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self, agent: Agent) -> None:
-        addresses = self._plan.listen or await self._choose_addresses()
+        plan = self._plan
+        addresses = plan.listen or await self._choose_addresses()
         for address in addresses:
             if address.startswith("unix:"):
                 _remove_stale_socket(address.removeprefix("unix:"))
         try:
-            await agent.start(*addresses)
-        except SecurityError:
-            raise  # it is an OSError too, and says more than "cannot listen"
+            await listen(agent, addresses, plan.options.ports)
+        except (SecurityError, RpcError):
+            raise  # they are OSErrors too, and say more than "cannot listen"
         except OSError as error:
-            raise RpcError(f"cannot listen at {', '.join(addresses)}: {error}") from error
+            where = ", ".join(addresses)
+            raise RpcError(f"cannot listen at {where} on {host_name()}: {error}") from error
 
     async def _choose_addresses(self) -> list[str]:
         """Choose where to listen: the rendezvous for rank 0, a Unix socket, a TCP port."""
         plan, rendezvous = self._plan, self._plan.rendezvous
-        if rendezvous is None:
+        if rendezvous is None and plan.invitation is None:
             return []
-        if rendezvous.kind == "memory":
+        if rendezvous is not None and rendezvous.kind == "memory":
             own = f"{rendezvous.address}/{self._runtime.token_bytes(8).hex()}"
             return [rendezvous.address if plan.leads else own]
         # A Unix socket beside the TCP port: it is faster for peers on the same host.
         transport = plan.options.transport
         if transport == "auto" and not hasattr(socket, "AF_UNIX"):
             transport = "tcp"  # Windows
+        kind = rendezvous.kind if rendezvous is not None else "invitation"
         addresses = []
-        if transport in ("auto", "unix") and not (plan.leads and rendezvous.kind == "unix"):
+        if transport in ("auto", "unix") and not (plan.leads and kind == "unix"):
             if self._folder is None:
                 self._folder = PrivateFolder()
             addresses.append(f"unix:{self._folder.path}/w")
-        one_host = rendezvous.local or rendezvous.kind == "file"
-        if plan.leads and rendezvous.kind != "file":
-            addresses.append(rendezvous.address)
-        elif transport == "tcp" or not (transport == "unix" or one_host):
-            addresses.append(f"tcp:{await self._reachable_host(rendezvous)}:0")
+        if plan.leads and kind == "unix":
+            addresses.append(f"unix:{rendezvous.location}" if rendezvous is not None else "")
+        if plan.leads and kind == "tcp" and rendezvous is not None:
+            host, port = await rendezvous_host(plan.options, rendezvous.location, resolve_once)
+            addresses.append(join_address(host, port))
+        elif transport == "tcp" or (transport == "auto" and await self._crosses_hosts()):
+            addresses.append(join_address(*await self._tcp_place()))
         return addresses
 
-    async def _reachable_host(self, rendezvous: Rendezvous) -> str:
-        """Give the address of this host from which the coordinator's host is reached."""
-        if rendezvous.kind != "tcp" or rendezvous.local:
-            return "127.0.0.1"
-        host, port = split_tcp(rendezvous.address)
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        family, kind, _, _, address = found[0]
-        # Connecting a datagram socket sends no packet; it makes the kernel choose the interface
-        # that routes there. A host name may resolve to loopback, or to the wrong interface.
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            own = str(probe.getsockname()[0])
-        return f"[{own}]" if family == socket.AF_INET6 else own
+    async def _crosses_hosts(self) -> bool:
+        rendezvous = self._plan.rendezvous
+        if self._plan.leads:
+            return rendezvous is not None and crosses_hosts(rendezvous, self._plan.options)
+        told, _ = await self._told_addresses()
+        return any(not is_local(address) for address in told)
+
+    async def _tcp_place(self) -> tuple[str, int]:
+        """Return host and port for TCP, other than at the rendezvous."""
+        options, coordinator = self._plan.options, ""
+        if not self._plan.leads:
+            told, locality = await self._told_addresses()
+            usable = [each for each in self._usable(told, locality) if each.startswith("tcp:")]
+            # A coordinator on this host may have both; others can reach what is not local.
+            usable.sort(key=is_local)
+            coordinator = usable[0] if usable else "tcp:127.0.0.1:0"
+        elif not await self._crosses_hosts():
+            coordinator = "tcp:127.0.0.1:0"
+        return await listen_host(options, coordinator, self._resolve)
+
+    async def _resolve(self, name: str) -> list[str]:
+        """Ask DNS for a name until it is known; RpcError at the deadline."""
+        backoff = self._backoff()
+        while not (found := await resolve_once(name)):
+            self._notice(f"DNS to know {name}", None)
+            if not await backoff.pause():
+                raise RpcError(
+                    f"the name {name} of the coordinator is not known on {host_name()} "
+                    f"(asked DNS for {self._plan.join_timeout:g} s): mend the name, or wait for "
+                    "its service to exist and give more patience"
+                )
+        return found
 
     def _backoff(self) -> Backoff:
         clock = asyncio.get_running_loop().time
@@ -285,47 +395,149 @@ class Bootstrap:
 
     # ── finding the coordinator ─────────────────────────────────────────────────────────────────
 
-    async def _request_rank(self, secret: bytes | Mapping[str, bytes]) -> int:
-        """Let the coordinator assign a rank, over a connection of its own.
+    async def _request_place(self, secret: bytes | Mapping[str, bytes]) -> tuple[str, int]:
+        """Let the coordinator assign rank and, unless it is given, name, over a connection.
 
-        The handshake of the real agent carries its rank, so the rank must be known before it.
+        The handshake of the real agent carries both, so they must be known before it.
         """
         plan = self._plan
-        # Under our own name: the secret may be for this name only.
-        probe = Agent(plan.name, -1, secret=secret, options=plan.options, runtime=self._runtime)
+        # Under our own name, if we have one: the secret may be for this name only.
+        name = plan.name or f"newcomer-{self._runtime.token_bytes(8).hex()}"
+        probe = self._agent(name, -1, secret)
         try:
-            coordinator = await self._dial_coordinator(probe)
+            coordinator = await self._dial_coordinator(probe, secret)
             probe.directory.add(coordinator)
             with self.refusal_for_loss():
-                rank = probe.request(coordinator, "cluster.rank", timeout=plan.join_timeout)
-                return int(await rank)
+                asked = bool(plan.name), plan.key
+                place = probe.request(
+                    coordinator, "cluster.place", *asked, timeout=plan.join_timeout
+                )
+                name, rank = await place
+                return check_name(name), int(rank)
         finally:
             await probe.close()
 
-    async def _dial_coordinator(self, agent: Agent) -> PeerInfo:
-        """Connect to rank 0, retrying until the deadline: ranks start in any order."""
-        rendezvous = self._plan.rendezvous
+    async def _told_addresses(self) -> tuple[Sequence[str], str]:
+        """Return where the coordinator, or members, said to listen, and at which locality."""
+        plan, rendezvous = self._plan, self._plan.rendezvous
+        if plan.invitation is not None:
+            return plan.invitation.addresses, plan.invitation.locality
         assert rendezvous is not None
-        backoff = self._backoff()
+        if rendezvous.kind == "file":
+            # Read again each time: the file of a dead rank 0 may be replaced meanwhile.
+            content = await self._wait_for_file()
+            return content.addresses, content.locality
+        return (rendezvous.address,), ""
+
+    def _usable(self, addresses: Sequence[str], locality: str) -> list[str]:
+        """Leave out Unix sockets and loopback of another host."""
+        here = self._runtime.network.whereabouts()[1]
+        if not locality or not here or locality == here:
+            return list(addresses)
+        return [address for address in addresses if not is_local(address)]
+
+    async def _dial_coordinator(
+        self, agent: Agent, secret: bytes | Mapping[str, bytes]
+    ) -> PeerInfo:
+        """Connect to the coordinator, retrying until the deadline: ranks start in any order."""
+        plan, backoff = self._plan, self._backoff()
         while True:
-            addresses: tuple[str, ...] = (rendezvous.address,)
-            if rendezvous.kind == "file":
-                # Read again for each attempt: the file of a dead rank 0 may be replaced meanwhile.
-                addresses = (await self._wait_for_file()).addresses
+            told, locality = await self._told_addresses()
+            await self._check_secret_in_file(secret)
             failure: Exception | None = None
-            for address in addresses:
+            usable = self._usable(told, locality)
+            for address in usable:
                 try:
-                    return await agent.connect(address)
+                    await self._check_name(address)
+                    peer = await agent.connect(address)
+                    # A rank that is given is for rank 0 at the rendezvous, if that is all we know.
+                    if plan.rank is not None and plan.invitation is None:
+                        return peer
+                    return await self._coordinator_of(agent, peer)
                 except SecurityError:
+                    # Another secret in the file: that of a run whose rank 0 has just come.
+                    await self._check_secret_in_file(secret)
                     raise  # retrying does not make the secrets equal
                 except OSError as error:
-                    _log.debug("%s: no rank 0 at %s yet: %s", self._plan.name, address, error)
+                    _log.debug("%s: no coordinator at %s yet: %s", self._label, address, error)
                     failure = error
-            if not await backoff.pause():
-                where = rendezvous.location
-                raise RpcError(
-                    f"nobody answered at {where} in time; is rank 0 running? ({failure})"
+            where = self._where(usable)
+            if not usable:
+                failure = OSError(
+                    f"{', '.join(told)} can be reached on their own host only: let the "
+                    'coordinator listen beyond it, by Options(listen="0.0.0.0:0")'
                 )
+            self._notice(where, failure)
+            if not await backoff.pause():
+                raise RpcError(
+                    f"nobody answered at {where} in time; is rank 0 running? "
+                    f"(tried for {plan.join_timeout:g} s from {host_name()}: {failure})"
+                )
+
+    async def _check_name(self, address: str) -> None:
+        """Raise OSError for a name that DNS does not know yet."""
+        scheme, _ = split(address)
+        if scheme != "tcp" or self._plan.network is not None:
+            return
+        host, _ = split_tcp(address)
+        if not is_loopback(host) and not await resolve_once(host):
+            raise OSError(f"the name {host} is not known to DNS on {host_name()}")
+
+    async def _coordinator_of(self, agent: Agent, peer: PeerInfo) -> PeerInfo:
+        """Follow a member to the coordinator; OSError if that cannot be reached from here."""
+        agent.directory.add(peer)
+        found = await agent.request(peer, "cluster.coordinator", timeout=CONFIRM_TIMEOUT)
+        check_peer(found, "cluster.coordinator", peer)
+        if found.incarnation == peer.incarnation:
+            return peer
+        failure: OSError = ConnectionRefusedError(f"{found.name} is the coordinator")
+        for address in self._usable(found.addresses, found.locality):
+            try:
+                return await agent.connect(address)
+            except SecurityError:
+                raise
+            except OSError as error:
+                failure = error
+        raise failure
+
+    def _where(self, usable: Sequence[str]) -> str:
+        rendezvous = self._plan.rendezvous
+        if rendezvous is None:
+            return ", ".join(usable) or "any address of the invitation"
+        if rendezvous.kind != "file":
+            return rendezvous.location
+        content = RendezvousFile.read(rendezvous.location)
+        author = f", which {content.author} wrote" if content and content.author else ""
+        return f"{', '.join(usable) or 'any address'} (from {rendezvous.location}{author})"
+
+    async def _check_secret_in_file(self, secret: bytes | Mapping[str, bytes]) -> None:
+        """Raise if the file has another secret than the one that this worker took from it."""
+        rendezvous = self._plan.rendezvous
+        if not self._secret_from_file or rendezvous is None:
+            return
+        content = RendezvousFile.read(rendezvous.location)
+        if content is not None and content.secret is not None and content.secret != secret:
+            raise _SecretReplacedError
+
+    def _notice(self, what: str, error: Exception | None) -> None:
+        """Log who is waited for, every 5 s; a person may wait for it."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_notice:
+            return
+        self._next_notice = now + NOTICE
+        left = self._deadline - now
+        _log.warning(
+            "%s on %s waits for %s, %.0f s more%s",
+            self._label,
+            host_name(),
+            what,
+            max(left, 0.0),
+            f" (last: {error})" if error is not None else "",
+        )
+
+
+class _SecretReplacedError(Exception):
+    """Rank 0 has written another secret into the file than the one that was read before."""
 
 
 # ── sockets ─────────────────────────────────────────────────────────────────────────

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aiograd.cluster.invitation import Invitation
 from aiograd.cluster.rendezvous import Rendezvous, parse_rendezvous
 from aiograd.errors import DuplicateName
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.options import Options
+from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.network import Network
+from aiograd.rpc.transport.tls import TLS
 from aiograd.wire.names import appearance, check_name, check_rank
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "Launch",
     "WorkerPlan",
     "check_count",
+    "check_labels",
     "expand_hosts",
+    "plan_join",
     "plan_worker",
     "read_launch",
     "worker_names",
@@ -43,6 +47,8 @@ __all__ = [
 # hosts may take long to start, however fast its calls are.
 JOIN_TIMEOUT = 60.0
 DRIVER = "driver"  # the name of the process that starts a local cluster
+MAX_LABELS = 64  # of one worker
+MAX_LABEL = 1000  # characters of one label
 DEFAULT_PORT = 29500  # torchrun's default, which its users expect
 
 Environment = Mapping[str, str]
@@ -55,12 +61,16 @@ Environment = Mapping[str, str]
 class WorkerPlan:
     """Everything a worker needs to know to start; it travels to worker processes by pickle."""
 
-    name: str
+    name: str  # "": the coordinator assigns one
     rank: int | None  # None: the coordinator assigns one
     world_size: int | None = None  # None: an open cluster
     options: Options = field(default_factory=Options)
     rendezvous: Rendezvous | None = None  # None: alone, or `coordinator` is known
+    invitation: Invitation | None = None  # given by a member, instead of a rendezvous
     coordinator: PeerInfo | None = None  # given by a LocalCluster
+    # What an engine calls this process, for the coordinator to give it the name it had before.
+    key: str = ""
+    labels: tuple[str, ...] = ()  # "key=value", for people and for `cluster.where`
     network: Network | None = None  # in-process, shared by several workers; None: the host's
     listen: tuple[str, ...] = ()  # addresses to listen at; empty: chosen by `bootstrap.py`
     # A secret that is known already. Not in `options`: their repr is shown to users.
@@ -75,7 +85,9 @@ class WorkerPlan:
     @property
     def leads(self) -> bool:
         """Tell whether this worker is the coordinator."""
-        return self.coordinator is None and (self.rendezvous is None or self.rank == 0)
+        if self.coordinator is not None or self.invitation is not None:
+            return False
+        return self.rendezvous is None or self.rank == 0
 
 
 def plan_worker(
@@ -130,6 +142,58 @@ def plan_worker(
         options=options,
         rendezvous=parse_rendezvous(rendezvous),
     )
+
+
+def plan_join(
+    where: Invitation | str,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    options: Options | None,
+    patience: float,
+    environment: Mapping[str, str],
+) -> WorkerPlan:
+    """Make the plan of a worker that enters a running open cluster; see `ag.join`."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
+    options = options or Options()
+    if not isinstance(where, Invitation | str):
+        raise TypeError(
+            f'where should be an ag.Invitation, "host:port" or "file:path", not '
+            f"{type(where).__name__}"
+        )
+    if name is not None:
+        check_name(name)
+    elif isinstance(options.tls, TLS):
+        raise ValueError("a worker with a certificate needs the name that is in it: give name=")
+    invitation = where if isinstance(where, Invitation) else None
+    if invitation is None and options.secret is None and options.secret_file is None:
+        # That of `aiograd run` is the secret of another world, which this process is a rank of.
+        file = environment.get("AIOGRAD_SECRET_FILE")
+        if file and not environment.get("AIOGRAD_RANK"):
+            options = replace(options, secret_file=file)
+    return WorkerPlan(
+        name=name or "",
+        rank=None,
+        options=options,
+        invitation=invitation,
+        rendezvous=parse_rendezvous(where) if isinstance(where, str) else None,
+        labels=check_labels(labels or {}),
+        join_timeout=check_timeout(patience),
+    )
+
+
+def check_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return labels as "key=value"; TypeError or ValueError if they cannot be written so."""
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels are a mapping of texts, not {type(labels).__name__}")
+    if len(labels) > MAX_LABELS:
+        raise ValueError(f"a worker has at most {MAX_LABELS} labels, not {len(labels)}")
+    for key, value in labels.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"labels are texts, not {key!r}: {value!r}")
+        if not key or "=" in key or len(key) + len(value) > MAX_LABEL:
+            raise ValueError(f"{key[:80]!r} is no label: it has no =, and {MAX_LABEL} characters")
+    return tuple(f"{key}={value}" for key, value in labels.items())
 
 
 def _count(what: str, value: Any) -> int | None:

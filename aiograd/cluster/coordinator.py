@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.cluster.collectives import mark_retrieved
+from aiograd.cluster.invitation import check_versions
 from aiograd.cluster.member import CONFIRM_TIMEOUT, Member, check_peer
 from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Update
 from aiograd.cluster.termination import TerminationDetector
 from aiograd.errors import NotAllowed, ProtocolError, RpcError, SecurityError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.transport.network import is_local
 
 __all__ = ["Coordinator"]
 
@@ -40,10 +42,19 @@ _FEW: Final = 8  # members up to which nobody is held for that
 class Coordinator:
     """The coordinator's part of one worker, beside its `Member`."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(
+        self,
+        member: Member,
+        elects: bool = False,
+        membership: Membership[PeerInfo] | None = None,
+    ) -> None:
         self._member = member
         self._agent = agent = member.agent
-        self._membership: Membership[PeerInfo] = Membership(agent.info, member.world_size)
+        # Whether the members elect a successor if this worker is lost; they hear it when they join.
+        self._elects = elects
+        self._membership: Membership[PeerInfo] = (
+            Membership(agent.info, member.world_size) if membership is None else membership
+        )
         # Replies to `join` that are still to be sent, by incarnation. A name would not do: two
         # workers of one name may be waiting, and each of them has to be refused.
         self._joining: dict[bytes, asyncio.Future[Any]] = {}
@@ -52,11 +63,13 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None  # admits those that are held
         self._termination = TerminationDetector()
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
+        # Gives name and rank to a process that an engine knows by a key; None if it is not wanted.
+        self.assign: Callable[[str], tuple[str, int] | None] = lambda key: None
         self._leaving = False  # this worker has begun to leave: no newcomers
         self._terminated = False  # the last round is over
         agent.services.update(
             {
-                "cluster.rank": self._on_rank,
+                "cluster.place": self._on_place,
                 "cluster.join": self._on_join,
                 "cluster.roster": self._on_roster,
                 "cluster.leave": self._on_leave,
@@ -135,13 +148,25 @@ class Coordinator:
 
     # The handlers trust `sender`, which the handshake has proven, and nothing else of a message.
 
-    def _on_rank(self, sender: PeerInfo) -> int:
-        rank = self._membership.next_rank(sender.name)
-        if rank is None:
+    def _on_place(self, sender: PeerInfo, named: bool, key: str) -> tuple[str, int]:
+        if type(key) is not str:
+            raise ProtocolError("cluster.place: malformed key", sender.name)
+        if key:
+            place = self.assign(key)
+            if place is None:
+                raise RpcError(f"this cluster does not want {key} now")
+        elif named:
+            rank = self._membership.next_rank(sender.name)
+            place = None if rank is None else (sender.name, rank)
+        else:
+            place = self._membership.next_place()
+        if place is None:
             raise RpcError("this cluster has no rank left to give")
-        return rank
+        return place
 
-    def _on_join(self, sender: PeerInfo, peer: PeerInfo, world_size: int | None) -> Any:
+    def _on_join(
+        self, sender: PeerInfo, peer: PeerInfo, world_size: int | None, versions: tuple[str, ...]
+    ) -> Any:
         check_peer(peer, "cluster.join", sender)
         if not (world_size is None or (type(world_size) is int and world_size > 0)):
             raise ProtocolError("cluster.join: malformed world size", sender.name)
@@ -151,12 +176,57 @@ class Coordinator:
         # A newcomer would have to report in rounds that may be over before it has joined.
         if self._leaving:
             raise RpcError("this cluster is being closed")
+        self._check_fits(peer, versions)
+        member = self._membership.members.get(peer.name)
+        if member is not None and member.incarnation not in (
+            peer.incarnation,
+            self._agent.incarnation,
+        ):
+            return self._join_in_place_of(member, peer, world_size)
+        return self._join(peer, world_size)
+
+    def _join(self, peer: PeerInfo, world_size: int | None) -> asyncio.Future[Any]:
         reply = self._reply_to_join(peer.incarnation)
         hold = self._admissions > 0 or self._agent.loop.time() < self._next_admission
         self._apply(self._membership.join(peer, world_size, hold=hold))
         self._admit_held_later()
         # Shielded: a repeated `join` shares the future, and a cancelled one must not end it.
         return asyncio.shield(reply)
+
+    async def _join_in_place_of(
+        self, member: PeerInfo, peer: PeerInfo, world_size: int | None
+    ) -> None:
+        """Let a worker join under the name of a member that may be dead already.
+
+        An engine restarts a killed worker faster than its loss is noticed.
+        """
+        # A live one answers at once, and its name is taken. A dead one is lost, at the latest when
+        # it was silent for long.
+        options = self._agent.options
+        silence = options.silence + options.resume + CONFIRM_TIMEOUT
+        with contextlib.suppress(RpcError):
+            await self._agent.request(member, "cluster.coordinator", timeout=silence)
+        await self._join(peer, world_size)
+
+    def _check_fits(self, peer: PeerInfo, versions: tuple[str, ...]) -> None:
+        """RpcError if a newcomer could not work with this cluster: versions, addresses."""
+        own = self._agent.info
+        who = f"{peer.name!r} on {peer.host or 'an unknown host'}"
+        if not (type(versions) is tuple and all(type(each) is str for each in versions)):
+            raise ProtocolError("cluster.join: malformed versions", peer.name)
+        # Who exchanges plain data only needs neither the same byte code nor the same arrays.
+        if not self._agent.restricts(peer):
+            theirs = dict(text.split(" ", 1) for text in versions if " " in text)
+            if (why := check_versions(theirs, who)) is not None:
+                raise RpcError(why)
+        if own.shares_loopback(peer) or not peer.addresses:
+            return
+        if all(is_local(address) for address in peer.addresses):
+            raise RpcError(
+                f"{who} listens at {', '.join(peer.addresses)} only, which {own.name} on "
+                f"{own.host} cannot dial: its host name may mean loopback in /etc/hosts; give it "
+                'Options(listen="0.0.0.0:0"), or an interface or a network of that host'
+            )
 
     def _reply_to_join(self, incarnation: bytes) -> asyncio.Future[Any]:
         reply = self._joining.get(incarnation)
@@ -214,7 +284,8 @@ class Coordinator:
     def _welcome(self, admitted: Sequence[PeerInfo]) -> list[asyncio.Future[Any]]:
         """Send the roster to newcomers; gives their confirmations."""
         newcomers = [peer for peer in admitted if peer.incarnation != self._agent.incarnation]
-        return self._request_each(newcomers, "cluster.welcome", *self._membership.roster())
+        terms = self._elects, self._membership.highest_rank
+        return self._request_each(newcomers, "cluster.welcome", *self._membership.roster(), *terms)
 
     def _request_each(
         self, peers: Sequence[PeerInfo], service: str, *arguments: Any
@@ -265,20 +336,27 @@ class Coordinator:
 
     # ── losing ──────────────────────────────────────────────────────────────────────────────────
 
-    def process_ended(self, peer: PeerInfo, why: str) -> None:
+    def process_ended(self, peer: PeerInfo, why: str, cause: BaseException | None = None) -> None:
         """Declare a member lost whose process has ended, unless it has left.
 
-        Its connections may stay open: a child that it forked can inherit them.
+        Its connections may stay open: a child that it forked can inherit them. `cause` is what an
+        engine says of it.
         """
         if not self._agent.closed:
-            self._agent.spawn(self._lose_ended(peer, why))
+            self._agent.spawn(self._lose_ended(peer, why, cause))
 
-    async def _lose_ended(self, peer: PeerInfo, why: str) -> None:
+    async def _lose_ended(self, peer: PeerInfo, why: str, cause: BaseException | None) -> None:
         # Its last replies, and perhaps its `leave`, may still be in our receive buffer.
         await self._agent.links.read_out(peer)
         member = self._membership.members.get(peer.name)
         if member is not None and member.incarnation == peer.incarnation:
-            self._agent.links.declare_lost(peer, why)
+            self._agent.links.declare_lost(peer, why, cause)
+
+    def lose(self, peer: PeerInfo, why: str) -> None:
+        """Declare a member lost that was out of reach before this worker led."""
+        self._agent.links.declare_lost(peer, why)
+        self._apply(self._membership.lost(peer.incarnation, why))
+        self._member.notify()
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         if isinstance(error, SecurityError):

@@ -31,9 +31,8 @@ from aiograd.cluster.processes.spawn import (
     worker_environment,
 )
 from aiograd.cluster.processes.worker_main import new_event_loop
-from aiograd.cluster.rendezvous import parse_rendezvous
 from aiograd.cluster.worker import Worker
-from aiograd.rpc.options import Options
+from aiograd.errors import RpcError, SecurityError
 
 __all__ = ["join_cluster", "run_ranks"]
 
@@ -45,6 +44,7 @@ JOIN_NOTICE = 1.0  # seconds without an answer of rank 0, before a line says who
 # Seconds that a rank whose loss ended another one has to exit itself: its interpreter may take
 # longer to end than the other one takes to notice.
 CAUSE_GRACE = 1.0
+REJOIN_PAUSE = 1.0  # seconds before a worker that was lost joins again
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # The last line of a traceback that says that another worker failed.
 LOSS = re.compile(
@@ -186,35 +186,51 @@ async def _end(children: Sequence[Child], number: int = signal.SIGTERM) -> None:
 # ── aiograd worker ──────────────────────────────────────────────────────────────────────────────
 
 
-def join_cluster(rendezvous: str, name: str, options: Options) -> int:
+def join_cluster(plan: WorkerPlan, rejoin: bool = False) -> int:
     """Join an open cluster as a worker; serve until it is closed or a signal comes.
 
-    Gives the exit code. RpcError or AuthError if the worker cannot join.
+    Gives the exit code: 0 if the cluster told it to leave, 128 + n for signal n, else 1. With
+    `rejoin` it joins again when it was lost. RpcError or AuthError if the worker cannot join.
     """
-    # No `plan_worker`: name and rank in the environment, if any, are those of another process.
-    meeting = parse_rendezvous(rendezvous)
-    plan = WorkerPlan(name=name, rank=None, options=options, rendezvous=meeting, background=True)
-    if options.secret_file is None and (file := os.environ.get("AIOGRAD_SECRET_FILE")):
-        plan = replace(plan, options=replace(options, secret_file=file))
+    plan = replace(plan, background=True)
     keep_freed_memory()  # this process is ours: it runs nothing but the worker
     collect_less_often()
-    with asyncio.Runner(loop_factory=partial(new_event_loop, options.loop)) as runner:
-        return runner.run(_serve(plan))
+    with asyncio.Runner(loop_factory=partial(new_event_loop, plan.options.loop)) as runner:
+        return runner.run(_serve(plan, rejoin))
 
 
-async def _serve(plan: WorkerPlan) -> int:
+async def _serve(plan: WorkerPlan, rejoin: bool) -> int:
+    signalled = _catch_signals(asyncio.get_running_loop())
+    while True:
+        try:
+            code, told = await _serve_once(plan, signalled)
+        except SecurityError:
+            raise  # trying again does not make the secrets equal
+        except RpcError as error:
+            if not rejoin:
+                raise
+            _say(f"{plan.name}: {error}")
+            code, told = 1, False
+        if told or not rejoin:
+            return code
+        _say(f"{plan.name} joins again")
+        await asyncio.wait([signalled], timeout=REJOIN_PAUSE)
+        if signalled.done():
+            return 128 + signalled.result()
+
+
+async def _serve_once(plan: WorkerPlan, signalled: asyncio.Future[int]) -> tuple[int, bool]:
+    """Join and serve once; gives the exit code, and whether somebody wanted it to end."""
     loop = asyncio.get_running_loop()
-    signalled = _catch_signals(loop)
     worker = Worker.from_plan(plan)
-    assert plan.rendezvous is not None
-    where = plan.rendezvous.location
+    where = plan.rendezvous.location if plan.rendezvous is not None else "the invitation"
     starting = loop.create_task(worker.start())
     if not await _unless_signalled(starting, signalled, JOIN_NOTICE):
         if not signalled.done():
-            _say(f"{worker.name} waits for rank 0 at {where}")
+            _say(f"{plan.name or 'this worker'} waits for rank 0 at {where}")
             await _unless_signalled(starting, signalled)
         if signalled.done():
-            return 128 + signalled.result()
+            return 128 + signalled.result(), True
     starting.result()  # raises why it could not join
     worker.make_current()
     _say(f"{worker.name} joined {where} as rank {worker.rank}")
@@ -227,11 +243,11 @@ async def _serve(plan: WorkerPlan) -> int:
         await worker.close()  # leave gracefully
         serving.cancel()
         await asyncio.wait([serving])
-        return 128 + signalled.result()
+        return 128 + signalled.result(), True
     asked = await serving
     _say(f"{worker.name} left: {dismissed.result().why}")
     # Not told to leave: supervisors restart what fails, and only that.
-    return 0 if asked else 1
+    return (0 if asked else 1), asked
 
 
 async def _unless_signalled(

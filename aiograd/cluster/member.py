@@ -4,17 +4,22 @@ Every worker has a `Member`. One worker, the coordinator, also has a `Coordinato
 about the membership; `coordinator.py` has the other end of these services:
 
     service              from → to               carries                       reply
-    cluster.rank         newcomer → coordinator  –                             a new rank
-    cluster.join         newcomer → coordinator  own address, world size       RpcError if refused;
-                                                                               else after `welcome`
-    cluster.welcome      coordinator → newcomer  roster                        when applied
+    cluster.coordinator  newcomer → member       –                             the coordinator
+    cluster.place        newcomer → coordinator  whether it has a name, key    name and new rank
+    cluster.join         newcomer → coordinator  own address, world size,      RpcError if refused;
+                                                 versions                      else after `welcome`
+    cluster.welcome      coordinator → newcomer  roster, what a successor      when applied
+                                                 has to know
     cluster.change       coordinator → member    an update of the roster       when applied
     cluster.roster       member → coordinator    – (an update was missed)      roster
     cluster.leave        member → coordinator    –                             when announced
     cluster.dismiss      coordinator → member    leave alone or together       –
     cluster.report       member → coordinator    counts of calls               is it the last round
+    cluster.elect        candidate → member      term, version, who is lost    vote, own roster
+    cluster.succeed      successor → member      term, roster, who was lost    when applied
 
-Barriers and gathers are in `collectives.py`.
+Barriers and gathers are in `collectives.py`. In an open cluster the loss of the coordinator begins
+an election (`succession.py` decides); where nobody can be elected, the member leaves.
 """
 
 from __future__ import annotations
@@ -24,11 +29,13 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from aiograd.cluster.collectives import Collectives
+from aiograd.cluster.invitation import own_versions
 from aiograd.cluster.membership import RANKS, Roster, Update
+from aiograd.cluster.succession import Succession, first_version, term_of
 from aiograd.errors import (
     NotAllowed,
     ProtocolError,
@@ -50,13 +57,23 @@ _log = logging.getLogger("aiograd.cluster")
 # the gap in the versions later, and asks for the roster.
 CONFIRM_TIMEOUT: Final = 1.0
 
+# Seconds for all of an election. API: joins work again within 10 s of the loss, and a loss may take
+# a while to be noticed.
+ELECTION: Final = 7.0
+TURN: Final = 1.0  # seconds that a candidate waits for each live member of a lower rank
+VOTE: Final = 1.5  # seconds for a member to confirm the loss, and to vote
+
 COORDINATOR_SERVICES: Final = (
-    "cluster.rank",
+    "cluster.place",
     "cluster.join",
     "cluster.roster",
     "cluster.leave",
     "cluster.report",
 )
+
+
+Lose = Callable[[PeerInfo, str], None]
+TakeOver = Callable[[int, Sequence[PeerInfo]], Lose]
 
 
 class Dismissal(NamedTuple):
@@ -83,17 +100,29 @@ class Member:
             asyncio.Event()
         )  # set, and replaced, whenever the roster changes
         self.collectives: Collectives = Collectives(agent, lambda: self.peers)
+        # Called for every member that left, with None, or was lost, with the reason.
+        self.departed: list[Callable[[PeerInfo, str | None], None]] = []
         # The latest with the reason, still in the directory.
         self._lost_peers: deque[tuple[PeerInfo, str]] = deque()
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
+        self.succession: Succession[PeerInfo] = Succession()
+        self.elects = False  # the coordinator said so: open, and not led by a driver
+        self.highest_rank = agent.rank  # ever given out, as far as this member knows
+        self._election: asyncio.Task[None] | None = None
+        # Makes this worker the coordinator of a term, with these members; gives the function that
+        # declares one lost. `Worker` sets it.
+        self.take_over: TakeOver | None = None
         agent.services.update(
             {
                 # Refused by name, instead of as unknown: a worker may be given the address of an
                 # ordinary member as its rendezvous. A `Coordinator` replaces these.
                 **dict.fromkeys(COORDINATOR_SERVICES, self._not_coordinator),
+                "cluster.coordinator": self._on_coordinator,
                 "cluster.welcome": self._on_welcome,
                 "cluster.change": self._on_change,
                 "cluster.dismiss": self._on_dismiss,
+                "cluster.elect": self._on_elect,
+                "cluster.succeed": self._on_succeed,
             }
         )
         # Members that exchange plain data only have to read updates as well.
@@ -148,6 +177,7 @@ class Member:
             "cluster.join",
             self.agent.info,
             self.world_size,
+            tuple(f"{package} {version}" for package, version in own_versions().items()),
             timeout=timeout + CONFIRM_TIMEOUT,
         )
 
@@ -203,6 +233,7 @@ class Member:
         change = self.roster.reset(version, peers)
         if change is None:
             return
+        self.succession.follow(term_of(version))
         if first:
             leader = self.coordinator.name if self.coordinator is not None else "this worker"
             _log.info(
@@ -226,9 +257,15 @@ class Member:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _on_welcome(self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo]) -> None:
+    def _on_welcome(
+        self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo], elects: bool, highest: int
+    ) -> None:
         self._check_coordinator(sender)
         _check_roster(version, peers, "cluster.welcome", sender)
+        if type(elects) is not bool or type(highest) is not int:
+            raise ProtocolError("cluster.welcome: malformed terms", sender.name)
+        self.elects = elects
+        self.highest_rank = max(self.highest_rank, highest)
         self.adopt(version, peers)
 
     def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
@@ -256,6 +293,7 @@ class Member:
             _log.info("%s: %s left", self.agent.name, _label(peer))
             self._forget(peer)
             self.lose(peer, WorkerLost(peer.name, "no", "it left the cluster"))
+            self._depart(peer, None)
         for peer, why in update.lost:
             # One warning per cluster, from the coordinator: workers often share a terminal.
             level = logging.WARNING if self.coordinator is None else logging.INFO
@@ -264,14 +302,20 @@ class Member:
             self.agent.links.declare_lost(peer, why)
             self._lost_peers.append((peer, why))
             self.lose(peer, WorkerLost(peer.name, "unknown", why))
+            self._depart(peer, why)
         for peer in update.joined:
             if log_joins:
                 _log.info("%s: %s joined", self.agent.name, _label(peer))
             directory.add(peer)
+            self.highest_rank = max(self.highest_rank, peer.rank)
         # A cluster that runs for long must not remember every worker it has lost.
         while len(self._lost_peers) > LOST_PEERS:
             self._forget(self._lost_peers.popleft()[0])
         self.notify()
+
+    def _depart(self, peer: PeerInfo, why: str | None) -> None:
+        for departed in self.departed:
+            departed(peer, why)
 
     def _forget(self, peer: PeerInfo) -> None:
         """Remove a worker from the directory, unless a later start of it has the name by now."""
@@ -282,14 +326,179 @@ class Member:
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         if isinstance(error, SecurityError):
             return  # alive, and in contact with others; it shares no secret, or no mode, with us
-        if peer.incarnation == self._coordinator().incarnation and not self.dismissed.done():
-            # Not a warning: when a driver closes without grace, each of its workers passes here.
-            _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(peer), error)
-            why = f"lost the coordinator {_label(peer)}: {getattr(error, 'why', '') or error}"
-            self.dismissed.set_result(Dismissal(False, None, why))
+        leader = self.coordinator
+        if leader is not None and peer.incarnation == leader.incarnation:
+            self._lost_coordinator(leader, error)
         self.lose(peer, error)
 
+    def _lost_coordinator(self, leader: PeerInfo, error: Exception) -> None:
+        if self.dismissed.done() or self._election is not None:
+            return
+        # Not a warning: when a driver closes without grace, each of its workers passes here.
+        _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(leader), error)
+        why = f"lost the coordinator {_label(leader)}: {getattr(error, 'why', '') or error}"
+        # Two members cannot tell a loss from a cut between them.
+        if self.elects and len(self.roster.members) > 2 and self.take_over is not None:
+            self._election = self.agent.spawn(self._elect(leader, why))
+        else:
+            self.dismissed.set_result(Dismissal(False, None, why))
+
+    # ── a new coordinator ───────────────────────────────────────────────────────────────────────
+
+    async def _elect(self, lost: PeerInfo, why: str) -> None:
+        """Find a successor of the coordinator, or leave."""
+        loop = self.agent.loop
+        deadline = loop.time() + ELECTION
+        try:
+            while loop.time() < deadline:
+                gone = {lost.name, *self.agent.links.suspects()}
+                turn = TURN * self.succession.position(self.agent.info, self.peers, gone)
+                if await self._succeeded(lost, min(turn, deadline - loop.time())):
+                    return
+                if loop.time() < deadline and await self._campaign(lost, why):
+                    return
+                if await self._succeeded(lost, TURN / 2):
+                    return
+        finally:
+            self._election = None
+        if not self.dismissed.done():
+            reason = f"{why}; no majority of {len(self.roster.members)} members elects a successor"
+            self.dismissed.set_result(Dismissal(False, None, reason))
+
+    async def _succeeded(self, lost: PeerInfo, within: float) -> bool:
+        """Wait for another coordinator than the lost one; False if none comes in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(within, 0.0)):
+                while self.coordinator is not None and (
+                    self.coordinator.incarnation == lost.incarnation
+                ):
+                    await self.changed.wait()
+        return self.coordinator is None or self.coordinator.incarnation != lost.incarnation
+
+    async def _campaign(self, lost: PeerInfo, why: str) -> bool:
+        """Ask the others for their votes, and take over with those of a majority."""
+        roster, term = self.roster, self.succession.next_term()
+        self.succession.vote(term, self.agent.incarnation)
+        version, members = roster.version, len(roster.members)
+        asked = [
+            self._ask(peer, VOTE * 2, "cluster.elect", term, version, lost)
+            for peer in self.others
+            if peer.incarnation != lost.incarnation
+        ]
+        votes, newer = 1, None
+        for answer in await asyncio.gather(*asked):
+            if not (type(answer) is tuple and len(answer) == 3):
+                continue  # lost, too slow, or not one of ours
+            granted, theirs, peers = answer
+            votes += granted is True
+            if type(theirs) is int and theirs > roster.version:
+                newer = theirs, peers
+        if newer is not None and self.coordinator is not None:
+            # A change that we have missed: with it we campaign again.
+            _check_roster(*newer, "cluster.elect", self.coordinator)
+            self.adopt(*newer)
+            return False
+        # The vote took time: meanwhile another one may have won a later term.
+        current = self.coordinator is not None and self.coordinator.incarnation == lost.incarnation
+        if not current or not self.succession.wins(votes, members):
+            return not current
+        assert self.take_over is not None
+        self.succession.follow(term)
+        heirs = self.succession.heirs(self.peers, lost.incarnation)
+        _log.warning(
+            "%s takes over as the coordinator of %d members (term %d, %d of %d votes): %s",
+            *(self.agent.name, len(heirs), term, votes, members, why),
+        )
+        self.coordinator, self._together = None, True
+        self.agent.lost.remove(self._on_lost)
+        self.adopt(first_version(term), heirs, lost=((lost, why),))
+        lose = self.take_over(term, heirs)
+        told = self.others
+        news = "cluster.succeed", term, first_version(term), heirs, (lost, why)
+        asked = [self._ask(peer, CONFIRM_TIMEOUT, *news) for peer in told]
+        for peer, answer in zip(told, await asyncio.gather(*asked), strict=True):
+            # It may have been lost before we led; nobody else declares it lost now.
+            if isinstance(answer, WorkerLost):
+                lose(peer, answer.why)
+        return True
+
+    async def _ask(self, peer: PeerInfo, timeout: float, service: str, *arguments: Any) -> Any:
+        """Return the answer of a member, or the error."""
+        try:
+            return await self.agent.request(peer, service, *arguments, timeout=timeout)
+        except RpcError as error:
+            return error
+
+    async def _on_elect(
+        self, sender: PeerInfo, term: int, version: int, lost: PeerInfo
+    ) -> tuple[bool, int, tuple[PeerInfo, ...]]:
+        check_peer(lost, "cluster.elect", sender)
+        if type(term) is not int or type(version) is not int:
+            raise ProtocolError("cluster.elect: malformed request", sender.name)
+        no = False, self.roster.version, tuple(self.peers)
+        leader, known = self.coordinator, self.roster.members.get(sender.name)
+        if not self.elects or known is None or known.incarnation != sender.incarnation:
+            return no
+        if leader is None or leader.incarnation != lost.incarnation:
+            return no  # we lead, or follow another one
+        may = self.succession.may_vote
+        facts = term, sender.incarnation, version
+        if not may(*facts, self.roster.version):
+            return no
+        # Confirmed by ourselves: the candidate alone may have lost it.
+        if await self._answers(leader):
+            return no
+        follows = self.coordinator is not None and self.coordinator.incarnation == lost.incarnation
+        if not follows or not may(*facts, self.roster.version):
+            return False, self.roster.version, tuple(self.peers)
+        self.succession.vote(term, sender.incarnation)
+        return True, self.roster.version, ()
+
+    async def _answers(self, peer: PeerInfo) -> bool:
+        """Whether a worker can be reached from here."""
+        try:
+            await self.agent.request(peer, "cluster.coordinator", timeout=VOTE)
+        except RpcError:
+            return False
+        return True
+
+    async def _on_succeed(
+        self,
+        sender: PeerInfo,
+        term: int,
+        version: int,
+        peers: Sequence[PeerInfo],
+        lost: tuple[PeerInfo, str],
+    ) -> None:
+        if type(term) is not int or version != first_version(term):
+            raise ProtocolError("cluster.succeed: malformed term", sender.name)
+        _check_roster(version, peers, "cluster.succeed", sender)
+        if not (type(lost) is tuple and len(lost) == 2 and type(lost[1]) is str):
+            raise ProtocolError("cluster.succeed: malformed loss", sender.name)
+        check_peer(lost[0], "cluster.succeed", sender)
+        known = self.roster.members.get(sender.name)
+        if not self.elects or known is None or known.incarnation != sender.incarnation:
+            raise NotAllowed(f"{sender.name} is not a member", self.agent.name)
+        refused = NotAllowed(f"{sender.name} is not the coordinator", self.agent.name)
+        leader = self.coordinator
+        if leader is None or term <= self.succession.term:
+            raise refused
+        # Who did not vote for it makes sure itself that there is a need: no member can take over
+        # from a coordinator that is there.
+        if not self.succession.voted(term, sender.incarnation) and await self._answers(leader):
+            raise refused
+        if self.coordinator is None or not self.succession.follow(term):
+            raise refused
+        _log.info("%s: %s is the coordinator now (term %d)", self.agent.name, sender.name, term)
+        self.coordinator = known
+        self.adopt(version, peers, lost=(lost,))
+        self.notify()
+
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
+
+    def _on_coordinator(self, sender: PeerInfo) -> PeerInfo:
+        # A newcomer may know the address of any member.
+        return self.agent.info if self.coordinator is None else self.coordinator
 
     def _not_coordinator(self, sender: PeerInfo, *_: Any) -> NoReturn:
         raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
@@ -311,6 +520,7 @@ class Member:
 # in it is checked before anything is changed, from any sender.
 _ADDRESSES: Final = 16  # of one worker
 _ADDRESS: Final = 1024  # characters
+_LABELS: Final = 64  # of one worker
 
 
 def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
@@ -326,6 +536,9 @@ def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
         and _are_texts(peer.addresses, _ADDRESSES)
         and type(peer.restricted) is bool
         and _are_texts(peer.exceptions, RANKS)
+        and _are_texts((peer.host, peer.locality), 2)
+        and _are_texts(peer.labels, _LABELS)
+        and all("=" in label for label in peer.labels)
     )
     if not fits:
         raise ProtocolError(f"{service}: malformed description of a worker", sender.name)

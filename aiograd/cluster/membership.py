@@ -29,6 +29,9 @@ from aiograd.wire.names import RANKS, look_alike
 __all__ = ["RANKS", "Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
 
 
+MARGIN = 16  # ranks that a successor leaves out: newcomers may have got them and not joined yet
+
+
 class Peer(Protocol):
     """What membership needs to know of a worker; `rpc.PeerInfo` is one."""
 
@@ -101,6 +104,22 @@ class Membership(Generic[P]):
         # The largest world size that a worker of a refused start expects: so many may still come.
         self._largest = world_size or 0
 
+    @classmethod
+    def inherit(cls, own: P, version: int, members: Iterable[P], highest: int) -> Membership[P]:
+        """Go on with the open cluster of a coordinator that was lost; see `succession.py`."""
+        made = cls(own, None)
+        made.version = version
+        made.members = {peer.name: peer for peer in members}
+        ranks = [peer.rank for peer in made.members.values()]
+        # A rank that was given out and has not joined yet may be lost; it is not used twice.
+        made._highest_rank = min(max(highest, *ranks) + MARGIN, RANKS - 1)
+        return made
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest rank ever seen or given out."""
+        return self._highest_rank
+
     def roster(self) -> tuple[int, tuple[P, ...]]:
         """Give the current version and its members, in order of rank."""
         return self.version, tuple(sorted(self.members.values(), key=lambda peer: peer.rank))
@@ -128,6 +147,17 @@ class Membership(Generic[P]):
         self._highest_rank += 1
         self._reserved[name] = self._highest_rank
         return self._highest_rank
+
+    def next_place(self) -> tuple[str, int] | None:
+        """Reserve a name and a rank for a worker that has neither; None if no rank is left."""
+        while self._highest_rank + 1 < RANKS:
+            self._highest_rank += 1
+            name = f"worker{self._highest_rank}"
+            taken = (*self.members, *self.waiting, *self._reserved)
+            if not any(look_alike(name, other) for other in taken):
+                self._reserved[name] = self._highest_rank
+                return name, self._highest_rank
+        return None
 
     def start(self) -> list[Action[P]]:
         """Let the coordinator itself join."""

@@ -32,7 +32,9 @@ __all__ = [
     "RendezvousFile",
     "find_secret",
     "parse_rendezvous",
+    "read_private_json",
     "read_secret_file",
+    "write_private_json",
 ]
 
 _LINKS: Final = 8  # symbolic links that lead to one secret file; more are a mistake
@@ -111,24 +113,26 @@ class Refusal:
 class RendezvousFile:
     """The content of the file: the addresses of rank 0, and the secret if rank 0 generated one.
 
-    With a `refusal`, rank 0 has stopped listening because the start was refused.
+    With a `refusal`, rank 0 has stopped listening because the start was refused. `author` says who
+    wrote it, for people who find the file of a run that has ended.
     """
 
     addresses: tuple[str, ...]
     secret: Secret | None = None
     refusal: Refusal | None = None
+    locality: str = ""  # where its Unix sockets and loopback addresses can be reached
+    author: str = ""
 
     def write(self, path: str) -> None:
         """Write the file atomically, readable by this user only; RpcError if that fails."""
-        secret = self.secret.hex() if self.secret else None
-        refusal = asdict(self.refusal) if self.refusal else None
-        data = {"addresses": self.addresses, "secret": secret, "refusal": refusal}
-        text = json.dumps(data)
-        try:
-            # Renamed into place, so that a rank that polls the file never reads half of it.
-            _write_private(Path(path), text.encode(), os.replace)
-        except OSError as error:  # for example, another user's file is there
-            raise RpcError(f"cannot write the rendezvous file {path}: {error.strerror}") from error
+        data = {
+            "addresses": self.addresses,
+            "secret": self.secret.hex() if self.secret else None,
+            "refusal": asdict(self.refusal) if self.refusal else None,
+            "locality": self.locality,
+            "author": self.author,
+        }
+        write_private_json(path, data, "the rendezvous file")
 
     @classmethod
     def read(cls, path: str) -> RendezvousFile | None:
@@ -140,9 +144,11 @@ class RendezvousFile:
             # Without this check another local user could plant the file, become rank 0 with a
             # secret of its own, and run code in every process that reads it. Links are refused,
             # because nothing needs them here, unlike secret files.
-            data = json.loads(_read_private(path, "the rendezvous file", follow=False))
+            data = read_private_json(path, "the rendezvous file")
             secret = Secret.fromhex(data["secret"]) if data["secret"] else None
-            return cls(tuple(data["addresses"]), secret, _parse_refusal(data.get("refusal")))
+            facts = str(data.get("locality", "")), str(data.get("author", ""))
+            refusal = _parse_refusal(data.get("refusal"))
+            return cls(tuple(data["addresses"]), secret, refusal, *facts)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -158,12 +164,41 @@ def _parse_refusal(data: Any) -> Refusal | None:
 # ── private files ───────────────────────────────────────────────────────────────────────────────
 
 
+def write_private_json(path: str, data: Mapping[str, Any], what: str) -> None:
+    """Write a file atomically, readable by this user only; RpcError if that fails."""
+    try:
+        # Renamed into place, so that who polls the file never reads half of it.
+        _write_private(Path(path), json.dumps(data).encode(), os.replace)
+    except OSError as error:  # for example, another user's file is there
+        raise RpcError(f"cannot write {what} {path}: {error.strerror}") from error
+
+
+def read_private_json(path: str, what: str) -> Any:
+    """Read such a file; AuthError if another user may have written it, ValueError if malformed.
+
+    FileNotFoundError if there is none.
+    """
+    try:
+        return json.loads(_read_private(path, what, follow=False))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # On a network file system another host may replace the file while it is read: ESTALE.
+        if error.errno == getattr(errno, "ESTALE", -1):
+            raise FileNotFoundError(path) from error
+        raise
+
+
 def _write_private(path: Path, data: bytes, put: Callable[[str, Path], None]) -> None:
     """Write a temporary file of mode 0600 beside `path`, then `put` it in place."""
     descriptor, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            # Before the rename: on a network file system another host may otherwise see the new
+            # name before the bytes.
+            file.flush()
+            os.fsync(file.fileno())
         put(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):

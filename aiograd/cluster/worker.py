@@ -19,7 +19,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,8 +28,12 @@ from aiograd.autograd.op import OPS
 from aiograd.cluster.bootstrap import Bootstrap
 from aiograd.cluster.config import WorkerPlan, plan_worker
 from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.engine_values import attach as attach_engine_values
 from aiograd.cluster.folders import is_listening
-from aiograd.cluster.member import Member
+from aiograd.cluster.invitation import Invitation
+from aiograd.cluster.member import Lose, Member
+from aiograd.cluster.membership import Membership
+from aiograd.cluster.succession import first_version
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.observe import attach as attach_inspector
@@ -42,7 +46,8 @@ from aiograd.rpc.extension import FaultInjector
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.progress import attach as attach_progress
-from aiograd.rpc.transport.network import is_loopback, split_tcp
+from aiograd.rpc.transport.network import is_local, is_loopback, split_tcp
+from aiograd.rpc.transport.tls import TLS
 from aiograd.rref import attach as attach_references
 
 __all__ = ["Worker", "run_to_completion"]
@@ -52,8 +57,14 @@ T = TypeVar("T")
 
 # What is attached to every agent, in this order: a layer uses those before it. So parts settle and
 # close in the opposite order.
-LAYERS: tuple[Callable[[Agent], Any], ...] = (attach_progress, attach_references, attach_autograd)
+LAYERS: tuple[Callable[[Agent], Any], ...] = (
+    attach_progress,
+    attach_references,
+    attach_autograd,
+    attach_engine_values,
+)
 
+INVITING = 8  # members whose addresses an invitation has
 # Seconds between two wake-ups of an idle loop: a notebook kernel notices an interrupt only when its
 # loop wakes.
 TICK = 0.5
@@ -98,6 +109,8 @@ class Worker:
         # Made when closing begins; it ends when all is closed. A second `close` waits for it.
         self._closed: asyncio.Future[None] | None = None
         self._token: Token[Agent | None] | None = None  # resets the current worker
+        self._left: asyncio.Future[str] | None = None  # made when somebody asks; see `left`
+        self._why_left = ""  # known when all is closed
         self._tick: asyncio.TimerHandle | None = None
         self._watchdog: Watchdog | None = None
         self._registration: Registration | None = None  # in the run folder
@@ -106,8 +119,11 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The name, unique in the cluster; it can be read before the start and after the end."""
-        return self._plan.name
+        """The name, unique in the cluster; it can be read before the start and after the end.
+
+        "" before the start, if the coordinator is to assign one.
+        """
+        return self._plan.name if self._agent is None else self._agent.name
 
     @property
     def rank(self) -> int:
@@ -148,8 +164,65 @@ class Worker:
 
     @property
     def info(self) -> WorkerInfo:
-        """Name and rank, as other members see them."""
-        return WorkerInfo(self.name, self.rank)
+        """The worker as other members see it."""
+        return self.agent.info.info
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What others are told to dial; WorkerClosed if the worker does not run."""
+        return self.agent.info.addresses
+
+    @property
+    def left(self) -> asyncio.Future[str]:
+        """A future that ends with the reason when this worker has left its cluster.
+
+        >>> async with ag.Worker("alone", rank=0, world_size=1) as worker:
+        ...     left = worker.left
+        >>> await left
+        'it was closed'
+        """
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
+            if self._why_left:
+                self._left.set_result(self._why_left)
+        return self._left
+
+    def whereabouts(self) -> tuple[str, str]:
+        """Return the name of this host, and what workers share that share its loopback."""
+        return self._bootstrap.whereabouts()
+
+    def invitation(self) -> Invitation:
+        """Make what another process needs to join this cluster, its secret included.
+
+        RpcError if the world has a fixed size. Hand it only to those who may run code here.
+        """
+        member, agent = self.member, self.agent
+        if member.world_size is not None:
+            raise RpcError(
+                f"this is a static world of {member.world_size}, which nobody can join: leave "
+                "world_size out to start an open cluster"
+            )
+        own = agent.info
+        first = own if member.coordinator is None else member.coordinator
+        known = {peer.incarnation: peer for peer in (first, own, *member.peers)}
+        # A newcomer tries one after the other; a few are enough to find one that is alive.
+        told = [
+            address
+            for peer in list(known.values())[:INVITING]
+            for address in peer.addresses
+            if peer.locality == own.locality or not is_local(address)
+        ]
+        terms = "none" if self.options.allow_plaintext else "secret"
+        if isinstance(self.options.tls, TLS):
+            terms = "certificates"
+        return Invitation(
+            addresses=tuple(told),
+            cluster=agent.identity.cluster.hex(),
+            secret=self._bootstrap.secret,
+            tls=terms,
+            host=own.host,
+            locality=own.locality,
+        )
 
     @property
     def faults(self) -> FaultInjector | None:
@@ -170,9 +243,7 @@ class Worker:
     def workers(self) -> list[WorkerInfo]:
         """List the members, in order of rank; `suspect` ones are silent, or lost to this worker."""
         suspects = self.agent.links.suspects()
-        return [
-            WorkerInfo(peer.name, peer.rank, peer.name in suspects) for peer in self.member.peers
-        ]
+        return [peer.info_as(suspect=peer.name in suspects) for peer in self.member.peers]
 
     def debug_info(self) -> dict[str, int]:
         """Give the worker's counters; all are 0 at rest, except `workers`."""
@@ -186,7 +257,8 @@ class Worker:
 
     def __repr__(self) -> str:
         state = "running" if self.running else "closed" if self._closed else "not started"
-        rank = "" if self._plan.rank is None else f" rank={self._plan.rank}"
+        known = self._plan.rank if self._agent is None else self._agent.rank
+        rank = "" if known is None else f" rank={known}"
         return f"<Worker {self.name!r}{rank} {state}>"
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
@@ -219,8 +291,11 @@ class Worker:
                 leader = coordinator.incarnation
                 agent.dialer.exit_is_reported = lambda peer: peer.incarnation != leader
         self._member = Member(agent, plan.world_size, coordinator)
+        self._member.take_over = self._take_over
         if coordinator is None:
-            self._coordinator = Coordinator(self._member)
+            # A cluster that a driver leads ends with it.
+            elects = plan.rendezvous is not None and plan.world_size is None
+            self._coordinator = Coordinator(self._member, elects)
         for attach in LAYERS:
             self._parts.append(attach(agent))
         attach_inspector(agent, self._member, self.debug_info)
@@ -263,6 +338,16 @@ class Worker:
             started=time.time(),
         )
 
+    def _take_over(self, term: int, members: Sequence[PeerInfo]) -> Lose:
+        """Become the coordinator in place of one that was lost."""
+        member = self.member
+        membership = Membership.inherit(
+            self.agent.info, first_version(term), members, member.highest_rank
+        )
+        self._coordinator = Coordinator(member, True, membership)
+        self._bootstrap.lead_on(self.agent)
+        return self._coordinator.lose
+
     async def _start_cluster(self, coordinator: Coordinator) -> None:
         """Join as the coordinator; if the start is refused, let all ranks get the reason."""
         try:
@@ -284,7 +369,8 @@ class Worker:
         self._tick = self.agent.loop.call_later(TICK, self._keep_waking)
 
     async def __aenter__(self) -> Worker:
-        await self.start()
+        if not self.running:  # `async with await ag.join(...)`: it is
+            await self.start()
         self.make_current()
         return self
 
@@ -334,8 +420,16 @@ class Worker:
                 await self._tear_down(leaks)
             finally:
                 closed.set_result(None)
+                self._say_left()
         if leaks:
             raise leaks[0]
+
+    def _say_left(self) -> None:
+        dismissed = self._member.dismissed if self._member is not None else None
+        told = dismissed is not None and dismissed.done() and not dismissed.cancelled()
+        self._why_left = dismissed.result().why if dismissed and told else "it was closed"
+        if self._left is not None and not self._left.done():
+            self._left.set_result(self._why_left)
 
     async def _leave(self, grace: float, leaks: list[RRefError]) -> None:
         """Leave gracefully, or log why that was not possible."""

@@ -28,7 +28,7 @@ from aiograd.rpc.affinity import check_affinity, close_in_children, watch_forks
 from aiograd.rpc.callee.exposure import ClassTraveller
 from aiograd.rpc.callee.functions import ServiceShipments, Shipment, Shipper, Target
 from aiograd.rpc.caller.streams import Stream
-from aiograd.rpc.directory import Directory, PeerInfo, WorkerInfo
+from aiograd.rpc.directory import NOWHERE, Directory, PeerInfo, Whereabouts, WorkerInfo
 from aiograd.rpc.envelope import check_size, pack_call, pack_service
 from aiograd.rpc.extension import (
     Baggage,
@@ -89,6 +89,7 @@ class Agent:
         options: Options | None = None,
         runtime: Runtime | None = None,
         cluster: bytes = NO_CLUSTER,
+        whereabouts: Whereabouts = NOWHERE,
         ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.rank = check_name(name), check_rank(rank)
@@ -100,6 +101,7 @@ class Agent:
         watch_forks(self)
         close_in_children(self)
         self.incarnation: bytes = make_incarnation(self.name, self.runtime.token_bytes(16))
+        self.whereabouts = whereabouts  # as other members know them
         self.closed: bool = False
         self.started: int = 0  # calls ever made; two equal readings say that none was made between
 
@@ -197,8 +199,19 @@ class Agent:
     @property
     def info(self) -> PeerInfo:
         """This worker as others should know it."""
-        rule = self.options.restriction
-        return PeerInfo(self.name, self.rank, self.incarnation, self.listener.addresses, *rule)
+        restricted, exceptions = self.options.restriction
+        host, locality, labels = self.whereabouts
+        return PeerInfo(
+            self.name,
+            self.rank,
+            self.incarnation,
+            self.listener.addresses,
+            restricted,
+            exceptions,
+            host,
+            locality,
+            labels,
+        )
 
     @property
     def identity(self) -> Identity:

@@ -16,7 +16,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aiograd._html import BLUE, card, code, quiet, table
 from aiograd.errors import MalformedName, UnknownWorker
@@ -48,7 +48,9 @@ class WorkerInfo:
     """A worker's name and rank, in the order of ranks.
 
     `suspect`: in `ag.workers()`, whether it is silent, its connection being made again, or lost:
-    then the next call to it begins a new session, if it can be reached.
+    then the next call to it begins a new session, if it can be reached. `host` is the name of the
+    machine that it runs on, and `labels` are what `ag.join` was given or an engine knows; both are
+    empty where nobody has said.
 
         >>> info = ag.get_worker_info("worker1")
         >>> info == ag.WorkerInfo("worker1", 1)
@@ -59,8 +61,10 @@ class WorkerInfo:
 
     name: str
     rank: int
-    # A state, not an identity: the same worker is equal, and hashes alike, in both.
+    # States and circumstances, not an identity: the same worker is equal, and hashes alike, in all.
     suspect: bool = field(default=False, compare=False)
+    host: str = field(default="", compare=False)
+    labels: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -108,6 +112,17 @@ class Addressee(Protocol):
 To: TypeAlias = str | int | Addressee
 
 
+class Whereabouts(NamedTuple):
+    """Where a worker runs; fields of its `PeerInfo`."""
+
+    host: str = ""
+    locality: str = ""
+    labels: tuple[str, ...] = ()
+
+
+NOWHERE: Final = Whereabouts()
+
+
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
     """A member as the library knows it: one start of one worker, and where it listens."""
@@ -118,17 +133,30 @@ class PeerInfo:
     addresses: tuple[str, ...] = ()
     restricted: bool = False  # speaks plain data only
     exceptions: tuple[str, ...] = ()  # names of workers for which `restricted` is the opposite
+    host: str = ""  # the name of its machine, for people
+    locality: str = ""  # equal where loopback and Unix sockets are shared; see `interfaces.py`
+    labels: tuple[str, ...] = ()  # "key=value"
 
     @property
     def info(self) -> WorkerInfo:
-        """Name and rank, for users."""
-        return WorkerInfo(self.name, self.rank)
+        """The worker as users see it."""
+        return self.info_as(suspect=False)
+
+    def info_as(self, *, suspect: bool) -> WorkerInfo:
+        """The worker as users see it, silent or not."""
+        labels = dict(label.split("=", 1) for label in self.labels)
+        return WorkerInfo(self.name, self.rank, suspect, self.host, labels)
+
+    def shares_loopback(self, other: PeerInfo) -> bool:
+        """Whether loopback and Unix sockets of the two lead to the same place; yes if unknown."""
+        return not self.locality or not other.locality or self.locality == other.locality
 
     def __reduce__(self) -> Any:
         # Every newcomer gets the whole roster, so a start of n workers pickles n² of these. What
         # dataclasses do for slots takes three times as long, at both ends.
         values = (self.name, self.rank, self.incarnation, self.addresses)
-        return PeerInfo, (*values, self.restricted, self.exceptions)
+        where = self.host, self.locality, self.labels
+        return PeerInfo, (*values, self.restricted, self.exceptions, *where)
 
     @property
     def identity(self) -> tuple[str, int, bytes]:

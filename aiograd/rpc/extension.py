@@ -118,8 +118,9 @@ class RecordTraveller:
         self.tag = tag
         self._cls = cls
         self._names = [field.name for field in fields(cls)]
-        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool}
+        samples = {"str": str, "int": int, "bytes": bytes, "bool": bool, "dict[str, str]": dict}
         self._types = [samples.get(str(field.type), tuple) for field in fields(cls)]
+        self._pairs = [i for i, f in enumerate(fields(cls)) if str(f.type) == "dict[str, str]"]
         self._texts = [i for i, f in enumerate(fields(cls)) if str(f.type) == "tuple[str, ...]"]
 
     def depart(self, value: Any, departure: Departure) -> Any:
@@ -130,7 +131,9 @@ class RecordTraveller:
         """Make the dataclass again; ProtocolError if the fields have other types."""
         if type(data) is not tuple or list(map(type, data)) != self._types:
             raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
-        if any(type(text) is not str for i in self._texts for text in data[i]):
+        texts = [text for i in self._texts for text in data[i]]
+        texts += [text for i in self._pairs for pair in data[i].items() for text in pair]
+        if any(type(text) is not str for text in texts):
             raise ProtocolError(f"a {self.tag} of another form", arrival.sender.name)
         return self._cls(*data)
 

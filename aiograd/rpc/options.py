@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from aiograd.rpc.retry import RetryPolicy
+from aiograd.rpc.transport.interfaces import check_advertised, parse_listen
 from aiograd.rpc.transport.tls import SECRET, TLS
 from aiograd.wire.names import check_name, look_alike
 from aiograd.wire.secrets import OTHERS, SHORTEST, Secret
@@ -124,6 +125,15 @@ class Options:
     allow_plaintext: bool = False
     """No TLS beyond this host, unless there are certificates. Off, because anyone on the path could
     read; what members send is authenticated in any case. The same on all workers."""
+    listen: str | None = None
+    """Where TCP listens: "0.0.0.0:0", "host:port", an interface ("eth1") or a network
+    ("10.0.0.0/8"). By default the address from which the coordinator is reached."""
+    advertise: str | None = None
+    """What others are told to dial, "name:port", where that is not what listens: behind a port
+    forwarding, or in a container. Port 0 is the one that listens."""
+    ports: tuple[int, int] | None = None
+    """The first and the last port to listen at where none is given, for a firewall that lets a
+    range pass."""
     mode: str | Mapping[str, str] = "trusted"
     """What peers may do: "trusted" any function, "registered" exposed ones, "restricted" exposed
     ones and data without pickle. Or a mode for each name, and one for all others:
@@ -203,6 +213,12 @@ class Options:
         elif self.tls is not None and not isinstance(self.tls, TLS):
             raise TypeError(f'tls is an aiograd.TLS or "secret", not {type(self.tls).__name__}')
         self._check_secrets()
+        if self.listen is not None:
+            parse_listen(self.listen)
+        if self.advertise is not None:
+            check_advertised(self.advertise)
+        if self.ports is not None:
+            object.__setattr__(self, "ports", _check_ports(self.ports))
 
     def _check_secrets(self) -> None:
         for what in ("secret", "secret_file"):
@@ -323,6 +339,16 @@ def _check_count(name: str, value: Any) -> None:
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_ports(ports: Any) -> tuple[int, int]:
+    fits = isinstance(ports, tuple | list) and len(ports) == 2
+    if not fits or any(type(port) is not int for port in ports):
+        raise TypeError(f"ports is the first and the last one, (20000, 20100), not {ports!r}")
+    first, last = ports
+    if not 0 < first <= last <= 65535:
+        raise ValueError(f"ports are a range of 1 to 65535, not {first} to {last}")
+    return first, last
 
 
 def check_timeout(timeout: Any) -> float:

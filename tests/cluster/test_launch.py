@@ -262,6 +262,72 @@ async def test_worker_fails_with_the_reason_when_it_loses_the_coordinator(secret
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_joins_again_if_it_was_asked_to(secret):
+    place, options = f"127.0.0.1:{free_port()}", Options(secret_file=secret)
+    join = ("--join", place, "--name", "helper", "--secret-file", secret, "--rejoin")
+    boss = await Worker("boss", rank=0, rendezvous=place, options=options).start()
+    process = command("worker", *join, "--label", "gpu=2")
+    while len(boss.workers()) < 2:
+        await boss.member.changed.wait()
+    await joined(process)
+    await boss.close(graceful=False)
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        while len(boss.workers()) < 2:
+            await boss.member.changed.wait()
+        assert boss.get_worker_info("helper").labels == {"gpu": "2"}
+    code, _, errors = await outcome(process)
+    assert code == 0
+    lines = [line for line in errors.splitlines() if "waits for" not in line]
+    assert lines[0].startswith("helper left: lost the coordinator boss")
+    assert lines[1] == "helper joins again"
+    assert lines[-1] == "helper left: the cluster is closed"
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_that_joins_again_obeys_a_signal_between_two_attempts(secret):
+    place = f"127.0.0.1:{free_port()}"
+    join = ("--join", place, "--name", "helper", "--secret-file", secret)
+    process = command("worker", *join, "--rejoin", "--patience", "0.1")
+    for _ in range(2):
+        line = await asyncio.to_thread(process.stderr.readline)
+    assert line == "helper joins again\n"
+    process.send_signal(signal.SIGTERM)
+    assert (await outcome(process))[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_with_another_secret_does_not_join_again_and_again(secret, tmp_path):
+    place, wrong = f"127.0.0.1:{free_port()}", tmp_path / "wrong"
+    wrong.touch(0o600)
+    wrong.write_text("another secret of 16 bytes")
+    async with Worker("boss", rank=0, rendezvous=place, options=Options(secret_file=secret)):
+        process = command("worker", "--join", place, "--secret-file", str(wrong), "--rejoin")
+        code, _, errors = await outcome(process)
+    assert code == 1
+    assert "secret" in errors
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_worker_takes_the_secret_from_standard_input():
+    place = f"127.0.0.1:{free_port()}"
+    options = Options(secret=b"a secret that no file has", grace=3.0)
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        arguments = ("worker", "--join", place, "--name", "helper", "--secret-file", "-")
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", "aiograd", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        process.stdin.write("a secret that no file has\n")
+        process.stdin.flush()
+        while len(boss.workers()) < 2:
+            await boss.member.changed.wait()
+    assert (await outcome(process))[0] == 0
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_worker_logs_what_happens_with_v(secret):
     place = f"127.0.0.1:{free_port()}"
     options = Options(secret_file=secret, grace=3.0)

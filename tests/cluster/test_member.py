@@ -129,7 +129,7 @@ async def test_the_loss_of_the_coordinator_is_logged(world, caplog):
 
 async def test_a_member_refuses_the_services_of_the_coordinator(world):
     a, b = await world.open("a", "b")
-    for service in ("cluster.rank", "cluster.roster", "cluster.leave"):
+    for service in ("cluster.place", "cluster.roster", "cluster.leave"):
         with pytest.raises(RpcError, match="b is not the coordinator of this cluster"):
             await a.agent.request("b", service, timeout=5)
     with pytest.raises(RpcError, match="b is not the coordinator"):

@@ -166,12 +166,13 @@ async def test_malformed_messages_about_references_are_refused(registry, data):
 
 def own_info(rogue: Rogue, **other: Any) -> tuple[Any, ...]:
     facts = {"name": "clinic", "rank": 7, "incarnation": rogue.incarnation, "addresses": ()}
-    facts |= {"restricted": True, "exceptions": ()} | other
+    facts |= {"restricted": True, "exceptions": (), "host": "", "locality": "", "labels": ()}
+    facts |= other
     return tuple(facts.values())
 
 
 def join_frame(rogue: Rogue, facts: tuple[Any, ...], world_size: Any) -> bytes:
-    body = PLAIN.encode((facts, world_size), None).data
+    body = PLAIN.encode((facts, world_size, ()), None).data
     # A PeerInfo travels as a traveller "peer" around the tuple of its fields.
     inner = PLAIN.encode(facts, None).data
     tagged = b"T" + len(b"peer").to_bytes(4, "little") + b"peer" + inner
@@ -189,6 +190,9 @@ def join_frame(rogue: Rogue, facts: tuple[Any, ...], world_size: Any) -> bytes:
         {"incarnation": b"short"},
         {"addresses": ("memory:x",) * 1000},
         {"addresses": ("x" * 2000,)},
+        {"host": "x" * 2000},
+        {"labels": ("no value",)},
+        {"labels": ("a=b",) * 1000},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -199,7 +203,7 @@ async def test_a_malformed_member_does_not_join_and_others_still_can(registry, w
     rogue.send(service(1, "cluster.join"), frame(REQUEST, body, id=1, to=1))
     async with asyncio.timeout(5):
         assert (await rogue.answers.get())[0] == FAULT
-    assert await ask(rogue, "cluster.rank") == REPLY
+    assert await ask(rogue, "cluster.place", True, "") == REPLY
     assert [info.name for info in registry.workers()] == ["worker0", "worker1"]
     await rogue.close()
 
@@ -207,7 +211,7 @@ async def test_a_malformed_member_does_not_join_and_others_still_can(registry, w
 async def test_one_name_uses_one_rank_however_often_it_asks(registry):
     rogue = await clinic(registry)
     for _ in range(100):
-        assert await ask(rogue, "cluster.rank") == REPLY
+        assert await ask(rogue, "cluster.place", True, "") == REPLY
     assert registry.coordinator._membership.next_rank("next") == 3
     await rogue.close()
 

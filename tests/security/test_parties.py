@@ -264,7 +264,7 @@ async def test_a_member_joins_by_the_name_that_it_proved(tmp_path):
             coordinator = await clinic.connect(f"unix:{tmp_path}/meet")
             as_lab = replace(clinic.info, name="lab")
             with pytest.raises(NotAllowed, match="for itself only"):
-                await clinic.request(coordinator, "cluster.join", as_lab, None)
+                await clinic.request(coordinator, "cluster.join", as_lab, None, ())
             assert [each.name for each in registry.workers()] == ["registry"]
         finally:
             await clinic.close()

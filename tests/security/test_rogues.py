@@ -67,7 +67,7 @@ SERVICES = [
     "context.release",
     "context.known",
     "context.graph",
-    "cluster.rank",
+    "cluster.place",
     "cluster.join",
     "cluster.welcome",
     "cluster.change",
@@ -75,6 +75,9 @@ SERVICES = [
     "cluster.leave",
     "cluster.dismiss",
     "cluster.report",
+    "cluster.coordinator",
+    "cluster.elect",
+    "cluster.succeed",
     "cluster.gather",
     "no.such.service",
 ]

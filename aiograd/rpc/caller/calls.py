@@ -421,5 +421,7 @@ class Caller:
 def lost(error: Exception, executed: str) -> Exception:
     """Return the error of a lost link as it concerns one call."""
     if isinstance(error, WorkerLost):
-        return WorkerLost(error.worker, executed, error.why)
+        made = WorkerLost(error.worker, executed, error.why)
+        made.__cause__ = error.__cause__  # what an engine says of the end of its process
+        return made
     return error

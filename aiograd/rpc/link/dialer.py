@@ -51,7 +51,7 @@ from aiograd.rpc.options import Options
 from aiograd.rpc.retry import Backoff, RetryPolicy
 from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.inproc import InprocTransport
-from aiograd.rpc.transport.network import is_loopback, split, split_tcp
+from aiograd.rpc.transport.network import is_local, is_loopback, split, split_tcp
 from aiograd.rpc.transport.tls import BACKLOG
 from aiograd.wire.handshake import Identity
 from aiograd.wire.secrets import Secret
@@ -180,7 +180,10 @@ class Dialer:
         """Connect a link for the first time; it is open or lost afterwards."""
         peer = link.peer
         error: Exception = WorkerLost(peer.name, "no", "it has no address")
-        addresses = peer.addresses
+        addresses = self._reachable(peer)
+        if peer.addresses and not addresses:
+            where = f"{peer.host or 'its own host'} ({', '.join(peer.addresses)})"
+            error = WorkerLost(peer.name, "no", f"it can be reached from {where} only")
         if not self._authenticator.shares_secret(peer.name):
             error = AuthError(f"{self.name} and {peer.name} share no secret", peer.name)
             addresses = ()
@@ -434,6 +437,14 @@ class Dialer:
         if it was closed because nobody used it."""
         await Reconnection(self, link, silent, why).run()
 
+    def _reachable(self, peer: PeerInfo) -> tuple[str, ...]:
+        """Leave out the addresses of a peer that mean somebody else here."""
+        own = self._directory.get(self.name)
+        if own is None or own.shares_loopback(peer):
+            return peer.addresses
+        # A path, or 127.0.0.1, may be that of another worker on this host.
+        return tuple(address for address in peer.addresses if not is_local(address))
+
     def addresses_of(self, link: DialedLink) -> list[str]:
         """List where a peer may be reached, the last good address first."""
         peer, dialled = link.peer, link.address
@@ -441,7 +452,7 @@ class Dialer:
         member = self._directory.get(peer.name)
         if member is not None and member.incarnation == peer.incarnation:
             peer = member
-        known = peer.addresses
+        known = self._reachable(peer)
         return [dialled, *(each for each in known if each != dialled)] if dialled else list(known)
 
 

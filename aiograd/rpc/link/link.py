@@ -477,7 +477,9 @@ class Link:
         error = self.error
         if isinstance(error, WorkerClosed):
             return WorkerClosed(str(error), self.agent.name)
-        return WorkerLost(self.peer.name, "no", getattr(error, "why", "") or str(error))
+        made = WorkerLost(self.peer.name, "no", getattr(error, "why", "") or str(error))
+        made.__cause__ = error.__cause__ if error is not None else None
+        return made
 
     @property
     def settled(self) -> bool:

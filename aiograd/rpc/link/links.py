@@ -414,9 +414,10 @@ class Links:
             self._watched_at = now
         return link.peer.incarnation not in self._watched
 
-    def declare_lost(self, peer: PeerInfo, why: str) -> None:
+    def declare_lost(self, peer: PeerInfo, why: str, cause: BaseException | None = None) -> None:
         """Others know that a peer is gone: end everything with it, and let nobody back in as it."""
         link, error = self.table.get(peer.incarnation), WorkerLost(peer.name, why=why)
+        error.__cause__ = cause
         loss = self.losses.get((peer.name, peer.incarnation))
         if loss is not None:
             loss.error, loss.final, loss.refusal = error, True, None

@@ -91,6 +91,8 @@ class Listener:
         self._authenticator, self._runtime, self._options = authenticator, runtime, options
         self._limits, self._links, self._accepted = limits, links, accepted
         self._listeners: list[network.Listener] = []
+        # From where something listens to what others are told: `0.0.0.0` is no address to dial.
+        self.tell: Callable[[str], tuple[str, ...]] = lambda address: (address,)
         # With the host they come from and the time they came, the oldest first.
         self._pending: dict[PendingHandshake, tuple[str, float]] = {}
         self._rate = LogRate(asyncio.get_running_loop().time)
@@ -101,8 +103,8 @@ class Listener:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where this worker really listens."""
-        return tuple(listener.address for listener in self._listeners)
+        """What others are told to dial: where this worker listens, unless `tell` says other."""
+        return tuple(told for each in self._listeners for told in self.tell(each.address))
 
     @property
     def unauthenticated(self) -> int:

@@ -1,6 +1,7 @@
 """Bytes to and from the operating system, as asyncio transports and protocols.
 
     network      addresses (`unix:`, `tcp:`, `memory:`) to listeners and connections
+    interfaces   the addresses of this host; what a worker tells others to dial
     inproc       `memory:` addresses: transports that hand bytes to each other within one loop
     tls          credentials; listening and connecting with TLS 1.3
     tls_stream   encryption between a TCP transport and the protocol above it

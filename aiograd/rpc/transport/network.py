@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from aiograd.errors import AuthError, InsecureTransport
 from aiograd.rpc.transport.inproc import Factory, InprocNetwork
+from aiograd.rpc.transport.interfaces import host_name, locality
 from aiograd.rpc.transport.tls import (
     BACKLOG,
     Credentials,
@@ -73,6 +74,10 @@ class Network:
 
     def __init__(self) -> None:
         self.memory: InprocNetwork = InprocNetwork()
+
+    def whereabouts(self) -> tuple[str, str]:
+        """Return the name of this host and what processes share that share its loopback."""
+        return host_name(), locality()
 
     async def listen(
         self,
@@ -163,6 +168,12 @@ def split_tcp(address: str) -> tuple[str, int]:
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is no address: tcp:host:port")
     return host.strip("[]"), int(port)
+
+
+def is_local(address: str) -> bool:
+    """Whether an address leads nowhere from another host: a Unix socket, or loopback."""
+    scheme, _ = split(address)
+    return scheme == "unix" or (scheme == "tcp" and is_loopback(split_tcp(address)[0]))
 
 
 def is_loopback(host: str) -> bool:

@@ -622,6 +622,10 @@ class HostNetwork(Network):
         super().__init__()
         self._wire, self._node = wire, node
 
+    def whereabouts(self) -> tuple[str, str]:
+        """Each node is a host of its own."""
+        return self._node.name, self._node.name
+
     async def listen(
         self, address: str, factory: Factory, *, allow_plaintext: bool = False, tls: Any = None
     ) -> HostListener:

@@ -31,7 +31,7 @@ async def test_workers_end_when_their_fork_server_is_killed(cluster):
 
 async def test_killed_workers_leave_nothing_in_the_drivers_memory(cluster):
     async with cluster(2, processes=True) as c:
-        agent, forkserver, killed = c.driver.agent, c._forkserver, []
+        agent, forkserver, killed = c.driver.agent, c._hosts._forkserver, []
         links: list[weakref.ref[Link]] = []
         for _ in range(3):
             await c["worker1"].call(who)

@@ -1,0 +1,215 @@
+"""When the coordinator is lost, one member takes over, and never two."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from aiograd.cluster import member as member_module
+from aiograd.cluster.api import barrier, get_worker_info
+from aiograd.cluster.succession import Succession, first_version, term_of
+from aiograd.cluster.worker import Worker
+from aiograd.errors import NotAllowed, ProtocolError
+from aiograd.rpc.extension import FaultAction
+from tests.support.waiting import until
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    rank: int
+
+    @property
+    def incarnation(self) -> bytes:
+        return self.name.encode()
+
+
+# ── decisions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_versions_of_a_later_term_are_higher_than_all_of_an_earlier_one():
+    assert first_version(1) > (1 << 32) - 1
+    assert first_version(2) > first_version(1) + 1000
+    assert [term_of(first_version(term) + 5) for term in (0, 1, 7)] == [0, 1, 7]
+
+
+@pytest.mark.parametrize(("members", "least"), [(2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
+def test_only_more_than_half_of_the_roster_elects(members, least):
+    assert not Succession.wins(least - 1, members)
+    assert Succession.wins(least, members)
+
+
+def test_a_member_grants_one_vote_per_term_and_none_to_an_older_roster():
+    voter = Succession()
+    assert voter.may_vote(1, b"b", version=5, own_version=5)
+    voter.vote(1, b"b")
+    assert voter.may_vote(1, b"b", 5, 5)  # asked again, because the answer was lost
+    assert not voter.may_vote(1, b"c", 5, 5)
+    assert voter.may_vote(2, b"c", 5, 5)
+    assert not voter.may_vote(2, b"c", 4, 5)
+    assert voter.follow(2)
+    assert not voter.may_vote(2, b"d", 9, 5)
+    assert not voter.follow(1)
+    assert voter.next_term() == 3
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_two_members_win_one_term_whatever_is_lost_on_the_way(seed):
+    chance = random.Random(seed)
+    count = chance.randint(2, 7)
+    voters = {Peer(f"w{rank}", rank).name: Succession() for rank in range(count)}
+    winners: dict[int, set[str]] = {}
+    for _ in range(30):
+        candidate = chance.choice(list(voters))
+        term = voters[candidate].next_term()
+        voters[candidate].vote(term, candidate.encode())
+        votes = 1
+        for name, voter in voters.items():
+            if name == candidate or chance.random() < 0.3:  # a lost request
+                continue
+            if voter.may_vote(term, candidate.encode(), 1, 1):
+                voter.vote(term, candidate.encode())
+                votes += chance.random() < 0.8  # else the answer is lost
+        if Succession.wins(votes, count):
+            winners.setdefault(term, set()).add(candidate)
+            for voter in voters.values():
+                if chance.random() < 0.7:  # else it does not hear of it yet
+                    voter.follow(term)
+    assert all(len(names) == 1 for names in winners.values())
+
+
+# ── elections ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(member_module, "TURN", 0.2)
+    monkeypatch.setattr(member_module, "ELECTION", 3.0)
+
+
+def leaders(workers: list[Worker]) -> set[str]:
+    """Whom these workers follow."""
+    found = set()
+    for worker in workers:
+        leader = worker.member.coordinator
+        found.add(worker.name if leader is None else leader.name)
+    return found
+
+
+def crash(worker: Worker) -> asyncio.Task[None]:
+    return asyncio.create_task(worker.close(graceful=False))
+
+
+async def agree(workers: list[Worker], names: list[str], within: float = 10.0) -> None:
+    """Wait until these workers follow one coordinator, and know each other."""
+
+    def settled() -> bool:
+        rosters = [[peer.name for peer in worker.member.peers] for worker in workers]
+        return len(leaders(workers)) == 1 and all(roster == names for roster in rosters)
+
+    await until(settled, within)
+
+
+async def who() -> str:
+    return get_worker_info().name
+
+
+async def test_the_lowest_rank_takes_over_and_joins_and_barriers_work_again(world):
+    a, *others = await world.open(*"abcdef")
+    calls = [x.agent.call(y.name, who) for x in others for y in others for _ in range(4)]
+    await crash(a)
+    await agree(others, list("bcdef"))
+    assert leaders(others) == {"b"}
+    assert len(await asyncio.gather(*calls)) == 100
+    await world.everyone(others, barrier)
+    # A newcomer finds the successor through any member.
+    plan = replace(
+        world.worker("x", 9)._plan,
+        name="",
+        rank=None,
+        rendezvous=None,
+        secret=None,
+        invitation=replace(others[3].invitation(), addresses=others[3].addresses),
+    )
+    newcomer = Worker.from_plan(replace(plan, listen=("memory:newcomer",)))
+    await newcomer.start()
+    try:
+        assert newcomer.rank > 5
+        await agree([*others, newcomer], [*"bcdef", newcomer.name])
+        assert await others[4].agent.call(newcomer.name, who) == newcomer.name
+        # The successor can be lost, too.
+        await crash(others[0])
+        await agree([*others[1:], newcomer], [*"cdef", newcomer.name])
+        assert leaders(others[1:]) == {"c"}
+    finally:
+        await newcomer.close(graceful=False)
+
+
+@pytest.mark.parametrize("service", ["cluster.elect", "cluster.succeed"])
+@pytest.mark.parametrize("point", range(4))
+async def test_a_candidate_that_crashes_at_any_message_is_replaced(world, service, point):
+    a, b, *others = await world.open(*"abcdef")
+    sent: Counter[str] = Counter()
+    ends = []
+
+    class Crash:
+        def on_send(self, kind: str, to: str) -> FaultAction:
+            sent[kind] += 1
+            if kind == service and sent[kind] == point + 1:
+                ends.append(crash(b))
+            return FaultAction()
+
+    b.faults = Crash()
+    await crash(a)
+    await until(lambda: ends)
+    await ends[0]
+    await agree(others, list("cdef"), within=10)
+    terms = {worker.member.succession.term for worker in others}
+    assert len(terms) == 1
+    assert len(leaders(others)) == 1
+
+
+async def test_the_minority_does_not_elect_and_leaves_with_the_reason(world):
+    a, b, c, *others = await world.open(*"abcde")
+    served = [asyncio.create_task(worker.serve()) for worker in others]
+    left = [worker.left for worker in others]
+    await asyncio.gather(*map(crash, (b, c, a)))
+    # The coordinator may have announced the end of some before it ended itself.
+    remaining = {len(worker.member.roster.members) for worker in others if worker.running}
+    if remaining <= {2, 3}:
+        pytest.skip("the coordinator was quicker: the others are no minority any more")
+    assert await asyncio.gather(*served) == [False, False]
+    for why in await asyncio.gather(*left):
+        assert "lost the coordinator a" in why
+        assert "no majority of" in why
+
+
+async def test_a_member_that_still_reaches_the_coordinator_grants_no_vote(world):
+    a, b, c = await world.open(*"abc")
+    lost = a.agent.info
+    answer = await b.agent.request("c", "cluster.elect", 1, b.member.roster.version, lost)
+    assert answer[0] is False
+    assert leaders([b, c]) == {"a"}
+
+
+async def test_only_the_winner_of_a_later_term_is_followed(world):
+    a, b, c = await world.open(*"abc")
+    peers = tuple(b.member.peers)
+    # Of our term, with another version, and of a later term while the coordinator is there.
+    for term, version in ((0, first_version(0)), (1, 7), (1, first_version(1))):
+        with pytest.raises((NotAllowed, ProtocolError)):
+            await b.agent.request(
+                "c", "cluster.succeed", term, version, peers, (a.agent.info, "why")
+            )
+    assert leaders([b, c]) == {"a"}
+
+
+async def test_two_members_do_not_elect(world):
+    a, b = await world.open("a", "b")
+    serving = asyncio.create_task(b.serve())
+    await crash(a)
+    assert not await serving

@@ -408,21 +408,26 @@ class _Graph:
         bordered: set[int] = set()
         borders = self.several or any(made.leaf(node).hooked for node in last)
         members: dict[int, list[Any]] = {}
+        current, leaving = 0, exits.get(0, {})  # of the stage of the last node
+        inside: Any = None
         for node, edges in self.nexts.items():
             known = sets[node]
             if not edges:
                 if not is_end(node):
                     members.setdefault(known, []).append(node)
                 continue
-            members.setdefault(known, []).append(node)
-            leaving = exits.setdefault(known, {})
-            for index, (behind, number) in enumerate(edges):
-                if behind is None:
+            if known != current:
+                current = known
+                inside = members.setdefault(known, []).append
+                leaving = exits.setdefault(known, {})
+            inside(node)
+            for index, place in enumerate(edges):
+                behind = place[0]
+                # `is_end`, written out: this runs once per edge of the graph.
+                kind = behind.__class__
+                ends = kind is ACCUMULATE or kind is RECEIVED
+                if not ends and (behind is None or sets[behind] == known):
                     continue
-                ends = is_end(behind)
-                if not ends and sets[behind] == known:
-                    continue
-                place = (behind, number)
                 if behind in last:
                     # Its node is not run here. A capture would call the hooks of the tensor, which
                     # are called with those of the node.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 
 from aiograd.observe.stacks import (
     all_stacks,
@@ -60,12 +61,16 @@ def test_a_thread_is_where_its_innermost_frame_is():
 
     thread = threading.Thread(target=blocked)
     thread.start()
-    while True:
+    assert thread.ident is not None
+    end, places = time.monotonic() + 10, []
+    while time.monotonic() < end:
         places = frame_places(sys._current_frames()[thread.ident])
-        if users_place(places)[2] == "blocked" and places[-1][2] == "wait":
+        if places and places[-1][2] == "wait":
             break
     go.set()
     thread.join()
+    assert places[-1][2] == "wait"
+    assert users_place(places)[2] == "blocked"
 
 
 def test_no_frame_is_no_place():

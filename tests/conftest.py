@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,6 +21,10 @@ import uvloop
 
 # Programs that tests start must show their lines without it, as they do for most users.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# What a shell starts in the background ignores interrupts, and so would programs of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEADLINE = 30.0  # seconds; `@pytest.mark.deadline(n)` sets another one
 

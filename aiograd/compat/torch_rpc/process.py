@@ -14,8 +14,9 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from torch._C._distributed_rpc import WorkerInfo
 from torch.distributed.rpc import constants
@@ -28,6 +29,7 @@ from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options
 
 T = TypeVar("T")
+_JOIN: Final = 2.0  # seconds for threads that end with the worker
 
 
 class LocalWorker:
@@ -92,8 +94,20 @@ class LocalWorker:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+        self._join_threads()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _join_threads(self) -> None:
+        """Wait for the threads of the pool, but not for a function that does not return.
+
+        A program may end right after this. A thread that waits for the interpreter inside of
+        torch's C++ code would then abort the process.
+        """
+        names, end = (f"aiograd-{self.name}", self._thread.name), time.monotonic() + _JOIN
+        for thread in threading.enumerate():
+            if thread.name in names and thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -67,7 +67,7 @@ async def test_f19_another_version_is_named_in_the_handshake(cluster, figure, ve
     async with cluster(1) as c:
         (address,) = c.driver.agent.directory.get("worker0").addresses
         monkeypatch.setattr("aiograd.rpc.agent.Identity", partial(Identity, version=version))
-        another = Agent("another", 9, secret=c._secret)
+        another = Agent("another", 9, secret=c.driver.invitation().secret)
         try:
             began = now()
             error, when = await outcome(another.connect(address))

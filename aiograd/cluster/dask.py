@@ -170,7 +170,7 @@ class DaskHosts(EngineHosts):
         for place in [each for each in self._places.values() if each in places]:
             address = self._addresses.get(place[0], "")
             if address not in await self._workers():
-                self._wanted.append(place)  # whoever comes next
+                self._wanted.append(place)  # for the next worker that comes
                 continue
             with contextlib.suppress(RpcError):  # without a nanny it cannot be restarted
                 await self._ask("restart_workers", [address])

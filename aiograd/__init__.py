@@ -85,7 +85,7 @@ from aiograd.cluster.api import (
     workers,
 )
 from aiograd.cluster.handle import Handle
-from aiograd.cluster.invitation import Invitation
+from aiograd.cluster.joining.invitation import Invitation
 from aiograd.cluster.local import LocalCluster
 from aiograd.cluster.worker import Worker
 from aiograd.dist import boundary

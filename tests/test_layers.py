@@ -49,9 +49,9 @@ PURE_MODULES = {
     "dist.backward.outcomes",
     "dist.backward.plan",
     "dist.backward.state",
-    "cluster.membership",
-    "cluster.succession",
-    "cluster.termination",
+    "cluster.membership.roster",
+    "cluster.membership.succession",
+    "cluster.membership.termination",
 }
 IMPURE = {"asyncio", "socket", "threading", "ssl", "selectors", "uvloop", "subprocess"}
 ASYNC = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)

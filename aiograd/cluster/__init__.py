@@ -6,30 +6,17 @@
     handle        `Handle`: one worker of a cluster, to call it
     display       a cluster as a table in a notebook
     local         `LocalCluster`: processes of this machine, or tasks of this loop
-    engine        what clusters on other engines share
-    engine_values   references of other engines in our calls
-    dask          `DaskCluster`: workers inside those of Dask
-    ray           `RayCluster`: workers inside actors of Ray
+    engines/      clusters whose workers live inside Dask, Ray and others
     launch        the commands `aiograd run` and `aiograd worker`
     config        arguments and the launcher's environment become a `WorkerPlan`
-    invitation    `Invitation`: what another process needs to join; versions that have to fit
-    rendezvous    rendezvous addresses, the rendezvous file, secret files
-    folders       private folders for Unix sockets; removes those of killed processes
-    listening     where a worker listens and what it tells others
-    bootstrap     sockets, dialling the coordinator, finding the secret
-    membership    who is a member: decisions and copies, without I/O
-    succession    who becomes the coordinator when it is lost, without I/O
-    member        every worker's end of the membership services
-    coordinator   the coordinator's end of the membership services
-    collectives   barriers and gathers
+    joining/      from a plan to a worker that listens and has found its coordinator
+    membership/   who is a member, who coordinates, barriers; and when nothing is under way
     logs          the output of workers, for those who look at their cluster
-    termination   when no call is under way anywhere, without I/O
     processes/    worker processes: spawn, forkserver, worker_main, malloc
 
-Imports go downwards: local ─▶ cluster ─▶ handle ─▶ worker; api, launch ─▶ worker ─▶ coordinator ─▶
-member ─▶ collectives, membership; worker ─▶ bootstrap ─▶ config, listening ─▶ invitation ─▶
-rendezvous. Of the layers below, only `worker` knows `rref`, `dist` and `autograd`; the others use
-`rpc` and `wire` alone. Log lines go to the logger "aiograd.cluster".
+Imports go downwards: local, engines ─▶ cluster ─▶ handle ─▶ worker; api, launch ─▶ worker ─▶
+membership, joining ─▶ config. Of the layers below, only `worker` knows `rref`, `dist` and
+`autograd`; the others use `rpc` and `wire` alone. Log lines go to the logger "aiograd.cluster".
 """
 
 from typing import TYPE_CHECKING, Any
@@ -39,9 +26,9 @@ from aiograd.rpc.transport.tls import TLS
 
 if TYPE_CHECKING:
     from aiograd.cluster.cluster import Cluster
-    from aiograd.cluster.dask import DaskCluster
+    from aiograd.cluster.engines.dask import DaskCluster
+    from aiograd.cluster.engines.ray import RayCluster
     from aiograd.cluster.local import LocalCluster
-    from aiograd.cluster.ray import RayCluster
 
 __all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster"]
 
@@ -49,9 +36,9 @@ __all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster"]
 # those who use it.
 _LATER = {
     "Cluster": "cluster",
-    "DaskCluster": "dask",
+    "DaskCluster": "engines.dask",
     "LocalCluster": "local",
-    "RayCluster": "ray",
+    "RayCluster": "engines.ray",
 }
 
 

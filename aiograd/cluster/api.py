@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiograd.cluster.config import plan_join
-from aiograd.cluster.invitation import Invitation
+from aiograd.cluster.joining.invitation import Invitation
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, WorkerClosed
 from aiograd.rpc import scope

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiograd.cluster.invitation import Invitation
-from aiograd.cluster.rendezvous import Rendezvous, parse_rendezvous
+from aiograd.cluster.joining.invitation import Invitation
+from aiograd.cluster.joining.rendezvous import Rendezvous, parse_rendezvous
 from aiograd.errors import DuplicateName
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options, check_timeout

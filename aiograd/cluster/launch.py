@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.folders import SECRET, PrivateFolder
+from aiograd.cluster.joining.folders import SECRET, PrivateFolder
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.processes.spawn import (
     Child,

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
 from aiograd.cluster.config import DRIVER, WorkerPlan, check_count
-from aiograd.cluster.folders import PrivateFolder
+from aiograd.cluster.joining.folders import PrivateFolder
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork, preloaded
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker
 from aiograd.cluster.worker import Worker

@@ -25,15 +25,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiograd.autograd.op import OPS
-from aiograd.cluster.bootstrap import Bootstrap
 from aiograd.cluster.config import WorkerPlan, plan_worker
-from aiograd.cluster.coordinator import Coordinator
-from aiograd.cluster.engine_values import attach as attach_engine_values
-from aiograd.cluster.folders import is_listening
-from aiograd.cluster.invitation import Invitation
-from aiograd.cluster.member import Lose, Member
-from aiograd.cluster.membership import Membership
-from aiograd.cluster.succession import first_version
+from aiograd.cluster.engines.values import attach as attach_engine_values
+from aiograd.cluster.joining.bootstrap import Bootstrap
+from aiograd.cluster.joining.folders import is_listening
+from aiograd.cluster.joining.invitation import Invitation
+from aiograd.cluster.membership.coordinator import Coordinator
+from aiograd.cluster.membership.member import Lose, Member
+from aiograd.cluster.membership.roster import Membership
+from aiograd.cluster.membership.succession import first_version
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.observe import attach as attach_inspector

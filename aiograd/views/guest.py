@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aiograd.cluster.rendezvous import (
+from aiograd.cluster.joining.rendezvous import (
     Rendezvous,
     RendezvousFile,
     find_secret,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.rendezvous import Rendezvous
+from aiograd.cluster.joining.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.rpc import scope
 from aiograd.rpc.options import Options

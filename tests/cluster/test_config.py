@@ -12,7 +12,7 @@ from aiograd.cluster.config import (
     read_launch,
     worker_names,
 )
-from aiograd.cluster.rendezvous import Rendezvous
+from aiograd.cluster.joining.rendezvous import Rendezvous
 from aiograd.errors import RpcError
 from aiograd.rpc.options import Options
 

@@ -22,7 +22,7 @@ from aiograd.cluster.api import (
     workers,
 )
 from aiograd.cluster.config import WorkerPlan, plan_worker
-from aiograd.cluster.rendezvous import Rendezvous
+from aiograd.cluster.joining.rendezvous import Rendezvous
 from aiograd.cluster.worker import Worker
 from aiograd.errors import (
     AuthError,

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.membership.coordinator import Coordinator
 from aiograd.errors import DeadlineExceeded, WorkerLost, WorkerUnresponsive
 from tests.failures.conftest import PACE
 from tests.failures.work import (

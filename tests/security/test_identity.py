@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.membership import Update
+from aiograd.cluster.membership.roster import Update
 from aiograd.dist.travellers import TensorTraveller
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.callee.exposure import find_exposed

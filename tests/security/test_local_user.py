@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.rendezvous import RendezvousFile, read_secret_file, user_secret
+from aiograd.cluster.joining.rendezvous import RendezvousFile, read_secret_file, user_secret
 from aiograd.cluster.worker import Worker
 from aiograd.errors import AiogradError, AuthError
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE

@@ -25,7 +25,7 @@ import trustme
 import aiograd as ag
 from aiograd.cluster import TLS
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.rendezvous import parse_rendezvous
+from aiograd.cluster.joining.rendezvous import parse_rendezvous
 from aiograd.errors import AuthError, NotAllowed, RpcError, WorkerLost
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent

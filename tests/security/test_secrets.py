@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aiograd as ag
+from aiograd.cluster.joining.rendezvous import RendezvousFile
 from aiograd.cluster.processes.spawn import worker_environment
-from aiograd.cluster.rendezvous import RendezvousFile
 from aiograd.wire.handshake import Handshake
 from aiograd.wire.secrets import Secret
 

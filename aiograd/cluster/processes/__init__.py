@@ -6,5 +6,5 @@
     malloc        keep the memory of freed arrays, collect garbage less often
 
 `cluster/local.py` and `cluster/launch.py` use them. `forkserver` imports `spawn` and `worker_main`;
-`spawn` knows no worker code. `malloc` imports nothing, and `cluster/bootstrap.py` uses it, too.
+`spawn` knows no worker code. `malloc` imports nothing; `cluster/joining/bootstrap.py` uses it, too.
 """

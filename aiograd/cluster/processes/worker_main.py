@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.folders import is_listening
+from aiograd.cluster.joining.folders import is_listening
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.worker import Worker
 from aiograd.observe.runfolder import remove_records

@@ -23,8 +23,8 @@ import numpy as np
 
 from aiograd.autograd.creation import ones
 from aiograd.autograd.ops.elementwise import multiply
-from aiograd.cluster.coordinator import Coordinator
-from aiograd.cluster.member import Member
+from aiograd.cluster.membership.coordinator import Coordinator
+from aiograd.cluster.membership.member import Member
 from aiograd.dist.registry import context
 from aiograd.errors import WorkerLost
 from aiograd.rpc.api import rpc_async

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from aiograd.cluster import member as member_module
 from aiograd.cluster.api import barrier, get_worker_info
-from aiograd.cluster.succession import Succession, first_version, term_of
+from aiograd.cluster.membership import member as member_module
+from aiograd.cluster.membership.succession import Succession, first_version, term_of
 from aiograd.cluster.worker import Worker
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.extension import FaultAction

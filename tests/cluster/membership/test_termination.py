@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.termination import TerminationDetector
+from aiograd.cluster.membership.termination import TerminationDetector
 
 
 def test_idle_workers_take_two_rounds_of_counts():

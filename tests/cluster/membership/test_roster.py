@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.membership import Admit, Announce, Membership, Refuse, Roster, Update
+from aiograd.cluster.membership.roster import Admit, Announce, Membership, Refuse, Roster, Update
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from aiograd.cluster.collectives import Collectives
-from aiograd.cluster.invitation import own_versions
-from aiograd.cluster.membership import RANKS, Roster, Update
-from aiograd.cluster.succession import Succession, first_version, term_of
+from aiograd.cluster.joining.invitation import own_versions
+from aiograd.cluster.membership.collectives import Collectives
+from aiograd.cluster.membership.roster import RANKS, Roster, Update
+from aiograd.cluster.membership.succession import Succession, first_version, term_of
 from aiograd.errors import (
     NotAllowed,
     ProtocolError,

@@ -25,7 +25,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiograd.cluster.rendezvous import Rendezvous
+from aiograd.cluster.joining.rendezvous import Rendezvous
 from aiograd.errors import RpcError
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.options import Options

@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 import aiograd as ag
-from aiograd.cluster import bootstrap
-from aiograd.cluster.invitation import check_versions, own_versions
+from aiograd.cluster.joining import bootstrap
+from aiograd.cluster.joining.invitation import check_versions, own_versions
 from aiograd.errors import AuthError, RpcError
 from aiograd.rpc.options import Options
 from tests.support.waiting import until
@@ -232,7 +232,7 @@ async def test_left_names_a_coordinator_that_was_lost(place):
 )
 async def test_versions_that_do_not_fit_are_named_with_the_cure(a, monkeypatch, package, version):
     wrong = {**own_versions(), package: version}
-    monkeypatch.setattr("aiograd.cluster.member.own_versions", lambda: wrong)
+    monkeypatch.setattr("aiograd.cluster.membership.member.own_versions", lambda: wrong)
     with pytest.raises(RpcError) as caught:
         await ag.join(a.invitation(), "b")
     text = str(caught.value)

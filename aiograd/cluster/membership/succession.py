@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
-from aiograd.cluster.membership import Peer
+from aiograd.cluster.membership.roster import Peer
 
 __all__ = ["Succession", "first_version", "term_of"]
 

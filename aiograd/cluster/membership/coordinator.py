@@ -18,11 +18,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aiograd.cluster.collectives import mark_retrieved
-from aiograd.cluster.invitation import check_versions
-from aiograd.cluster.member import CONFIRM_TIMEOUT, Member, check_peer
-from aiograd.cluster.membership import Action, Admit, Announce, Membership, Refuse, Update
-from aiograd.cluster.termination import TerminationDetector
+from aiograd.cluster.joining.invitation import check_versions
+from aiograd.cluster.membership.collectives import mark_retrieved
+from aiograd.cluster.membership.member import CONFIRM_TIMEOUT, Member, check_peer
+from aiograd.cluster.membership.roster import Action, Admit, Announce, Membership, Refuse, Update
+from aiograd.cluster.membership.termination import TerminationDetector
 from aiograd.errors import NotAllowed, ProtocolError, RpcError, SecurityError, WorkerClosed
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.transport.network import is_local

@@ -31,7 +31,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
 from aiograd.cluster.config import WorkerPlan, check_count
-from aiograd.cluster.engine import EngineHosts, EngineWorker, HostedWorker, refuse
+from aiograd.cluster.engines.engine import EngineHosts, EngineWorker, HostedWorker, refuse
 from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from aiograd.cluster import bootstrap, coordinator
 from aiograd.cluster.config import WorkerPlan, plan_worker
-from aiograd.cluster.member import Member
-from aiograd.cluster.rendezvous import Refusal, RendezvousFile
+from aiograd.cluster.joining import bootstrap
+from aiograd.cluster.joining.rendezvous import Refusal, RendezvousFile
+from aiograd.cluster.membership import coordinator
+from aiograd.cluster.membership.member import Member
 from aiograd.cluster.worker import Worker
 from aiograd.errors import AuthError, ProtocolError, RpcError, WorkerLost
 from aiograd.rpc.options import Options

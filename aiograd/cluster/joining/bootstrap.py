@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
-from aiograd.cluster.folders import PrivateFolder, is_listening
-from aiograd.cluster.listening import (
+from aiograd.cluster.joining.folders import PrivateFolder, is_listening
+from aiograd.cluster.joining.listening import (
     crosses_hosts,
     listen,
     listen_host,
@@ -33,9 +33,9 @@ from aiograd.cluster.listening import (
     resolve_once,
     tell_with,
 )
-from aiograd.cluster.member import CONFIRM_TIMEOUT, check_peer
+from aiograd.cluster.joining.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
+from aiograd.cluster.membership.member import CONFIRM_TIMEOUT, check_peer
 from aiograd.cluster.processes.malloc import free_one_large_array
-from aiograd.cluster.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
 from aiograd.errors import AuthError, ProtocolError, RpcError, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo, Whereabouts

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from aiograd.cluster.membership import RANKS
+from aiograd.cluster.membership.roster import RANKS
 from aiograd.errors import (
     DeadlineExceeded,
     NotAllowed,

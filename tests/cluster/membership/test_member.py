@@ -29,7 +29,7 @@ async def test_a_repeated_update_changes_nothing(world):
 
 
 async def test_the_latest_lost_workers_are_known_as_lost(world, monkeypatch):
-    monkeypatch.setattr("aiograd.cluster.member.LOST_PEERS", 3)
+    monkeypatch.setattr("aiograd.cluster.membership.member.LOST_PEERS", 3)
     a, b = await world.open("a", "b")
     for rank in range(2, 8):
         worker = await world.worker(f"w{rank}", rank).start()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiograd.cluster.api import all_gather, barrier, get_worker_info
-from aiograd.cluster.collectives import PendingGathers
+from aiograd.cluster.membership.collectives import PendingGathers
 from aiograd.cluster.worker import Worker
 from aiograd.errors import DeadlineExceeded, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.api import rpc_async, run_sync

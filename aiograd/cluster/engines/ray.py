@@ -28,9 +28,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
-from aiograd.cluster.collectives import mark_retrieved
 from aiograd.cluster.config import JOIN_TIMEOUT, WorkerPlan, check_count
-from aiograd.cluster.engine import EngineHosts, EngineWorker, HostedWorker
+from aiograd.cluster.engines.engine import EngineHosts, EngineWorker, HostedWorker
+from aiograd.cluster.membership.collectives import mark_retrieved
 from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cluster.rendezvous import read_private_json, write_private_json
+from aiograd.cluster.joining.rendezvous import read_private_json, write_private_json
 from aiograd.errors import RpcError
 from aiograd.wire.handshake import VERSION
 from aiograd.wire.secrets import Secret

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import aiograd as ag
-from aiograd.cluster import listening
+from aiograd.cluster.joining import listening
 from aiograd.errors import RpcError
 from aiograd.rpc.options import Options
 from tests.rpc.transport.test_interfaces import HOST

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
-from aiograd.cluster.coordinator import Coordinator
+from aiograd.cluster.membership.coordinator import Coordinator
 from aiograd.errors import RpcError, UnknownWorker, WorkerLost
 from tests.support.waiting import until
 

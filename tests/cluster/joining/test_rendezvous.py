@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiograd.cluster.rendezvous import (
+from aiograd.cluster.joining.rendezvous import (
     Rendezvous,
     RendezvousFile,
     exposed_permissions,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from aiograd.cluster.folders import MAX_FOLDER_PATH, PrivateFolder
+from aiograd.cluster.joining.folders import MAX_FOLDER_PATH, PrivateFolder
 
 # Makes a folder with a socket and a secret in it, as workers and `aiograd run` do.
 OWNER = """
 import socket, sys
-from aiograd.cluster.folders import PrivateFolder
+from aiograd.cluster.joining.folders import PrivateFolder
 folder = PrivateFolder()
 probe = socket.socket(socket.AF_UNIX)
 probe.bind(f"{folder.path}/w")

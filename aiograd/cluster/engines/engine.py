@@ -21,9 +21,9 @@ from dataclasses import replace
 
 from aiograd.cluster.cluster import Cluster
 from aiograd.cluster.config import DRIVER, WorkerPlan
-from aiograd.cluster.folders import PrivateFolder
-from aiograd.cluster.invitation import Invitation
-from aiograd.cluster.listening import listen_host, resolve_once
+from aiograd.cluster.joining.folders import PrivateFolder
+from aiograd.cluster.joining.invitation import Invitation
+from aiograd.cluster.joining.listening import listen_host, resolve_once
 from aiograd.cluster.processes.spawn import OutputLog
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError

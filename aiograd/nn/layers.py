@@ -8,8 +8,8 @@ so that state dicts of the same model fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from aiograd.autograd.tensor import Tensor
 from aiograd.nn import functional, init
 from aiograd.nn.module import Module, Parameter
 
-Pair = int | tuple[int, int]
+Steps = int | tuple[int, ...]  # one number for every axis, or one for each
 Generator = np.random.Generator
 
 
@@ -175,112 +175,81 @@ class EmbeddingBag(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
-class Conv1d(Module):
+class _Convolution(Module):
+    """What convolutions over one and two axes share: the kernels, and how they are slid."""
+
+    _axes: ClassVar[int]
+    _convolve: ClassVar[Callable[..., Any]]
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: Steps
+    padding: Steps | str
+    dilation: Steps
+    groups: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Steps,
+        stride: Steps = 1,
+        padding: Steps | str = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        _check_groups(in_channels, out_channels, groups)
+        if isinstance(kernel_size, int):
+            kernel_size = (kernel_size,) * self._axes
+        kernel = tuple(kernel_size)
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
+        self.stride, self.padding = stride, padding
+        self.dilation, self.groups = dilation, groups
+        self.weight: Parameter = empty_parameter(
+            out_channels, in_channels // groups, *kernel, dtype=dtype
+        )
+        self.bias: Parameter | None = empty_parameter(out_channels, dtype=dtype) if bias else None
+        _first_values(self.weight, self.bias, generator)
+
+    def forward(self, input: Any) -> Tensor:
+        """Convolve a batch, or one sample without a batch."""
+        result: Tensor = type(self)._convolve(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        """Show channels and kernel in `repr`."""
+        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        return f"{channels}, stride={self.stride}, padding={self.padding!r}"
+
+
+class Conv1d(_Convolution):
     """Kernels slid over sequences of shape (batch, channels, length).
 
     >>> ag.nn.Conv1d(2, 8, kernel_size=3, padding=1)(ag.randn(4, 2, 10)).shape
     (4, 8, 10)
     """
 
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: int | tuple[int]
-    padding: int | tuple[int] | str
-    dilation: int | tuple[int]
-    groups: int
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: int | tuple[int] | str = 0,
-        dilation: int | tuple[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        *,
-        dtype: Any = None,
-        generator: Generator | None = None,
-    ) -> None:
-        super().__init__()
-        _check_groups(in_channels, out_channels, groups)
-        kernel = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
-        self.stride, self.padding = stride, padding
-        self.dilation, self.groups = dilation, groups
-        self.weight: Parameter = empty_parameter(
-            out_channels, in_channels // groups, *kernel, dtype=dtype
-        )
-        self.bias: Parameter | None = empty_parameter(out_channels, dtype=dtype) if bias else None
-        _first_values(self.weight, self.bias, generator)
-
-    def forward(self, input: Any) -> Tensor:
-        """Convolve (batch, channels, length), or one sequence without a batch."""
-        result: Tensor = functional.conv1d(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
-        )
-        return result
-
-    def extra_repr(self) -> str:
-        """Show channels and kernel in `repr`."""
-        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
-        return f"{channels}, stride={self.stride}, padding={self.padding!r}"
+    _axes = 1
+    _convolve = staticmethod(functional.conv1d)
 
 
-class Conv2d(Module):
+class Conv2d(_Convolution):
     """Kernels slid over images of shape (batch, channels, height, width).
 
     >>> ag.nn.Conv2d(1, 8, kernel_size=3, padding=1)(ag.randn(4, 1, 28, 28)).shape
     (4, 8, 28, 28)
     """
 
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, int]
-    stride: int | tuple[int, int]
-    padding: int | tuple[int, int] | str
-    dilation: int | tuple[int, int]
-    groups: int
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        *,
-        dtype: Any = None,
-        generator: Generator | None = None,
-    ) -> None:
-        super().__init__()
-        _check_groups(in_channels, out_channels, groups)
-        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
-        self.stride, self.padding = stride, padding
-        self.dilation, self.groups = dilation, groups
-        self.weight: Parameter = empty_parameter(
-            out_channels, in_channels // groups, *kernel, dtype=dtype
-        )
-        self.bias: Parameter | None = empty_parameter(out_channels, dtype=dtype) if bias else None
-        _first_values(self.weight, self.bias, generator)
-
-    def forward(self, input: Any) -> Tensor:
-        """Convolve (batch, channels, height, width), or one image without a batch."""
-        result: Tensor = functional.conv2d(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
-        )
-        return result
-
-    def extra_repr(self) -> str:
-        """Show channels and kernel in `repr`."""
-        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
-        return f"{channels}, stride={self.stride}, padding={self.padding!r}"
+    _axes = 2
+    _convolve = staticmethod(functional.conv2d)
 
 
 class LayerNorm(Module):

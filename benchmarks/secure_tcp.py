@@ -1,11 +1,12 @@
 """TCP with each kind of protection beside bare TCP in one run: large arrays, lone and many calls.
 
-    python benchmarks/secure_tcp.py [--kinds bare,frames,hashes,secret,certificates] [--asyncio]
-                                    [--mib 16] [--rounds 15]
+    python benchmarks/secure_tcp.py [--kinds bare,frames,large,hashes,secret,certificates]
+                                    [--asyncio] [--mib 16] [--rounds 15]
 
     bare           nothing: no option gives this, it is what the others are compared with
     frames         authenticated frames, AES-256-GCM (the extra `tls`)
-    hashes         authenticated frames with the hashes of the standard library
+    large          authenticated frames without the extra: AES-256-GCM for large records
+    hashes         authenticated frames with the hashes of the standard library alone
     secret         TLS by the secret alone
     certificates   TLS with certificates
 
@@ -36,9 +37,11 @@ from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.link import handshaking
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.tls import TLS
+from aiograd.wire.records import Protection
 
 SECRET = b"only for this benchmark, loopback"
-KINDS = ("bare", "frames", "hashes", "secret", "certificates")
+KINDS = ("bare", "frames", "large", "hashes", "secret", "certificates")
+PROTECTION = {"large": Protection.LARGE, "hashes": Protection.HASHES}
 LONE, AT_ONCE, BATCHES = 200, 100, 20
 
 
@@ -74,7 +77,7 @@ class Ports:
         self.kinds: dict[int, str] = {}
         self._needs_seal = handshaking.needs_seal
         handshaking.needs_seal = self.needs_seal
-        handshaking.has_aead = lambda: self._last != "hashes"
+        handshaking.best_protection = lambda: PROTECTION.get(self._last, Protection.AEAD)
         self._last = ""
 
     def needs_seal(self, transport: Any) -> bool:

@@ -5,6 +5,7 @@
     handshake    how two workers authenticate each other
     session      a stream of bytes that outlives its connections
     records      a tag and a counter on each record of a plain connection
+    openssl      AES-GCM of Python's own OpenSSL
     secrets      secrets that no text shows, and which peer shares which
     names        the rule for names of workers
     codec        any Python value: pickle, borrowed buffers, travellers
@@ -15,7 +16,7 @@
     buffers      memory for large messages: a buffer pool, an allocator of blocks
     diagnose     finds the part of a value that cannot be pickled
 
-    handshake ─▶ session ─▶ framing ─▶ messages, buffers
+    handshake ─▶ session ─▶ framing ─▶ messages, buffers;  handshake ─▶ records ─▶ openssl
     safecodec ─▶ codec ─▶ fastcodec, arrays, diagnose, namespaces
 
 The package imports `errors`, numpy and cloudpickle, nothing else of the library; `rpc` imports it.

@@ -41,12 +41,13 @@ from typing import Final, NamedTuple
 
 from aiograd.errors import AuthError, ProtocolError
 from aiograd.wire.names import is_name
+from aiograd.wire.records import Protection
 from aiograd.wire.secrets import Keyring, Secret
 from aiograd.wire.session import Offer
 
 # Of everything on the wire; raised with every change of a layout or a meaning. Workers of different
 # versions refuse each other, so no message needs a version of its own.
-VERSION: Final = 10
+VERSION: Final = 11
 NO_CLUSTER: Final = bytes(16)  # of a worker that has not joined one
 _MAGIC: Final = b"aiograd\0"
 # Magic and version come first in every version of the wire.
@@ -64,7 +65,8 @@ PROOF_SIZE: Final = _PROOF.size
 # The terms: bits of the claim's first byte, so that the proof covers them without a field more.
 _RESTRICTED: Final = 0x80
 _SEALED: Final = 0x40
-_AEAD: Final = 0x20
+_PROTECTION: Final = 0x30  # a number of `wire.records.Protection`
+_SHIFT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +212,8 @@ class Handshake:
         self._key = Secret()  # of the proofs; known when both hellos are
         self._claims: dict[bytes, bytes] = {}  # what both sides proved, by role
         self.sealed: bool = False  # one side wants a tag on what follows; known at the end
-        self.aead: bool = (
-            False  # both sides have AES-GCM for that (`wire.records`); known at the end
-        )
+        # The best way to do so that both sides have; known at the end.
+        self.protection: Protection = Protection.HASHES
         self._binding = b""  # what ties the proof to the channel below: the TLS certificates
         self._ours = b""
         self._theirs = b""
@@ -233,12 +234,12 @@ class Handshake:
         """Tie the proofs to the channel below. Call it before the first message."""
         self._binding = binding
 
-    def seal(self, *, aead: bool) -> None:
+    def seal(self, protection: Protection) -> None:
         """Want a tag on everything that follows. Call it before the first message.
 
-        `aead`: whether this side has AES-GCM. It is used if both have it.
+        `protection`: the best that this side has. The best that both have is used.
         """
-        self.sealed, self.aead = True, aead
+        self.sealed, self.protection = True, protection
 
     def session_keys(self) -> tuple[bytes, bytes]:
         """Return the keys of this connection for what we send, and for what the other side sends.
@@ -373,8 +374,9 @@ class Handshake:
         self._claims[label] = claim
         # Either side may want it: only the one that listens knows its folder for certain.
         self.sealed = self.sealed or bool(word & _SEALED)
-        self.aead = self.aead and bool(word & _AEAD)
-        word &= ~(_RESTRICTED | _SEALED | _AEAD)
+        theirs = (word & _PROTECTION) >> _SHIFT
+        self.protection = Protection(min(self.protection, theirs))
+        word &= ~(_RESTRICTED | _SEALED | _PROTECTION)
         # One layout for both directions: a server's answer has its latest dial where a client's
         # offer has its number.
         if self._client:
@@ -389,8 +391,7 @@ class Handshake:
             word |= _RESTRICTED
         if self.sealed:
             word |= _SEALED
-        if self.aead:
-            word |= _AEAD
+        word |= self.protection << _SHIFT
         claim = self._claims[label] = _CLAIM.pack(word, number, received, session)
         return _PROOF.pack(claim, self._mac(label, claim))
 

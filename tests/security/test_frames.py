@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,7 @@ from aiograd.rpc.runtime.runtime import Runtime
 from aiograd.rpc.transport.sealed_stream import SealedStream
 from aiograd.wire.handshake import HELLO_SIZE, PROOF_SIZE
 from aiograd.wire.messages import CALL, DEFINE
+from aiograd.wire.records import Protection, best_protection
 from tests.security.rogue import frame
 from tests.support.agents import SECRET
 from tests.support.waiting import until
@@ -172,18 +174,18 @@ async def test_large_arrays_cross_authenticated(pair):
     assert await a.call("b", bytes.upper, (data,), timeout=20) == data.upper()
 
 
-@pytest.mark.parametrize("has", [(True, True), (True, False), (False, True), (False, False)])
-async def test_workers_with_and_without_the_extra_meet(has, monkeypatch):
-    """AES-GCM if both have it, else hashes; and one cannot be talked into another choice."""
-    if any(has):
-        pytest.importorskip("cryptography")
-    monkeypatch.setattr("aiograd.rpc.link.handshaking.has_aead", iter(has).__next__)
-    chosen: list[bool] = []
+@pytest.mark.parametrize("best", [*itertools.product(Protection, Protection)], ids=str)
+async def test_workers_with_and_without_the_extra_meet(best, monkeypatch):
+    """They take the best way of protection that both have."""
+    if max(best) > best_protection():
+        pytest.skip("not on this machine")
+    monkeypatch.setattr("aiograd.rpc.link.handshaking.best_protection", iter(best).__next__)
+    chosen: list[Protection] = []
     made = SealedStream.__init__
 
-    def noted(self: SealedStream, *args: Any, aead: bool) -> None:
-        chosen.append(aead)
-        made(self, *args, aead=aead)
+    def noted(self: SealedStream, *args: Any) -> None:
+        chosen.append(args[-1])
+        made(self, *args)
 
     monkeypatch.setattr(SealedStream, "__init__", noted)
     a, b = (Agent(name, i, secret=SECRET) for i, name in enumerate("ab"))
@@ -193,7 +195,7 @@ async def test_workers_with_and_without_the_extra_meet(has, monkeypatch):
         assert await a.call("b", abs, (-1,)) == 1
         data = bytes(range(256)) * 2000
         assert await a.call("b", bytes.upper, (data,), timeout=20) == data.upper()
-        assert chosen == [all(has)] * 2
+        assert chosen == [min(best)] * 2
     finally:
         for agent in (a, b):
             await agent.close()

@@ -42,7 +42,7 @@ from aiograd.wire.handshake import (
     Identity,
     is_incarnation_of,
 )
-from aiograd.wire.records import has_aead
+from aiograd.wire.records import best_protection
 from aiograd.wire.secrets import Keyring, Secret
 from aiograd.wire.session import Offer
 
@@ -154,7 +154,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         handshake = self._handshake
         if not handshake.sealed:
             return self.transport
-        return SealedStream(self.transport, *handshake.session_keys(), aead=handshake.aead)
+        return SealedStream(self.transport, *handshake.session_keys(), handshake.protection)
 
     # ── asyncio's side ──────────────────────────────────────────────────────────────────────────
 
@@ -172,7 +172,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             client = self._admit is None
             self._handshake.bind(self._credentials.binding(self.transport, client=client))
         elif needs_seal(transport):
-            self._handshake.seal(aead=has_aead())
+            self._handshake.seal(best_protection())
         if first := self._handshake.start():
             self.transport.write(first)
 

@@ -12,7 +12,7 @@ it. A record that was changed, left out, repeated or moved has another counter t
 and ends the link. A connection that is cut is none of these: the session goes on over the next one,
 whose handshake and keys are new.
 
-`wire.records` has the two ways to protect a record. One of them encrypts; but who learns the secret
+`wire.records` has the ways to protect a record. One of them encrypts all; but who learns the secret
 later can read what was recorded. TLS has no such weakness.
 
 The unauthenticated path costs nothing: this class is between transport and link only where it is
@@ -29,15 +29,12 @@ import struct
 from typing import Any, Final
 
 from aiograd.errors import ProtocolError
-from aiograd.wire.records import TAG, Forged, protector, unprotector
+from aiograd.wire.records import LENGTH, TAG, Forged, Protection, protector, unprotector
 
-_LENGTH: Final = struct.Struct("<I")
-_UNPACK: Final = _LENGTH.unpack_from
-_PACK: Final = _LENGTH.pack
-_AROUND: Final = _LENGTH.size + TAG
+_UNPACK: Final = struct.Struct("<I").unpack_from
+_AROUND: Final = LENGTH + TAG
 _FORGED: Final = "a record that was changed, left out, repeated or moved"
 _RECORD: Final = 128 * 1024  # bytes at most: larger ones drop out of the cache between the steps
-_SMALL: Final = 8 * 1024  # bytes up to which one more copy takes less time than a second write
 # Read at a time: several records, so that the part of the last one is seldom moved to the front.
 # Pages that nothing is read into take no memory.
 _BUFFER: Final = 6 * _RECORD
@@ -68,11 +65,17 @@ def needs_seal(transport: Any) -> bool:
 class SealedStream(asyncio.BufferedProtocol):
     """A transport to the link above, and the protocol of the transport below."""
 
-    def __init__(self, below: Any, ours: bytes, theirs: bytes, *, aead: bool = False) -> None:
+    def __init__(
+        self,
+        below: Any,
+        ours: bytes,
+        theirs: bytes,
+        protection: Protection = Protection.HASHES,
+    ) -> None:
         self._below = below
         self._send = below.write
-        self._protect = protector(ours, aead=aead)
-        self._unprotect = unprotector(theirs, aead=aead)
+        self._protect = protector(ours, protection)
+        self._unprotect = unprotector(theirs, protection)
         self._protocol: Any = None  # above
         self._room: Any = None  # its `get_buffer`
         self._updated: Any = None  # its `buffer_updated`
@@ -104,7 +107,7 @@ class SealedStream(asyncio.BufferedProtocol):
             room = self._room(length)
             if 0 < length <= len(room) and not self._ended:
                 try:
-                    self._unprotect(view[_LENGTH.size : nbytes], room[:length])
+                    self._unprotect(view[LENGTH:nbytes], room[:length])
                 except Forged:
                     return self._fail(_FORGED)
                 self._updated(length)
@@ -134,12 +137,12 @@ class SealedStream(asyncio.BufferedProtocol):
         view, at = self._view, self._start
         while self._reading and not self._ended:
             end = self._end
-            if end - at < _LENGTH.size:
+            if end - at < LENGTH:
                 break
-            (length,) = _LENGTH.unpack_from(view, at)
+            (length,) = _UNPACK(view, at)
             if not 0 < length <= _RECORD:
                 return self._fail(f"a record of {length} bytes")
-            first, after = at + _LENGTH.size, at + _LENGTH.size + length + TAG
+            first, after = at + LENGTH, at + LENGTH + length + TAG
             if after > end:
                 break
             # Before it is delivered: the protocol above may resume or end the stream.
@@ -183,15 +186,13 @@ class SealedStream(asyncio.BufferedProtocol):
         if self._ended:
             return
         size = len(data)
-        if size <= _SMALL:
+        if size <= _RECORD:
             if size:
-                self._send(_PACK(size) + self._protect(data))
+                self._send(self._protect(data))
             return
         view = memoryview(data)
         for start in range(0, size, _RECORD):
-            piece = view[start : start + _RECORD]
-            # One write for each record: with two, the first of them would wake up the peer.
-            self._below.writelines((_LENGTH.pack(len(piece)), self._protect(piece)))
+            self._send(self._protect(view[start : start + _RECORD]))
 
     def set_protocol(self, protocol: Any) -> None:
         """Set the protocol above."""

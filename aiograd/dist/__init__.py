@@ -49,7 +49,7 @@ def attach(agent: Agent) -> ContextRegistry:
 
     tensors = TensorTraveller()
     agent.travellers.add(Tensor, tensors)
-    agent.travellers.boxes = agent.travellers.common_boxes = (Tensor, tensors, None, None)
+    agent.use_boxes((Tensor, tensors, None, None))
     foreign.attach(agent.travellers)
     agent.plain_travellers.add(Coo, CooTraveller())
     agent.baggage = ContextBaggage(registry, engine.reports, access)

@@ -61,7 +61,7 @@ from aiograd.rpc.runtime.threads import ThreadPool
 from aiograd.rpc.scope import current_scope
 from aiograd.wire.buffers import BufferPool
 from aiograd.wire.codec import Codec, Payload
-from aiograd.wire.fastcodec import encode_plain
+from aiograd.wire.fastcodec import Boxes, encode_plain
 from aiograd.wire.framing import SMALL
 from aiograd.wire.handshake import NO_CLUSTER, Identity, make_incarnation
 from aiograd.wire.messages import CALL, FAST, LAZY, OP, REQUEST, STREAM
@@ -292,6 +292,15 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def use_boxes(self, boxes: Boxes) -> None:
+        """Let classes that every peer knows take the fast codec.
+
+        Over links that are there already, too: a worker that joins has dialled the coordinator
+        before the layers that know these classes are attached."""
+        self.travellers.boxes = self.travellers.common_boxes = boxes
+        for link in self.links.all():
+            link.boxes = boxes
 
     # ── calling ─────────────────────────────────────────────────────────────────────────────────
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 
+import aiograd as ag
 from aiograd.cluster.api import (
     current_worker,
     debug_info,
@@ -123,6 +124,28 @@ async def test_workers_meet_in_every_way(rendezvous):
 
     everyone = [WorkerInfo(f"w{rank}", rank) for rank in range(3)]
     assert await asyncio.gather(*(run(rank) for rank in reversed(range(3)))) == [everyone] * 3
+
+
+async def test_tensors_take_the_fast_codec_to_a_rank_that_was_dialled_before_the_layers_came(
+    rendezvous, monkeypatch
+):
+    ranks = [
+        Worker(f"w{rank}", rank=rank, world_size=2, rendezvous=rendezvous, options=QUICK)
+        for rank in range(2)
+    ]
+    await asyncio.gather(*[worker.start() for worker in ranks])
+    general = []
+    try:
+        for worker in ranks:
+            codec = worker.agent.codec
+            monkeypatch.setattr(codec, "encode", lambda value, *_: general.append(value))
+        for worker, other in (ranks, ranks[::-1]):
+            total = await worker.agent.call(other.rank, ag.add, (ag.ones(3), ag.ones(3)))
+            assert total.tolist() == [2.0] * 3
+        assert general == []
+    finally:
+        monkeypatch.undo()
+        await asyncio.gather(*[worker.close() for worker in ranks])
 
 
 async def test_a_file_rendezvous_brings_a_secret_and_is_removed(tmp_path):

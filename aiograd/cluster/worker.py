@@ -383,11 +383,19 @@ class Worker:
         await self.close(graceful=kind is None)
 
     async def serve(self) -> bool:
-        """Stay until the coordinator dismisses this worker (True) or is lost; then close."""
+        """Stay until the coordinator dismisses this worker (True) or is lost; then close.
+
+        A worker that somebody closes has left as well: True.
+        """
         graceful, timeout = False, None
+        dismissed, left = self.member.dismissed, self.left
         try:
-            # Shielded: `dismissed` belongs to the member, and outlives a cancelled `serve`.
-            graceful, timeout, _ = await asyncio.shield(self.member.dismissed)
+            # Not cancelled with `serve`: the futures belong to the member, and outlive it.
+            ends: list[asyncio.Future[Any]] = [dismissed, left]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            graceful = True
+            if dismissed.done():
+                graceful, timeout, _ = dismissed.result()
         finally:
             await self.close(graceful, timeout)
         return graceful

@@ -150,8 +150,9 @@ class RRef(Generic[T_co]):
 
         While it is being created, this waits in a thread, and is an RRefError on an event loop.
         """
-        mine = isinstance(self.record, OwnerRecord)
-        record = self._refs.usable(self) if mine else self.record
+        # Of a user's reference only whether it was released: it has no value here in any case.
+        checked = self.released or isinstance(self.record, OwnerRecord)
+        record = self._refs.usable(self) if checked else self.record
         if isinstance(record, UserRecord):
             me, owner = self._refs.protocol.me, record.owner
             raise NotOwner(

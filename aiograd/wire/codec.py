@@ -380,7 +380,24 @@ def _reduce_code(pickler: _Pickler, code: Any) -> Any:
         and not cloudpickle.cloudpickle._should_pickle_by_reference(code)
     ):
         return _reduce_function(pickler, code)
-    return cloudpickle.Pickler.reducer_override(pickler, code)
+    reduced = cloudpickle.Pickler.reducer_override(pickler, code)
+    if isinstance(code, type) and "__slots__" in vars(code) and isinstance(reduced, tuple):
+        _keep_slots(code, reduced)
+    return reduced
+
+
+def _keep_slots(cls: type, reduced: tuple[Any, ...]) -> None:
+    """Let a class that goes by value have its slots at the receiver, too.
+
+    cloudpickle makes it without them. Its objects then have a `__dict__`, and those that come back
+    cannot be set up at the sender, where they have none.
+    """
+    make, args = reduced[:2]
+    # Slots given by an iterator are used up by now.
+    if make is cloudpickle.cloudpickle._make_skeleton_class and hasattr(
+        cls.__dict__["__slots__"], "__len__"
+    ):
+        args[3]["__slots__"] = cls.__dict__["__slots__"]
 
 
 class _NotByItself(Exception):

@@ -73,6 +73,7 @@ async def test_f8_a_worker_killed_in_a_pass_fails_it_everywhere(cluster, figure)
             assert isinstance(error, BackwardFailed)
             assert error.worker == "worker1"
             assert isinstance(error.__cause__, WorkerLost)
+            assert str(error).count("lost worker") == 1
             figure("F8", "killed during a pass: `BackwardFailed`", 0.5, when - killed)
             with pytest.raises(BackwardFailed):
                 _ = ctx.gradients

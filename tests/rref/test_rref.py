@@ -681,6 +681,14 @@ async def test_a_failed_creation_future_holds_no_reference(workers: Any) -> None
         assert created.done()
 
 
+async def test_a_released_reference_is_called_so_by_local_value_too(workers: Any) -> None:
+    async with workers(2):
+        rref = remote("worker1", add, args=(1,))
+        await rref.release()
+        with pytest.raises(RRefReleased):
+            rref.local_value()
+
+
 async def test_an_owner_can_release_its_own_reference(workers: Any) -> None:
     async with workers(1):
         rref = RRef(1)

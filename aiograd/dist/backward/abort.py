@@ -142,7 +142,8 @@ class AbortProtocol:
             elif state.names(peer.incarnation):
                 # Even if our part is complete: credit we sent there is lost. A pass that has ended
                 # meanwhile is not harmed, its originator says so.
-                self.failed(active, WorkerLost(peer.name, "unknown", str(error)))
+                why = getattr(error, "why", "") or str(error)
+                self.failed(active, WorkerLost(peer.name, "unknown", why))
 
     def edge_lost(self, context: Context, name: str, incarnation: bytes) -> None:
         """Fail the passes begun here before some worker of the context lost that incarnation.

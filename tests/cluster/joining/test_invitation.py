@@ -215,6 +215,15 @@ async def test_left_says_why(place):
     assert await left == "the cluster is closed"
 
 
+async def test_serve_ends_when_somebody_closes_the_worker(a):
+    b = await ag.join(a.invitation(), "b")
+    serving = asyncio.create_task(b.serve())
+    await asyncio.sleep(0)
+    await b.close()
+    assert await serving
+    assert await b.left == "it was closed"
+
+
 async def test_left_names_a_coordinator_that_was_lost(place):
     a = await ag.Worker("a", rank=0, rendezvous=place, options=QUICK).start()
     b = await ag.join(a.invitation(), "b")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import random
@@ -50,6 +51,7 @@ from aiograd.wire.messages import (
     REQUEST,
     TRAVELLED,
 )
+from aiograd.wire.names import RANKS
 from tests.security import partner_functions as offer
 from tests.security.conftest import workers_by_mode
 from tests.security.rogue import (
@@ -198,7 +200,7 @@ class Mole:
                 "memory:0",
                 SECRET,
                 name=self.name,
-                rank=self.rng.choice([0, 1, self.rank]),
+                rank=self.rng.choice([0, 1, self.rank, RANKS - 1]),
                 incarnation=incarnation or make_incarnation(self.name, token),
             )
         except ConnectionError:
@@ -291,8 +293,11 @@ SERVICES: Final = [
     "context.lost",
     "context.known",
     "context.graph",
-    "cluster.rank",
+    "cluster.place",
     "cluster.join",
+    "cluster.coordinator",
+    "cluster.elect",
+    "cluster.succeed",
     "cluster.welcome",
     "cluster.change",
     "cluster.roster",
@@ -300,6 +305,14 @@ SERVICES: Final = [
     "cluster.dismiss",
     "cluster.report",
     "cluster.gather",
+    "inspect",
+    "inspect.all",
+    "inspect.host",
+    "inspect.record",
+    "inspect.record.all",
+    "inspect.stacks",
+    "inspect.stacks.all",
+    "progress",
 ]
 
 
@@ -502,16 +515,23 @@ async def touch_contexts_of_others(mole: Mole) -> None:
 async def join(mole: Mole) -> None:
     """As a member like any other: then it may begin passes of its own."""
     link = await mole.link()
-    peer = PeerInfo(mole.name, link.rank, link.incarnation, (), True, ())
-    facts = (*peer.identity, peer.addresses, peer.restricted, peer.exceptions)
-    inner = PLAIN.encode(facts, None).data
-    tagged = b"T" + (4).to_bytes(4, "little") + b"peer" + inner
-    link.sent += 1
-    body = PLAIN.encode((facts, None), None).data.replace(inner, tagged, 1)
-    to = 20 + SERVICES.index("cluster.join")
-    link.send(frame(REQUEST, body, flags=TRAVELLED, id=link.sent, to=to, budget=1e9))
+    peer = PeerInfo(mole.name, link.rank, link.incarnation, (), restricted=True)
+    _post_with_peer(mole, link, "cluster.join", peer, None, ())
     await asyncio.sleep(0.01)
     await fill_a_context(mole, link)
+
+
+def _post_with_peer(mole: Mole, link: Rogue, name: str, *args: Any) -> None:
+    """Ask a service with the description of a worker among its arguments."""
+    (peer,) = [each for each in args if isinstance(each, PeerInfo)]
+    facts = tuple(getattr(peer, field.name) for field in dataclasses.fields(peer))
+    inner = PLAIN.encode(facts, None).data
+    tagged = b"T" + (4).to_bytes(4, "little") + b"peer" + inner
+    plain = tuple(facts if each is peer else each for each in args)
+    body = PLAIN.encode(plain, None).data.replace(inner, tagged, 1)
+    link.sent += 1
+    to = 20 + SERVICES.index(name)
+    link.send(frame(REQUEST, body, flags=TRAVELLED, id=link.sent, to=to, budget=1e9))
 
 
 async def disturb_the_cluster(mole: Mole) -> None:
@@ -519,9 +539,21 @@ async def disturb_the_cluster(mole: Mole) -> None:
     registry, lab = mole.registry.agent, mole.lab.worker.agent
     own, other = (registry.name, registry.incarnation), (lab.name, lab.incarnation)
     me = (mole.name, link.incarnation)
-    for name in ("rank", "roster", "leave"):
+    for name in ("coordinator", "roster", "leave"):
         mole.post(link, f"cluster.{name}")
-    mole.post(link, "cluster.welcome", 99, [])
+    for named in (True, False) * 20:
+        mole.post(link, "cluster.place", named, mole.rng.choice(["", "key"]))
+    term = mole.rng.choice([1, 1 << 31, 1 << 4000])
+    for peer in (lab.info, registry.info):
+        _post_with_peer(mole, link, "cluster.elect", term, 1 << 60, peer)
+        mole.post(link, "cluster.succeed", term, (term << 32) + 1, [], (tuple(peer.identity), ""))
+    for name in ("", ".all", ".stacks", ".stacks.all"):
+        mole.post(link, f"inspect{name}")
+    mole.post(link, "inspect.host", [lab.incarnation.hex()])
+    for name in ("record", "record.all"):
+        mole.post(link, f"inspect.{name}", 60.0)
+    mole.post(link, "progress", [(1, 1, "x" * 10_000, 1, 2)] * 20)
+    mole.post(link, "cluster.welcome", 99, [], True, 65535)
     mole.post(link, "cluster.change", None)
     mole.post(link, "cluster.dismiss", True, 0.0)
     mole.post(link, "cluster.report", 0, 0)
@@ -714,6 +746,8 @@ async def trial(seed: int, rounds: int = 1, moves: list[Any] = MOVES) -> dict[st
         async with workers_by_mode("restricted", "restricted", **LIMITS) as (registry, worker):
             try:
                 began = loop.time()
+                untried = registry.agent.services.keys() - set(SERVICES)
+                need(not untried, f"no mole tries {untried}")
                 lab = Lab(worker)
                 lab.registry = registry
                 await lab.begin()
@@ -737,6 +771,10 @@ async def trial(seed: int, rounds: int = 1, moves: list[Any] = MOVES) -> dict[st
                 need(written <= LINES * (seconds + 2), f"{written} log lines in {seconds:.1f} s")
                 names = [info.name for info in registry.workers() if info.name not in NAMES]
                 need(names == ["worker0", "worker1"], f"members are {names}")
+                next_rank = registry.coordinator._membership.next_rank("newcomer")
+                need(next_rank is not None and next_rank < 10, f"the next rank is {next_rank}")
+                need(registry.member.coordinator is None, "another worker leads")
+                need(worker.member.leader.name == "worker0", "lab follows another worker")
                 await _slow_ones_are_refused(registry, moles)
                 await _go(registry, moles)
                 await lab.work()

@@ -120,6 +120,16 @@ PLANTED: dict[str, tuple[dict[str, Any], list[Any]]] = {
         {"aiograd.rpc.observe.log_rate.LogRate.allows": lambda self: True},
         [hostile.fill_the_log],
     ),
+    "a partner uses up ranks": (
+        {
+            "aiograd.cluster.membership.roster.Membership._choose": (
+                lambda self, peer: setattr(
+                    self, "_highest_rank", max(self._highest_rank, peer.rank)
+                )
+            ),
+        },
+        [hostile.join, hostile.come_in_many_incarnations],
+    ),
     "cancelled calls are not noticed": (
         {"aiograd.rpc.callee.dispatch.Callee.cancel": nothing},
         [hostile.call_on_and_on],

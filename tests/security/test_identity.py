@@ -23,6 +23,7 @@ from aiograd.rref.refcount.records import pack_fork, pack_ids, stamp_of
 from aiograd.rref.registry import RRefs
 from aiograd.wire.handshake import make_incarnation
 from aiograd.wire.messages import FAULT, REPLY, REQUEST
+from aiograd.wire.names import RANKS
 from tests.security import partner_functions as offer
 from tests.security.rogue import PLAIN, Rogue, frame, service
 from tests.support.agents import SECRET
@@ -213,6 +214,25 @@ async def test_one_name_uses_one_rank_however_often_it_asks(registry):
     for _ in range(100):
         assert await ask(rogue, "cluster.place", True, "") == REPLY
     assert registry.coordinator._membership.next_rank("next") == 3
+    await rogue.close()
+
+
+async def test_a_partner_that_wants_new_names_gets_the_rank_of_its_own(registry):
+    rogue = await clinic(registry)
+    for _ in range(100):
+        assert await ask(rogue, "cluster.place", False, "") == REPLY
+    assert registry.coordinator._membership.next_rank("next") == 3
+    await rogue.close()
+
+
+async def test_a_partner_that_joins_with_the_last_rank_leaves_the_others(registry):
+    network = registry.agent.runtime.network.memory
+    rogue = await Rogue.connect(network, "memory:0", SECRET, name="clinic", rank=RANKS - 1)
+    rogue.sent += 1
+    body = join_frame(rogue, own_info(rogue, rank=RANKS - 1), None)
+    rogue.send(service(1, "cluster.join"), frame(REQUEST, body, id=1, to=1))
+    await until(lambda: len(registry.workers()) == 3)
+    assert registry.coordinator._membership.next_rank("next") == 2
     await rogue.close()
 
 

@@ -155,7 +155,9 @@ class Coordinator:
             place = self.assign(key)
             if place is None:
                 raise RpcError(f"this cluster does not want {key} now")
-        elif named:
+        elif named or self._agent.restricts(sender):
+            # A partner gets the one rank of its proven name: asking for other names, it could use
+            # up all ranks.
             rank = self._membership.next_rank(sender.name)
             place = None if rank is None else (sender.name, rank)
         else:
@@ -188,7 +190,8 @@ class Coordinator:
     def _join(self, peer: PeerInfo, world_size: int | None) -> asyncio.Future[Any]:
         reply = self._reply_to_join(peer.incarnation)
         hold = self._admissions > 0 or self._agent.loop.time() < self._next_admission
-        self._apply(self._membership.join(peer, world_size, hold=hold))
+        partner = self._agent.restricts(peer)
+        self._apply(self._membership.join(peer, world_size, hold=hold, partner=partner))
         self._admit_held_later()
         # Shielded: a repeated `join` shares the future, and a cancelled one must not end it.
         return asyncio.shield(reply)

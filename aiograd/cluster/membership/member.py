@@ -307,7 +307,8 @@ class Member:
             if log_joins:
                 _log.info("%s: %s joined", self.agent.name, _label(peer))
             directory.add(peer)
-            self.highest_rank = max(self.highest_rank, peer.rank)
+            if not self.agent.restricts(peer):  # a partner may choose any rank
+                self.highest_rank = max(self.highest_rank, peer.rank)
         # A cluster that runs for long must not remember every worker it has lost.
         while len(self._lost_peers) > LOST_PEERS:
             self._forget(self._lost_peers.popleft()[0])
@@ -338,12 +339,30 @@ class Member:
         _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(leader), error)
         why = f"lost the coordinator {_label(leader)}: {getattr(error, 'why', '') or error}"
         # Two members cannot tell a loss from a cut between them.
-        if self.elects and len(self.roster.members) > 2 and self.take_over is not None:
+        if (
+            self.elects
+            and len(self.roster.members) > 2
+            and self.take_over is not None
+            and self._electors(leader)
+        ):
             self._election = self.agent.spawn(self._elect(leader, why))
         else:
             self.dismissed.set_result(Dismissal(False, None, why))
 
     # ── a new coordinator ───────────────────────────────────────────────────────────────────────
+
+    def _electors(self, lost: PeerInfo) -> list[PeerInfo]:
+        """List the other members whose votes count here, and that may lead: those we trust.
+
+        A coordinator decides who is a member and asks members to leave. A partner is not given
+        that, nor believed what it says of votes and rosters; it leaves when its coordinator is
+        lost. Partners still count as members: so two majorities share a member, whoever counts.
+        """
+        return [
+            peer
+            for peer in self.others
+            if peer.incarnation != lost.incarnation and not self.agent.restricts(peer)
+        ]
 
     async def _elect(self, lost: PeerInfo, why: str) -> None:
         """Find a successor of the coordinator, or leave."""
@@ -352,7 +371,7 @@ class Member:
         try:
             while loop.time() < deadline:
                 gone = {lost.name, *self.agent.links.suspects()}
-                turn = TURN * self.succession.position(self.agent.info, self.peers, gone)
+                turn = TURN * self.succession.position(self.agent.info, self._electors(lost), gone)
                 if await self._succeeded(lost, min(turn, deadline - loop.time())):
                     return
                 if loop.time() < deadline and await self._campaign(lost, why):
@@ -382,8 +401,7 @@ class Member:
         version, members = roster.version, len(roster.members)
         asked = [
             self._ask(peer, VOTE * 2, "cluster.elect", term, version, lost)
-            for peer in self.others
-            if peer.incarnation != lost.incarnation
+            for peer in self._electors(lost)
         ]
         votes, newer = 1, None
         for answer in await asyncio.gather(*asked):
@@ -420,18 +438,21 @@ class Member:
             # It may have been lost before we led; nobody else declares it lost now.
             if isinstance(answer, WorkerLost):
                 lose(peer, answer.why)
+            elif isinstance(answer, SecurityError):  # a partner: it leaves
+                lose(peer, "it follows no successor of its coordinator")
         return True
 
     async def _ask(self, peer: PeerInfo, timeout: float, service: str, *arguments: Any) -> Any:
         """Return the answer of a member, or the error."""
         try:
             return await self.agent.request(peer, service, *arguments, timeout=timeout)
-        except RpcError as error:
+        except Exception as error:  # whatever it raised there: no member ends our election
             return error
 
     async def _on_elect(
         self, sender: PeerInfo, term: int, version: int, lost: PeerInfo
     ) -> tuple[bool, int, tuple[PeerInfo, ...]]:
+        self._check_elector(sender)
         check_peer(lost, "cluster.elect", sender)
         if type(term) is not int or type(version) is not int:
             raise ProtocolError("cluster.elect: malformed request", sender.name)
@@ -462,14 +483,15 @@ class Member:
             return False
         return True
 
-    async def _on_succeed(
+    def _on_succeed(
         self,
         sender: PeerInfo,
         term: int,
         version: int,
         peers: Sequence[PeerInfo],
         lost: tuple[PeerInfo, str],
-    ) -> None:
+    ) -> Any:
+        self._check_elector(sender)
         if type(term) is not int or version != first_version(term):
             raise ProtocolError("cluster.succeed: malformed term", sender.name)
         _check_roster(version, peers, "cluster.succeed", sender)
@@ -483,14 +505,33 @@ class Member:
         leader = self.coordinator
         if leader is None or term <= self.succession.term:
             raise refused
+        succession = known, term, version, peers, lost
+
+        async def make_sure() -> None:
+            if await self._answers(leader):
+                raise refused
+            self._follow_successor(*succession)
+            await self._catch_up()  # its changes since then were refused here
+
         # Who did not vote for it makes sure itself that there is a need: no member can take over
-        # from a coordinator that is there.
-        if not self.succession.voted(term, sender.incarnation) and await self._answers(leader):
-            raise refused
+        # from a coordinator that is there. Who did follows at once, before the next message is
+        # read: it may be a change of the roster.
+        if not self.succession.voted(term, sender.incarnation):
+            return make_sure()
+        return self._follow_successor(*succession)
+
+    def _follow_successor(
+        self,
+        successor: PeerInfo,
+        term: int,
+        version: int,
+        peers: Sequence[PeerInfo],
+        lost: tuple[PeerInfo, str],
+    ) -> None:
         if self.coordinator is None or not self.succession.follow(term):
-            raise refused
-        _log.info("%s: %s is the coordinator now (term %d)", self.agent.name, sender.name, term)
-        self.coordinator = known
+            raise NotAllowed(f"{successor.name} is not the coordinator", self.agent.name)
+        _log.info("%s: %s is the coordinator now (term %d)", self.agent.name, successor.name, term)
+        self.coordinator = successor
         self.adopt(version, peers, lost=(lost,))
         self.notify()
 
@@ -502,6 +543,10 @@ class Member:
 
     def _not_coordinator(self, sender: PeerInfo, *_: Any) -> NoReturn:
         raise RpcError(f"{self.agent.name} is not the coordinator of this cluster")
+
+    def _check_elector(self, sender: PeerInfo) -> None:
+        if self.agent.restricts(sender):
+            raise NotAllowed(f"{sender.name} takes no part in elections", self.agent.name)
 
     def _check_coordinator(self, sender: PeerInfo) -> None:
         # Every peer can send these messages. By incarnation: a later start of the coordinator has

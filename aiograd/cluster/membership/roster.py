@@ -99,6 +99,9 @@ class Membership(Generic[P]):
         self.waiting: dict[str, P] = {}
         self._highest_rank = own.rank  # ever seen or given out: new ranks come after it
         self._reserved: dict[str, int] = {}  # ranks given out, by name
+        # Ranks that partners chose themselves, the latest of each name. They do not count for
+        # `_highest_rank`: one that comes with the last rank would leave none for others.
+        self._chosen: dict[str, int] = {}
         self.refusal: str | None = None  # static: why this start was refused
         self.refused: dict[bytes, P] = {}  # static: workers that were refused, by incarnation
         # The largest world size that a worker of a refused start expects: so many may still come.
@@ -110,9 +113,8 @@ class Membership(Generic[P]):
         made = cls(own, None)
         made.version = version
         made.members = {peer.name: peer for peer in members}
-        ranks = [peer.rank for peer in made.members.values()]
         # A rank that was given out and has not joined yet may be lost; it is not used twice.
-        made._highest_rank = min(max(highest, *ranks) + MARGIN, RANKS - 1)
+        made._highest_rank = min(max(highest, own.rank) + MARGIN, RANKS - 1)
         return made
 
     @property
@@ -142,32 +144,41 @@ class Membership(Generic[P]):
         )
         if not taken:
             return rank
-        if self._highest_rank + 1 >= RANKS:
-            return None
-        self._highest_rank += 1
-        self._reserved[name] = self._highest_rank
-        return self._highest_rank
+        rank = self._next_free()
+        if rank is not None:
+            self._reserved[name] = rank
+        return rank
+
+    def _next_free(self) -> int | None:
+        taken = {peer.rank for peer in (*self.members.values(), *self.waiting.values())}
+        taken.update(self._chosen.values())
+        while self._highest_rank + 1 < RANKS:
+            self._highest_rank += 1
+            if self._highest_rank not in taken:
+                return self._highest_rank
+        return None
 
     def next_place(self) -> tuple[str, int] | None:
         """Reserve a name and a rank for a worker that has neither; None if no rank is left."""
-        while self._highest_rank + 1 < RANKS:
-            self._highest_rank += 1
-            name = f"worker{self._highest_rank}"
+        while (rank := self._next_free()) is not None:
+            name = f"worker{rank}"
             taken = (*self.members, *self.waiting, *self._reserved)
             if not any(look_alike(name, other) for other in taken):
-                self._reserved[name] = self._highest_rank
-                return name, self._highest_rank
+                self._reserved[name] = rank
+                return name, rank
         return None
 
     def start(self) -> list[Action[P]]:
         """Let the coordinator itself join."""
         return self.join(self.own, self.world_size)
 
-    def join(self, peer: P, world_size: int | None, *, hold: bool = False) -> list[Action[P]]:
+    def join(
+        self, peer: P, world_size: int | None, *, hold: bool = False, partner: bool = False
+    ) -> list[Action[P]]:
         """Admit a worker, now or when the world is complete, or refuse it.
 
         Gives no action while a static world is incomplete, nor if the worker could be admitted and
-        is held: then `admit_held` does.
+        is held: then `admit_held` does. `partner`: it is not trusted, and may choose any rank.
         """
         if self._known(peer):
             # A join that is sent again because its reply was lost changes nothing.
@@ -176,8 +187,11 @@ class Membership(Generic[P]):
         if not 0 <= peer.rank < RANKS:
             return [Refuse(peer, f"ranks are 0 to {RANKS - 1}, not {peer.rank}")]
         if clash is None:
-            self._highest_rank = max(self._highest_rank, peer.rank)
             clash = self._clash(peer)
+            if partner:
+                self._choose(peer)
+            else:
+                self._highest_rank = max(self._highest_rank, peer.rank)
         # A static world that has not started yet: one mistake ends the start for all.
         if self.world_size is not None and not self.members:
             self._largest = max(self._largest, world_size or 0)
@@ -229,6 +243,12 @@ class Membership(Generic[P]):
     def _known(self, peer: P) -> bool:
         known = self.members.get(peer.name) or self.waiting.get(peer.name)
         return known is not None and known.incarnation == peer.incarnation
+
+    def _choose(self, peer: P) -> None:
+        self._chosen.pop(peer.name, None)
+        self._chosen[peer.name] = peer.rank
+        if len(self._chosen) > RANKS // 2:
+            del self._chosen[next(iter(self._chosen))]
 
     def _other_kind(self, peer: P, world_size: int | None) -> str | None:
         # Both values are named, because either worker may be the one that is wrong.

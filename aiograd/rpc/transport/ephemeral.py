@@ -7,7 +7,8 @@ the middle has to show a certificate of its own, and then the proof fails.
 
 The standard library can use such a key and not make one, so its public half is computed here: one
 multiplication on the curve, 10 ms, once per process that listens. OpenSSL makes all signatures. The
-signature *of* the certificate is left empty, because nobody checks it.
+signature *of* the certificate is left empty, because nobody checks it. This module only writes: no
+point, key or certificate of another worker is ever read here.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _double(point: _Point) -> _Point:
 
 
 def _add(a: _Point, b: _Point) -> _Point:
-    """Add two points that are different."""
+    """Add two points that are different, and of which one is not the other's negative."""
     if a is None or b is None:
         return b if a is None else a
     (x1, y1, z1), (x2, y2, z2) = a, b
@@ -99,7 +100,9 @@ def _add(a: _Point, b: _Point) -> _Point:
 def _multiply(scalar: int) -> tuple[int, int]:
     """Return the public key of a private one."""
     # By the same steps for every scalar (Montgomery's ladder): `high` is always `low` and the
-    # generator. The numbers of Python take times that differ, but nobody is connected yet.
+    # generator. The numbers of Python take times that differ, but nobody is connected yet. The two
+    # differ by the generator, and their sum is at infinity only for `scalar` = n - 1 in the last
+    # step, where it is not needed.
     low: _Point = None
     high: _Point = (*_GENERATOR, 1)
     for bit in f"{scalar:0256b}":
@@ -148,7 +151,7 @@ def _encode(scalar: int) -> tuple[bytes, bytes]:
     algorithm = _sequence(_ECDSA)
     content = _sequence(
         _tlv(0xA0, _integer(2)),  # version 3
-        _integer(secrets.randbits(127)),
+        _integer(1 + secrets.randbits(127)),  # positive, at most 20 bytes (RFC 5280, 4.1.2.2)
         algorithm,
         name,
         always,

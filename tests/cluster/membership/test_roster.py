@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.cluster.membership.roster import Admit, Announce, Membership, Refuse, Roster, Update
+from aiograd.cluster.membership.roster import (
+    MARGIN,
+    RANKS,
+    Admit,
+    Announce,
+    Membership,
+    Refuse,
+    Roster,
+    Update,
+)
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,18 @@ def test_ranks_are_never_given_twice():
     assert membership.next_rank("x") == 8
     assert membership.next_rank("y") == 9
     assert membership.next_rank("x") == 8
+
+
+def test_a_partner_that_chooses_the_last_rank_leaves_the_others():
+    membership = opened(A)
+    for rank in (RANKS - 1, RANKS - 2, 2):
+        membership.join(peer("partner", rank), None, partner=True)
+        membership.leave(peer("partner", rank).incarnation)
+    membership.join(peer("partner", 2), None, partner=True)
+    assert membership.next_rank("x") == 1
+    assert membership.next_place() == ("worker3", 3)
+    heir = Membership.inherit(B, 5, [B, peer("partner", RANKS - 1)], highest=3)
+    assert heir.next_rank("y") == 3 + MARGIN + 1
 
 
 def test_a_roster_that_missed_a_change_says_so():

@@ -15,6 +15,7 @@ from aiograd.cluster.membership.succession import Succession, first_version, ter
 from aiograd.cluster.worker import Worker
 from aiograd.errors import NotAllowed, ProtocolError
 from aiograd.rpc.extension import FaultAction
+from aiograd.rpc.options import Options
 from tests.support.waiting import until
 
 
@@ -213,3 +214,62 @@ async def test_two_members_do_not_elect(world):
     serving = asyncio.create_task(b.serve())
     await crash(a)
     assert not await serving
+
+
+# ── partners ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def with_a_partner(world) -> list[Worker]:
+    """An open cluster of trusted workers, and a partner of the lowest rank behind rank 0."""
+    found = []
+    for rank, name in enumerate(("a", "partner", "b", "c", "d")):
+        options = Options(grace=2.0, timeout=10.0)
+        if name == "partner":
+            options = replace(options, mode="restricted")
+        found.append(await world.worker(name, rank, options=options).start())
+    return found
+
+
+async def test_a_partner_does_not_lead_and_leaves_when_its_coordinator_is_lost(world):
+    a, partner, *others = await with_a_partner(world)
+    left = partner.left
+    serving = asyncio.create_task(partner.serve())
+    await crash(a)
+    assert not await serving
+    assert "lost the coordinator a" in await left
+    await agree(others, list("bcd"))
+    assert leaders(others) == {"b"}
+
+
+async def test_a_partner_gets_no_vote_and_nobody_follows_it(world, monkeypatch):
+    a, partner, *others = await with_a_partner(world)
+    lost, peers = a.agent.info, tuple(partner.member.peers)
+
+    async def out_of_reach(self: object, peer: object) -> bool:
+        return False
+
+    monkeypatch.setattr(member_module.Member, "_answers", out_of_reach)
+    for worker in others:
+        with pytest.raises(NotAllowed):
+            await partner.agent.request(worker.name, "cluster.elect", 1, first_version(1), lost)
+        with pytest.raises(NotAllowed):
+            await partner.agent.request(
+                *(worker.name, "cluster.succeed", 1, first_version(1), peers, (lost, "why"))
+            )
+    assert leaders(others) == {"a"}
+
+
+async def test_a_partner_that_lies_about_votes_and_rosters_is_not_asked(world):
+    """Its answer would be the roster of the next coordinator."""
+    a, partner, *others = await with_a_partner(world)
+    asked = []
+
+    def lie(sender: object, *request: object) -> object:
+        asked.append(request)
+        return True, 1 << 100, (partner.agent.info,)
+
+    partner.agent.services["cluster.elect"] = lie
+    await crash(a)
+    await until(lambda: leaders(others) == {"b"})
+    await agree(others, list("bcd"))
+    assert not asked

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from aiograd.cluster.cluster import Cluster
     from aiograd.cluster.engines.dask import DaskCluster
     from aiograd.cluster.engines.ray import RayCluster
+    from aiograd.cluster.engines.ssh import SSHCluster
     from aiograd.cluster.local import LocalCluster
 
-__all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster"]
+__all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster", "SSHCluster"]
 
 # Imported when asked for: modules of this package are imported one by one, and an engine only by
 # those who use it.
@@ -39,6 +40,7 @@ _LATER = {
     "DaskCluster": "engines.dask",
     "LocalCluster": "local",
     "RayCluster": "engines.ray",
+    "SSHCluster": "engines.ssh",
 }
 
 

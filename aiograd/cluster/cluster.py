@@ -106,8 +106,9 @@ class Cluster:
         names: Sequence[str] | None,
         options: Options,
         dashboard: bool = False,
+        patience: float = JOIN_TIMEOUT,
     ) -> None:
-        self._hosts, self._options = hosts, options
+        self._hosts, self._options, self._patience = hosts, options, patience
         self._sized = n_workers is not None  # else as many as the engine has, when it starts
         self._names = worker_names(n_workers or 0, names)
         # The latest start of every worker, by name: one that died stays, until it is restarted.
@@ -358,7 +359,7 @@ class Cluster:
         joined = asyncio.ensure_future(self.driver.coordinator.wait_until_known(starts))
         waits: list[asyncio.Future[Any]] = [joined, *(start.ended for start in starts.values())]
         try:
-            await asyncio.wait(waits, timeout=JOIN_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
             if joined.done():
                 return
         finally:
@@ -371,7 +372,7 @@ class Cluster:
                 raise RpcError(_failure(name, f"ended ({how})", start))
         for name, start in starts.items():
             if self.state(name) != "running":
-                raise RpcError(_failure(name, f"was silent for {JOIN_TIMEOUT:g} s", start))
+                raise RpcError(_failure(name, f"was silent for {self._patience:g} s", start))
 
     # ── changing ────────────────────────────────────────────────────────────────────────────────
 

@@ -39,6 +39,7 @@ __all__ = [
     "SpawnedWorker",
     "describe_exit",
     "forward_lines",
+    "plan_bytes",
     "python_command",
     "worker_environment",
 ]
@@ -237,7 +238,7 @@ class Child:
             OutputPipe(getattr(self._process, stream), partial(self._take_lines, on_lines, stream))
             for stream in ("stdout", "stderr")
         ]
-        self._write(stdin)
+        self.send(stdin)
 
     def descriptors(self) -> list[int]:
         """List the descriptors that a fork of this process has to close."""
@@ -253,6 +254,17 @@ class Child:
     def kill(self) -> None:
         """End the process at once; `exited` follows."""
         self._process.kill()  # not by number: Windows has no SIGKILL
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input; without effect if it has ended or closed it."""
+        if (stdin := self._process.stdin) is None or stdin.closed:
+            return
+        view = memoryview(data)
+        # Blocking, but the data is small: a pipe takes 64 KiB at once.
+        # A child that died at once is reported by its exit, with what it wrote.
+        with contextlib.suppress(BrokenPipeError):
+            while view:
+                view = view[os.write(stdin.fileno(), view) :]
 
     def release(self) -> None:
         """Close the lifeline: the child reads the end of its standard input, and should exit."""
@@ -271,15 +283,6 @@ class Child:
         for line in lines:
             self.log.add(line)
         on_lines(stream, lines)
-
-    def _write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        view = memoryview(data)
-        # Blocking, but the data is small: a pipe takes 64 KiB at once.
-        # A child that died at once is reported by its exit, with what it wrote.
-        with contextlib.suppress(BrokenPipeError):
-            while view:
-                view = view[os.write(self._process.stdin.fileno(), view) :]
 
     def _watch_exit(self) -> None:
         try:
@@ -325,7 +328,7 @@ class SpawnedWorker:
             python_command("-c", BOOT, f"aiograd-{plan.name}"),
             worker_environment(os.environ),
             partial(forward_lines, plan.name),
-            stdin=marshal.dumps(sys.path) + pickle.dumps(plan),
+            stdin=marshal.dumps(sys.path) + plan_bytes(plan),
         )
         self.log: OutputLog = self._child.log
         self.ended: asyncio.Future[int] = self._child.exited
@@ -334,6 +337,11 @@ class SpawnedWorker:
     def kill(self) -> None:
         """Send SIGKILL; `ended` tells when the process is gone."""
         self._child.kill()
+
+
+def plan_bytes(plan: WorkerPlan) -> bytes:
+    """Return a plan as `worker_main.main` reads it from standard input."""
+    return pickle.dumps(plan)
 
 
 def describe_exit(code: int, expected: bool = False) -> str:

@@ -15,6 +15,7 @@ import importlib
 import os
 import pickle
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -28,7 +29,9 @@ from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memo
 from aiograd.cluster.worker import Worker
 from aiograd.observe.runfolder import remove_records
 
-__all__ = ["main", "new_event_loop"]
+__all__ = ["KILL", "main", "new_event_loop"]
+
+KILL = b"k"  # on the lifeline of a parent that has no other way to kill this process, as over ssh
 
 ORPHAN_GRACE = 2.0  # seconds to exit in order once the parent is gone
 
@@ -36,7 +39,10 @@ ORPHAN_GRACE = 2.0  # seconds to exit in order once the parent is gone
 def main() -> None:
     """Run a worker from the plan on standard input; exits the process, and does not return."""
     # Pickle is safe here: only the parent has the other end of this pipe.
-    plan: WorkerPlan = pickle.load(sys.stdin.buffer)
+    try:
+        plan: WorkerPlan = pickle.load(sys.stdin.buffer)
+    except EOFError:  # the parent has ended, or wants no worker any more
+        sys.exit(1)
     lifeline = _take_lifeline()
     # The driver shows output line by line; a pipe would be block-buffered.
     for stream in (sys.stdout, sys.stderr):
@@ -95,8 +101,9 @@ def _take_lifeline() -> int:
 
 def _watch(lifeline: int, plan: WorkerPlan, stop: Callable[[], Any]) -> None:
     """Wait for the end of the parent, then stop the worker; runs in a thread of its own."""
-    while os.read(lifeline, 1024):
-        pass
+    while data := os.read(lifeline, 1024):
+        if KILL in data:
+            os.kill(os.getpid(), signal.SIGKILL)
     # At once, not when the worker has ended: it may be blocked, and killed below.
     _remove_sockets(plan)
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits anyway

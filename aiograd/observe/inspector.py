@@ -40,6 +40,7 @@ from aiograd.observe.snapshot import (
     Data,
     WorkerRow,
     from_json,
+    of_partner,
 )
 from aiograd.observe.stacks import all_stacks
 from aiograd.observe.tables import Members, Tables, loop_name
@@ -54,6 +55,7 @@ from aiograd.wire.handshake import VERSION as WIRE_VERSION
 TIMEOUT: Final = 2.0  # seconds for all answers; one that hangs is looked at in half a second more
 _HOST_TIMEOUT: Final = 0.5
 _LONGEST: Final = 60.0
+_PARTNER: Final = "it is a partner, and is not asked"
 LONGEST_RECORDING: Final = 3600.0  # seconds; a `Profile` has its own limit of spans
 
 
@@ -193,7 +195,9 @@ class Inspector:
         try:
             answer = await agent.request(peer, "inspect", timeout=timeout)
             part = from_json(answer)
-        except (AiogradError, OSError, ValueError, TypeError) as error:
+            if agent.restricts(peer):
+                part = of_partner(part, peer.name, peer.rank, peer.incarnation.hex())
+        except Exception as error:  # whatever a worker answers, the others are shown
             row = WorkerRow(peer.name, peer.rank, SILENT, incarnation=peer.incarnation.hex())
             row.why = f"no answer within {timeout:g} s"
             if not isinstance(error, TimeoutError):
@@ -268,6 +272,8 @@ class Inspector:
         async def one(peer: PeerInfo) -> list[dict[str, Any]] | str:
             if peer.incarnation == self._agent.incarnation:
                 return all_stacks(self._agent.loop)
+            if self._agent.restricts(peer):
+                return _PARTNER
             try:
                 answer = self._agent.request(peer, "inspect.stacks", timeout=timeout)
                 found: list[dict[str, Any]] = json.loads(await answer)
@@ -321,6 +327,9 @@ class Inspector:
             try:
                 if peer.incarnation == self._agent.incarnation:
                     answer = await self.record_asked(peer, seconds)
+                elif self._agent.restricts(peer):
+                    silent[peer.name] = _PARTNER
+                    return
                 else:
                     wait = seconds + TIMEOUT / 2
                     answer = await self._agent.request(

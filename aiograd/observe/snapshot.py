@@ -16,8 +16,10 @@ durations are seconds; None is what is not known. Ids are texts: JavaScript has 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -247,7 +249,10 @@ def from_dict(data: Mapping[str, Any]) -> Data:
 
 def from_json(text: str) -> Data:
     """Rebuild a snapshot from JSON; ValueError if it is none, or of another version."""
-    data = json.loads(text)
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("this is no snapshot: it is nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError("this is no snapshot")
     return from_dict(data)
@@ -255,5 +260,54 @@ def from_json(text: str) -> Data:
 
 def _rows(kind: type[Row], rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     # A newer minor version may know more fields: they are left out.
-    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return [kind(**{key: row[key] for key in row if key in known}) for row in rows]
+    known = {each.name: _FORMS[each.type] for each in dataclasses.fields(kind)}  # type: ignore
+    found = []
+    for row in rows:
+        fields = {key: value for key, value in row.items() if key in known}
+        # Else whatever reads the snapshot would fail, also at what other workers answered.
+        if not all(known[key](value) for key, value in fields.items()):
+            raise ValueError(f"this is no snapshot: a malformed {kind.__name__}")
+        found.append(kind(**fields))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
+
+
+def _is_dict_of(kind: type, value: Any) -> bool:
+    return type(value) is dict and all(type(each) is kind for each in value.values())
+
+
+_FORMS: Final[Mapping[Any, Callable[[Any], bool]]] = {  # by the annotation of a field
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "int": lambda value: type(value) is int,
+    "int | None": lambda value: value is None or type(value) is int,
+    "float | None": _is_number,
+    "dict[str, int]": functools.partial(_is_dict_of, int),
+    "dict[str, str]": functools.partial(_is_dict_of, str),
+    "list[str]": lambda value: type(value) is list and all(type(each) is str for each in value),
+}
+# Whose row it is, by table: one worker tells of no other.
+_OWNERS: Final = {
+    "links": "worker",
+    "pending": "caller",
+    "running": "callee",
+    "references": "owner",
+    "contexts": "worker",
+    "passes": "worker",
+    "collectives": "root",
+}
+_ROWS: Final = 1000  # of each table of a partner
+
+
+def of_partner(data: Data, name: str, rank: int, incarnation: str) -> Data:
+    """Return what of a partner's answer is believed: rows about itself, a bounded number."""
+    why = "a partner: it shows nothing but what is between it and who asks"
+    found = Data(data.taken, name, workers=[WorkerRow(name, rank, HIDDEN, why, incarnation)])
+    for table, owner in _OWNERS.items():
+        rows = [row for row in getattr(data, table) if getattr(row, owner) == name]
+        setattr(found, table, rows[:_ROWS])
+    return found

@@ -305,7 +305,9 @@ class Reports:
             numbers = self._shown[place]
             if number in numbers or len(numbers) < MOST:
                 numbers.add(number)
-                self._show((*place, number), future.info.parent, (title, done, total))
+                # Cut here: a bar that passes through keeps its title for as long as it is there.
+                state = (title[:LONGEST], done, total)
+                self._show((*place, number), future.info.parent, state)
 
     def _show(self, key: _Key, parent: Any, state: tuple[str, int, int | None]) -> None:
         if parent is None:
@@ -319,11 +321,11 @@ class Reports:
                 reported.state = state
 
     def _drop(self, key: _Key) -> None:
+        # The entry of the call stays: each new one adds a callback to the call, and a peer may show
+        # and end bars on and on.
         numbers = self._shown.get(key[:2])
         if numbers is not None:
             numbers.discard(key[2])
-            if not numbers:
-                del self._shown[key[:2]]
         self._end(key)
         DISPLAY.remove((self, key))
 
@@ -333,10 +335,11 @@ class Reports:
     def _call_ended(self, place: tuple[bytes, int]) -> None:
         for number in list(self._shown.get(place, ())):
             self._drop((*place, number))
+        self._shown.pop(place, None)
 
     def peer_lost(self, peer: PeerInfo, error: Exception) -> None:
         """Take away what a lost worker showed: the future of a stream does not end with it."""
-        # A copy: dropping the last bar of a call deletes its entry.
+        # A copy: the end of a call deletes its entry.
         for place in list(self._shown):
             if place[0] == peer.incarnation:
                 self._call_ended(place)

@@ -249,7 +249,7 @@ class Guest:
         try:
             peer = await self._dial(record.addresses)
             return from_json(await self._agent.request(peer, "inspect", timeout=timeout))
-        except (AiogradError, OSError, ValueError) as error:
+        except Exception as error:  # whatever a worker answers, the others are shown
             return Data(workers=[_silent(record, str(error))])
 
 

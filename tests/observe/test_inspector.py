@@ -13,7 +13,19 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NotAllowed, UnknownWorker
-from aiograd.observe.snapshot import BLOCKED, HIDDEN, LOST, RUNNING, STOPPED, VERSION
+from aiograd.observe import Part
+from aiograd.observe.snapshot import (
+    BLOCKED,
+    HIDDEN,
+    LOST,
+    RUNNING,
+    SILENT,
+    STOPPED,
+    VERSION,
+    CallRow,
+    Data,
+    WorkerRow,
+)
 from aiograd.observe.waits import find
 from aiograd.rpc import scope
 from tests.security import partner_functions as offer
@@ -286,6 +298,50 @@ async def test_a_partner_may_not_ask_for_others_or_for_stacks(service, args):
     async with workers_by_mode("restricted", "trusted") as (_, partner):
         with pytest.raises(NotAllowed, match="may not look"):
             await partner.agent.request("worker0", service, *args)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _forged() -> str:
+    """An answer about workers that are not the sender."""
+    data = Data(1.0, "worker1", workers=[WorkerRow("worker0", 0, LOST, "gone")])
+    data.workers.append(WorkerRow("worker1", 9, RUNNING, host="\x1b[2J", coordinator=True))
+    data.pending = [CallRow(f"{n}", "worker0", "worker1", "f") for n in range(3)]
+    data.pending += [CallRow(f"{n}", "worker1", "worker0", "f") for n in range(2000)]
+    return data.to_json()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda sender: _raise(RuntimeError("of a partner")),
+        lambda sender: "[" * 100_000,
+        lambda sender: _forged(),
+        lambda sender: None,
+    ],
+    ids=["an error", "nested", "forged", "nothing"],
+)
+async def test_a_partner_tells_of_itself_only_and_does_not_spoil_a_snapshot(answer):
+    async with workers_by_mode("trusted", "restricted") as (first, partner):
+        for service in ("inspect", "inspect.stacks", "inspect.record", "inspect.host"):
+            partner.agent.services[service] = answer
+        first.make_current()
+        snapshot = await ag.inspect()
+        assert [(row.name, row.rank) for row in snapshot.workers] == [
+            ("worker0", 0),
+            ("worker1", 1),
+        ]
+        assert snapshot.worker("worker0").state == RUNNING
+        row = snapshot.worker("worker1")
+        assert row.state in (HIDDEN, SILENT)
+        assert (row.host, row.coordinator) == ("", False)
+        assert all(row.caller == "worker1" for row in snapshot.pending)
+        assert len(snapshot.pending) <= 1000
+        inspector = first.agent.parts[Part].inspector
+        assert (await inspector.stacks(None))["worker1"] == "it is a partner, and is not asked"
+        assert list((await inspector.record(0.0))["silent"]) == ["worker1"]
 
 
 # ── those that do not answer ────────────────────────────────────────────────────────────────────

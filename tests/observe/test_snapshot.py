@@ -52,6 +52,11 @@ def test_fields_of_a_newer_minor_version_are_left_out():
     assert from_dict(found) == sample()
 
 
+def _with_worker(**fields: object) -> str:
+    row = {"name": "a", "rank": 0} | fields
+    return json.dumps({"version": VERSION, "taken": 1, "by": "a", "workers": [row]})
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -59,6 +64,13 @@ def test_fields_of_a_newer_minor_version_are_left_out():
         ('{"version": 999}', "of version 999"),
         (f'{{"version": {VERSION}}}', "no snapshot"),
         (f'{{"version": {VERSION}, "taken": 1, "by": "a", "workers": [3]}}', "no snapshot"),
+        (_with_worker(name=5), "malformed WorkerRow"),
+        (_with_worker(rank="first"), "malformed WorkerRow"),
+        (_with_worker(rank=True), "malformed WorkerRow"),
+        (_with_worker(age=float("nan")), "malformed WorkerRow"),
+        (_with_worker(stack=[[]]), "malformed WorkerRow"),
+        (_with_worker(counters={"a": "b"}), "malformed WorkerRow"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_snapshot_is_refused(text, why):

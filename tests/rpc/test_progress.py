@@ -163,6 +163,39 @@ async def test_bars_of_calls_that_are_not_ours_and_too_many_bars_are_not_shown(w
         await until(lambda: DISPLAY.line() == "")
 
 
+async def test_a_peer_that_shows_and_ends_bars_on_and_on_occupies_nothing(workers, monkeypatch):
+    async with workers(2) as (a, b):
+        call = rpc_async("worker1", asyncio.sleep, args=(60,))
+        await until(lambda: b.links.counters()["running_calls"] == 1)
+        added = []
+        real = type(call).add_done_callback
+        monkeypatch.setattr(
+            type(call),
+            "add_done_callback",
+            lambda *args, **kw: (added.append(1), real(*args, **kw)),
+        )
+        number = call.info.id
+        Reports.of(a).received(b.info, [(number, 1, "x", 1, 2), (number, 1, "", -1, None)] * 500)
+        assert len(added) <= 1
+        assert Reports.of(a).counters() == {"progress_bars": 0}
+        Reports.of(a).received(b.info, [(number, 1, "y", 1, 2)])
+        assert "y" in DISPLAY.line()
+        call.cancel()
+        await until(lambda: DISPLAY.line() == "")
+        assert not Reports.of(a)._shown
+
+
+async def test_the_title_of_a_bar_that_passes_through_is_kept_short(workers):
+    async with workers(2) as (a, b):
+        call = rpc_async("worker1", asyncio.sleep, args=(60,))
+        await until(lambda: b.links.counters()["running_calls"] == 1)
+        reports, kept = Reports.of(a), []
+        reports._show = lambda key, parent, state: kept.append(state)  # type: ignore[method-assign]
+        reports.received(b.info, [(call.info.id, 1, "x" * 1_000_000, 1, 2)])
+        assert kept == [("x" * LONGEST, 1, 2)]
+        call.cancel()
+
+
 def test_outside_of_calls_the_bar_is_shown_here():
     lines = [DISPLAY.line() for _ in progress([1, 2], "here")]
     assert [line.split()[-1] for line in lines] == ["0/2", "1/2"]

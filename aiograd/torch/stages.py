@@ -34,7 +34,6 @@ from aiograd.autograd.graph import Joint, Node, Part
 from aiograd.dist.nodes import LastStep, SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import (
-    Place,
     is_alone,
     may_have_reducers,
     plus,
@@ -44,7 +43,7 @@ from aiograd.torch.engine import (
     run_plain,
 )
 from aiograd.torch.memory import span
-from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Port, is_observed, node_hooks
+from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Place, Port, is_observed, node_hooks
 
 # ── nodes of the tape ───────────────────────────────────────────────────────────────────────────
 
@@ -317,7 +316,7 @@ class Condensed:
     def enter_end(self, port: Port) -> bool:
         """Let gradients for a port go to an end right away, if it is one and no hook runs there."""
         if port not in self.stands:
-            place = (port.edge.node, port.edge.output_nr)
+            place = port.place
             if not is_end(place[0]) or not (self.is_simple(place) or place[0] in self.last):
                 return False
             leaf = self.leaf(place[0]) if place[0].__class__ is ACCUMULATE else None
@@ -326,6 +325,10 @@ class Condensed:
 
     def send(self, send: SendNode) -> SendNode:
         """Return a sending end without ports."""
+        if not send.loops:
+            stands = self.stands.get
+            parents = [stands(node, node) for node in send.parents]  # type: ignore[arg-type]
+            return SendNode(send.edge, send.peer, send.incarnation, tuple(parents))
         parents, loops = list(send.parents), send.loops
         for place, port in enumerate(parents):
             if isinstance(port, Port):
@@ -378,7 +381,7 @@ def condense(
     for port in _ports(captures):
         if port in made.wanted:
             continue
-        node, number = port.edge.node, port.edge.output_nr
+        node, number = port.place
         if is_end(node) and (node in inner or port in made.stands):
             made.wanted[port] = (
                 made.leaf(node) if node.__class__ is ACCUMULATE else made.end((node, number))
@@ -423,9 +426,9 @@ class _Graph:
             leaving: dict[Place, None] = {}
             reached: list[Any] = []
             for port in ports:
-                node = port.edge.node
+                node = port.place[0]
                 if is_end(node):  # a root, with hooks
-                    leaving[node, port.edge.output_nr] = None
+                    leaving[port.place] = None
                 elif node not in owners:
                     owners[node] = number
                     reached.append(node)
@@ -460,7 +463,7 @@ class _Graph:
             for port in ports:
                 if port not in made.stands:
                     made.stands[port] = Part(stage, len(stage.roots), (), None)
-                    stage.roots.append((port.edge.node, port.edge.output_nr))
+                    stage.roots.append(port.place)
             stage.exits = list(leaving)
             stage.parents = tuple(parents[number])
             if number in inner:
@@ -476,7 +479,7 @@ class _Graph:
         needs: dict[Any, int] = {}
         for number, ports in enumerate(self.entries):
             for port in ports:
-                node = port.edge.node
+                node = port.place[0]
                 sets[node] = sets.get(node, 0) | 1 << number
                 needs[node] = 0
         reached = list(needs)
@@ -513,7 +516,7 @@ class _Graph:
         for ports in self.entries:
             for port in ports:
                 if port not in made.stands:
-                    made.stands[port] = self._part((port.edge.node, port.edge.output_nr))
+                    made.stands[port] = self._part(port.place)
         exits: dict[int, dict[Place, Any]] = {}  # set → exit → whether it ends that stage itself
         makers: dict[int, dict[Any, list[tuple[int, Place]]]] = {}
         bordered: set[int] = set()
@@ -588,7 +591,7 @@ class _Graph:
         """Return for each set the inner places whose gradients are asked for, with their sinks."""
         found: dict[int, dict[Place, Node]] = {}
         for port in captures:
-            node, number = port.edge.node, port.edge.output_nr
+            node, number = port.place
             if node in self.sets and not is_end(node):
                 sinks = found.setdefault(self.sets[node], {})
                 self.made.wanted[port] = sinks.setdefault((node, number), Captured())

@@ -8,7 +8,7 @@ import time
 import torch.distributed.rpc as rpc
 import torch.multiprocessing as mp
 
-from aiograd.cluster.member import Member
+from aiograd.cluster.membership.member import Member
 
 
 def slow(join, store):

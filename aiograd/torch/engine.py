@@ -30,9 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.variable import Variable
 
 from aiograd.errors import GradError
-from aiograd.torch.nodes import ANCHOR
-
-Place = tuple[Any, int]  # a torch node, and the number of its output
+from aiograd.torch.nodes import ANCHOR, Place
 
 try:
     _run: Final[Callable[..., Sequence[Any]]] = Variable._execution_engine.run_backward

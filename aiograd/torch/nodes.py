@@ -14,14 +14,15 @@ import weakref
 from typing import Any, Final
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.graph import Node as GraphNode
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from aiograd.autograd.graph import Accumulate, Joint, Node, Part
 from aiograd.dist.nodes import RecvNode
 from aiograd.errors import GradError
 
+Place = tuple[Any, int]  # a torch node, and the number of its output
 ACCUMULATE: Final = torch._C._functions.AccumulateGrad
 
 
@@ -52,21 +53,24 @@ class Received(torch.autograd.Function):  # type: ignore[misc]
 
 
 ANCHOR: Final = torch.zeros((), requires_grad=True)
+# Without what `Function.apply` does for tensors of functorch, which the anchor is not: a fifth of
+# the time.
+_receive: Final = super(torch.autograd.Function, Received).apply
 
 
 def receive(end: RecvNode, places: list[int], tensors: list[torch.Tensor]) -> None:
     """Put the tensors of one message behind one node; `places` says which of the edge they are."""
     message = (end, tuple(places), tensors)
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        Received.apply(ANCHOR, message)
+        _receive(ANCHOR, message)
         return
     # Whatever the thread has switched off: whether they need grad was decided by the sender.
     with torch.inference_mode(False), torch.enable_grad():
-        Received.apply(ANCHOR, message)
+        _receive(ANCHOR, message)
 
 
 with torch.enable_grad():
-    _sample = Received.apply(ANCHOR, (None, (0,), [torch.zeros(1)]))
+    _sample = _receive(ANCHOR, (None, (0,), [torch.zeros(1)]))
 RECEIVED: Final = type(_sample[0].grad_fn)
 del _sample
 _register_hooks: Final = RECEIVED._register_hook_dict
@@ -81,31 +85,41 @@ def _note_hooks(node: Any, tensor: torch.Tensor) -> None:
 RECEIVED._register_hook_dict = _note_hooks
 
 
-def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Return the place of a tensor in its graph; it keeps the graph alive, and not the memory."""
-    if tensor.layout is torch.strided:
-        if not torch.is_grad_enabled():
-            return get_gradient_edge(tensor)
-        # The same without torch's context managers, which take as long as all the rest of a call.
-        node = tensor.grad_fn
+def is_observed(node: Any, number: int) -> bool:
+    """Tell whether a hook or `retain_grad` wants to see the gradient of a received tensor."""
+    if node.hooked:
+        return True
+    tensor = node.tensors[number]()
+    return tensor is not None and tensor.retains_grad
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Place, Any]:
+    """Return the place of a tensor in its graph, and a token that keeps the graph alive.
+
+    They keep the graph, and not the memory of the tensor. It is what torch's `get_gradient_edge`
+    does, without its context managers, which take as long as all the rest of a call.
+    """
+    node = tensor.grad_fn
+    if tensor.layout is torch.strided and torch.is_grad_enabled():
         if node is None:
             view = tensor.view_as(tensor).grad_fn
-            return (
-                get_gradient_edge(tensor)
-                if view is None
-                else GradientEdge(view.next_functions[0][0], 0)
-            )
-        token = tensor.view_as(tensor).grad_fn if isinstance(node, torch._C._FunctionBase) else None
-        return GradientEdge(node, tensor.output_nr, token)
+            if view is not None:
+                return (view.next_functions[0][0], 0), None
+        else:
+            is_python = isinstance(node, torch._C._FunctionBase)
+            return (node, tensor.output_nr), tensor.view_as(tensor).grad_fn if is_python else None
+    if tensor.layout is torch.strided:
+        edge = get_gradient_edge(tensor)
+        return (edge.node, edge.output_nr), edge.ownership_token
     # torch's own function makes a view, and there are none of sparse tensors.
     with torch.enable_grad():
         token = tensor.clone().grad_fn
-    if tensor.grad_fn is None:
+    if node is None:
         assert token is not None
         leaf = token.next_functions[0][0]
         assert leaf is not None
-        return GradientEdge(leaf, 0)
-    return GradientEdge(tensor.grad_fn, tensor.output_nr, token)
+        return (leaf, 0), None
+    return (node, tensor.output_nr), token
 
 
 class TorchNode(Joint):
@@ -220,11 +234,11 @@ def shown(node: Any) -> Node:
 class Port(Part):
     """A place in a torch graph. Equal if the place is, so that a repeated pass is recognised."""
 
-    __slots__ = ("edge",)
+    __slots__ = ("_token", "place")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.edge = edge_of(tensor)
-        node, number = self.edge.node, self.edge.output_nr
+        self.place, self._token = place_of(tensor)
+        node, number = self.place
         self.index = node.places[number] if node.__class__ is RECEIVED else number
         self.shape, self.dtype, self.hooks = tuple(tensor.shape), tensor.dtype, None
 
@@ -232,7 +246,7 @@ class Port(Part):
     @property
     def joint(self) -> Any:  # type: ignore[override]
         """What made the tensor, for people."""
-        return shown(self.edge.node)
+        return shown(self.place[0])
 
     @property
     def parents(self) -> tuple[Node | None, ...]:  # type: ignore[override]
@@ -241,7 +255,7 @@ class Port(Part):
 
     def closes_loop(self, context_id: int, incarnation: bytes) -> bool:
         """Tell whether a tensor came from that very incarnation in this context; see `loops`."""
-        node: Any = self.edge.node
+        node = self.place[0]
         if node.__class__ is not RECEIVED:
             return False
         end = node.end
@@ -253,19 +267,12 @@ class Port(Part):
 
     @property
     def observed(self) -> bool:
-        """Whether a hook or `retain_grad` wants to see the gradient of a received tensor."""
-        node: Any = self.edge.node
-        if node.hooked:
-            return True
-        tensor = node.tensors[self.edge.output_nr]()
-        return tensor is not None and tensor.retains_grad
+        """Whether something here wants to see the gradient of a received tensor."""
+        return is_observed(*self.place)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Port)
-            and other.edge.node is self.edge.node
-            and other.edge.output_nr == self.edge.output_nr
-        )
+        # Nodes of torch are equal if they are the same.
+        return isinstance(other, Port) and other.place == self.place
 
     def __hash__(self) -> int:
-        return hash((self.edge.node, self.edge.output_nr))
+        return hash(self.place)

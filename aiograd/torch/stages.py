@@ -34,7 +34,6 @@ from aiograd.autograd.graph import Joint, Node, Part
 from aiograd.dist.nodes import LastStep, SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import (
-    Place,
     is_alone,
     may_have_reducers,
     plus,
@@ -44,7 +43,7 @@ from aiograd.torch.engine import (
     run_plain,
 )
 from aiograd.torch.memory import span
-from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Port
+from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Place, Port, is_observed, node_hooks
 
 # ── nodes of the tape ───────────────────────────────────────────────────────────────────────────
 
@@ -147,30 +146,37 @@ class Stage(Joint):
         return [taken.get(place) for place in (*self.exits, *self.captures)]
 
 
-class LeafEntry(Node):
-    """A leaf that was sent, or is a root: checks a gradient from outside and passes it on."""
+class EndEntry(Node):
+    """An end of the graph that was sent, or is a root: checks a gradient from outside.
 
-    __slots__ = ("leaf",)
-    name = "AccumulateGrad"
+    A leaf, or a received tensor that nothing observes: there is no torch node to run.
+    """
+
+    __slots__ = ("_dtype", "_leaf", "_shape")
     work = 0.0
 
-    def __init__(self, leaf: Leaf, end: Node) -> None:
-        self.leaf = leaf
+    def __init__(self, port: Port, end: Node, leaf: Leaf | None) -> None:
+        self._shape, self._dtype = port.shape, port.dtype
+        self._leaf = leaf
         self.parents = (end,)
         self.shape, self.dtype, self.hooks = (), None, None
 
+    @property
+    def name(self) -> str:
+        """What torch calls such an end."""
+        return "ReceivedBackward" if self._leaf is None else "AccumulateGrad"
+
     def run(self, grad: Any, create_graph: bool, retain: bool) -> Sequence[Any]:
-        """Give the leaf its gradient, in memory of its own."""
-        variable: torch.Tensor = self.leaf.variable
-        if not isinstance(grad, torch.Tensor) or grad.shape != variable.shape:
+        """Pass the gradient on; a leaf gets it in memory of its own."""
+        if not isinstance(grad, torch.Tensor) or grad.shape != self._shape:
             what = getattr(grad, "shape", type(grad).__name__)
+            kind = "tensor" if self._leaf is None else "leaf"
             raise GradError(
-                f"a gradient of shape {what} does not fit a leaf of shape {tuple(variable.shape)}",
-                "shape",
+                f"a gradient of shape {what} does not fit a {kind} of shape {self._shape}", "shape"
             )
-        if grad.dtype is not variable.dtype:
-            grad = grad.to(variable.dtype)
-        return (owned(grad, variable, False),)
+        if grad.dtype is not self._dtype:
+            grad = grad.to(self._dtype)
+        return (grad if self._leaf is None else owned(grad, self._leaf.variable, False),)
 
 
 class Accumulation(LastStep):
@@ -269,6 +275,9 @@ class Condensed:
         self.leaves: dict[Any, Leaf] = {}  # by torch's node
         self.accumulation = Accumulation()
         self.last: dict[Any, Part] = {}  # leaves that end there, by torch's node
+        self.received: dict[Place, Part] = {}  # received tensors
+        # Those of them that count as ends without hooks.
+        self.unobserved: set[Place] = set()
         # Received tensors that went back as they were, which nothing here observes: by edge and
         # place. Their gradients need not enter the graph, see `dist.backward.loops`.
         self.looping: dict[tuple[int, int], Port] = {}
@@ -278,17 +287,48 @@ class Condensed:
         leaf = self.leaves.get(node)
         if leaf is None:
             leaf = self.leaves[node] = Leaf(node.variable)
-            observed = self.keep and leaf.observe(node)
+            observed = self.keep and node_hooks.possible and leaf.observe(node)
             if observed or self.reducers:
                 self.last[node] = self.accumulation.add(leaf, node)
         return leaf
 
-    def end(self, node: Any) -> Node:
-        """Return where the gradients of a leaf end: in its sink, or at the hooks of its node."""
-        return self.last.get(node) or self.leaf(node)
+    def end(self, place: Place) -> Node:
+        """Return where gradients end: a leaf's sink, the hooks of its node, a received tensor."""
+        node, number = place
+        if node.__class__ is ACCUMULATE:
+            leaf = self.leaf(node)
+            return self.last.get(node) or leaf
+        part = self.received.get(place)
+        if part is None:
+            part = self.received[place] = Part(node.end, node.places[number], (), None)
+        return part
+
+    def is_simple(self, place: Place) -> bool:
+        """Tell whether an end has no hooks: its gradients may come one by one, in any order."""
+        node, number = place
+        if node.__class__ is ACCUMULATE:
+            return not self.leaf(node).hooked
+        if node.__class__ is not RECEIVED or is_observed(node, number):
+            return False
+        self.unobserved.add(place)
+        return True
+
+    def enter_end(self, port: Port) -> bool:
+        """Let gradients for a port go to an end right away, if it is one and no hook runs there."""
+        if port not in self.stands:
+            place = port.place
+            if not is_end(place[0]) or not (self.is_simple(place) or place[0] in self.last):
+                return False
+            leaf = self.leaf(place[0]) if place[0].__class__ is ACCUMULATE else None
+            self.stands[port] = EndEntry(port, self.end(place), leaf)
+        return True
 
     def send(self, send: SendNode) -> SendNode:
         """Return a sending end without ports."""
+        if not send.loops:
+            stands = self.stands.get
+            parents = [stands(node, node) for node in send.parents]  # type: ignore[arg-type]
+            return SendNode(send.edge, send.peer, send.incarnation, tuple(parents))
         parents, loops = list(send.parents), send.loops
         for place, port in enumerate(parents):
             if isinstance(port, Port):
@@ -305,6 +345,8 @@ class Condensed:
             return False
         if any(port.observed for port in self.looping.values()):
             return False
+        if any(is_observed(node, number) for node, number in self.unobserved):
+            return False
         return all(leaf.fits() for leaf in self.leaves.values())
 
 
@@ -317,7 +359,7 @@ def condense(
     """
     made = Condensed(roots, keep)
     # All roots are fed at once, so they are one entry.
-    entries = [ports for ports in [_ports(roots)] if ports]
+    entries = [_ports(roots)]
     for edge, send in sends.items():
         ports = _ports(send.parents)
         if send.loops and ports:
@@ -327,14 +369,25 @@ def condense(
                 if not port.observed and port not in captures:
                     made.looping[edge, place] = port
                     ports.remove(port)
-        if ports:
-            entries.append(ports)
+        entries.append(ports)
+    # What is an end itself is no entry: no torch node depends on it.
+    entries = [[port for port in ports if not made.enter_end(port)] for ports in entries]
+    entries = [ports for ports in entries if ports]
+    inner: Mapping[Any, int] = {}
     if entries:
         graph = _Graph(made, entries)
         graph.make_stages(_ports(captures))
+        inner = graph.sets
     for port in _ports(captures):
-        # Not reached: nothing is ever captured there.
-        made.wanted.setdefault(port, Captured())
+        if port in made.wanted:
+            continue
+        node, number = port.place
+        if is_end(node) and (node in inner or port in made.stands):
+            made.wanted[port] = (
+                made.leaf(node) if node.__class__ is ACCUMULATE else made.end((node, number))
+            )
+        else:
+            made.wanted[port] = Captured()  # not reached: nothing is ever captured there
     return made
 
 
@@ -347,21 +400,86 @@ class _Graph:
 
     def __init__(self, made: Condensed, entries: Sequence[Sequence[Port]]) -> None:
         self.made, self.entries = made, entries
-        self.several = len(entries) > 1
         self.nexts: dict[Any, Any] = {}  # node → its edges
-        # node → the entries it depends on, a bit for each
-        self.sets = self._walk()
+        self.sets: dict[Any, int] = {}  # node → the entries it depends on, a bit for each
         self.stages: dict[int, Stage] = {}
         self.parts: dict[Place, Part] = {}  # places that stages are fed at
-        self.received: dict[Place, Part] = {}
 
-    def _walk(self) -> dict[Any, int]:
-        nexts: dict[Any, Any] = self.nexts
-        sets: dict[Any, int] = {}
+    def make_stages(self, captures: Sequence[Port]) -> None:
+        """Make the stages, and what stands for the ports."""
+        if not self._make_apart(captures):
+            self._walk()
+            self._make_several(captures)
+
+    def _make_apart(self, captures: Sequence[Port]) -> bool:
+        """Make one stage for each entry; False if two of them meet before the ends of the graph.
+
+        The usual case: one call, or calls that do not use each other's results. Every edge is
+        looked at once, and no sets are needed. A transformer takes two thirds of the time
+        (`benchmarks/peers`, local.condense).
+        """
+        made = self.made
+        owners: dict[Any, int] = {}  # node → its entry
+        ends: dict[Place, int] = {}  # end → the first entry that reaches it
+        found: list[tuple[Sequence[Port], list[Any], dict[Place, None]]] = []
+        for number, ports in enumerate(self.entries):
+            leaving: dict[Place, None] = {}
+            reached: list[Any] = []
+            for port in ports:
+                node = port.place[0]
+                if is_end(node):  # a root, with hooks
+                    leaving[port.place] = None
+                elif node not in owners:
+                    owners[node] = number
+                    reached.append(node)
+                elif owners[node] != number:
+                    return False
+            for node in reached:  # grows while it is read
+                for place in node.next_functions:
+                    behind = place[0]
+                    # `is_end`, written out: this runs once per edge of the graph.
+                    kind = behind.__class__
+                    if kind is ACCUMULATE or kind is RECEIVED:
+                        leaving[place] = None
+                    elif behind not in owners:
+                        if behind is not None:
+                            owners[behind] = number
+                            reached.append(behind)
+                    elif owners[behind] != number:
+                        return False
+            for place in leaving:
+                if ends.setdefault(place, number) != number and not made.is_simple(place):
+                    return False
+            found.append((ports, reached, leaving))
+        parents = [[made.end(place) for place in leaving] for _, _, leaving in found]
+        if any(made.leaf(node).hooked for node in made.last):
+            return False
+        inner: dict[int, dict[Place, Node]] = {}
+        if captures:
+            self.sets = {**owners, **{place[0]: number for place, number in ends.items()}}
+            inner = self._captures(captures)
+        for number, (ports, nodes, leaving) in enumerate(found):
+            stage = Stage()
+            for port in ports:
+                if port not in made.stands:
+                    made.stands[port] = Part(stage, len(stage.roots), (), None)
+                    stage.roots.append(port.place)
+            stage.exits = list(leaving)
+            stage.parents = tuple(parents[number])
+            if number in inner:
+                stage.captures = list(inner[number])
+                stage.parents += tuple(inner[number].values())
+            # Without parents, nothing behind it needs a gradient.
+            stage.work = _work(nodes, stage.exits) if stage.parents else 0.0
+        return True
+
+    def _walk(self) -> None:
+        """Find all nodes, and the entries that each depends on."""
+        nexts, sets = self.nexts, self.sets
         needs: dict[Any, int] = {}
         for number, ports in enumerate(self.entries):
             for port in ports:
-                node = port.edge.node
+                node = port.place[0]
                 sets[node] = sets.get(node, 0) | 1 << number
                 needs[node] = 0
         reached = list(needs)
@@ -381,8 +499,6 @@ class _Graph:
                     else:
                         needs[behind] = 1
                         reach(behind)
-        if not self.several:
-            return dict.fromkeys(reached, 1)
         # A node's set is known when the sets of all nodes before it are.
         ready = [node for node in reached if not needs[node]]
         while ready:
@@ -394,19 +510,16 @@ class _Graph:
                     needs[behind] -= 1
                     if not needs[behind]:
                         ready.append(behind)
-        return sets
 
-    def make_stages(self, captures: Sequence[Port]) -> None:
-        """Make the stages, and what stands for the ports."""
+    def _make_several(self, captures: Sequence[Port]) -> None:
         made, sets, last = self.made, self.sets, self.made.last
         for ports in self.entries:
             for port in ports:
                 if port not in made.stands:
-                    made.stands[port] = self._entry((port.edge.node, port.edge.output_nr))
+                    made.stands[port] = self._part(port.place)
         exits: dict[int, dict[Place, Any]] = {}  # set → exit → whether it ends that stage itself
         makers: dict[int, dict[Any, list[tuple[int, Place]]]] = {}
         bordered: set[int] = set()
-        borders = self.several or any(made.leaf(node).hooked for node in last)
         members: dict[int, list[Any]] = {}
         current, leaving = 0, exits.get(0, {})  # of the stage of the last node
         inside: Any = None
@@ -434,13 +547,12 @@ class _Graph:
                     leaving[place] = not made.leaf(behind).hooked
                     if not leaving[place]:
                         bordered.add(known)
-                elif ends and (sets[behind] == known or self._is_simple(behind)):
+                elif ends and (sets[behind] == known or made.is_simple(place)):
                     leaving[place] = True
                 else:
                     leaving[place] = False
                     bordered.add(known)
-                if borders:
-                    makers.setdefault(known, {}).setdefault(node, []).append((index, place))
+                makers.setdefault(known, {}).setdefault(node, []).append((index, place))
         for leaving in list(exits.values()):
             for place, ends in leaving.items():
                 if not ends and place[0] not in last:
@@ -469,7 +581,7 @@ class _Graph:
                 stage.own = frozenset(
                     place
                     for place, ends in leaving.items()
-                    if ends and place[0] not in last and not self._is_simple(place[0])
+                    if ends and place[0] not in last and not made.is_simple(place)
                 )
                 stage.low = tuple([node for node in nodes if node._sequence_nr() < 2])
             else:
@@ -479,27 +591,11 @@ class _Graph:
         """Return for each set the inner places whose gradients are asked for, with their sinks."""
         found: dict[int, dict[Place, Node]] = {}
         for port in captures:
-            node, number = port.edge.node, port.edge.output_nr
-            if node not in self.sets:
-                continue
-            if node.__class__ is ACCUMULATE:
-                self.made.wanted[port] = self.made.leaf(node)
-            elif node.__class__ is RECEIVED:
-                self.made.wanted[port] = self._end((node, number))
-            else:
+            node, number = port.place
+            if node in self.sets and not is_end(node):
                 sinks = found.setdefault(self.sets[node], {})
-                sink = sinks.setdefault((node, number), Captured())
-                self.made.wanted[port] = sink
+                self.made.wanted[port] = sinks.setdefault((node, number), Captured())
         return found
-
-    def _is_simple(self, node: Any) -> bool:
-        return node.__class__ is ACCUMULATE and not self.made.leaf(node).hooked
-
-    def _entry(self, place: Place) -> Node:
-        node = place[0]
-        if node in self.made.last or self._is_simple(node):
-            return LeafEntry(self.made.leaf(node), self.made.end(node))
-        return self._part(place)
 
     def _stage(self, known: int) -> Stage:
         stage = self.stages.get(known)
@@ -519,16 +615,7 @@ class _Graph:
     def _parent(self, place: Place, ends: bool) -> Node:
         if not ends and place[0] not in self.made.last:
             return self._part(place)
-        return self._end(place)
-
-    def _end(self, place: Place) -> Node:
-        node, number = place
-        if node.__class__ is ACCUMULATE:
-            return self.made.end(node)
-        part = self.received.get(place)
-        if part is None:
-            part = self.received[place] = Part(node.end, node.places[number], (), None)
-        return part
+        return self.made.end(place)
 
 
 # ── how long it could take ──────────────────────────────────────────────────────────────────────

@@ -9,6 +9,7 @@ comes back.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -186,7 +187,7 @@ def _behind(
         places: list[int] = []
         tensors: list[torch.Tensor] = []
         pending = arrival.scratch[_PENDING] = (places, tensors)
-        arrival.scratch[FINISH] = lambda: receive(end, places, tensors)
+        arrival.scratch[FINISH] = partial(receive, end, places, tensors)
     pending[0].append(place)
     pending[1].append(tensor)
 

@@ -49,3 +49,15 @@ def test_processes_of_torchrun_meet(tmp_path: Path) -> None:
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     program = ("-m", "aiograd.compat.torch_rpc", PROGRAM, "torchrun")
     assert run(*torchrun, *address, *program, folder=tmp_path) == ["met 0", "met 1"]
+
+
+def test_a_program_may_end_without_shutdown_while_its_worker_computes(tmp_path: Path) -> None:
+    program = str(Path(PROGRAM).with_name("unfinished.py"))
+    command = ("-m", "aiograd.compat.torch_rpc", program, f"{tmp_path}/store")
+    assert run(*command, folder=tmp_path) == ["met 0"]
+
+
+def test_rank_0_does_not_leave_before_the_others_are_in(tmp_path: Path) -> None:
+    program = str(Path(PROGRAM).with_name("leaving.py"))
+    command = ("-m", "aiograd.compat.torch_rpc", program, f"{tmp_path}/store")
+    assert run(*command, folder=tmp_path) == ["met 0", "met 1"]

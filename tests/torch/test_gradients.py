@@ -422,6 +422,19 @@ async def test_a_chain_of_calls_to_one_worker_is_played_back_in_one_round_trip(c
         assert_close(ctx.gradients[x], expected)
 
 
+async def test_a_hook_on_a_tensor_that_is_passed_on_runs_from_the_next_pass_on(cluster):
+    x, seen, kept = leaf(4), [], there.KEPT
+    async with ag.context() as ctx:
+        root = (await call(there.passed_on, x, "worker0", to="worker1")).sum()
+        await ctx.backward(root, retain_graph=True)
+        once = ctx.gradients[x].clone()
+        kept.pop().register_hook(lambda g: seen.append(g) or 2 * g)
+        await ctx.backward(root, retain_graph=True)
+        assert len(seen) == 1
+        assert_close(ctx.gradients[x], 3 * once)
+        assert_close(once, LEAVES["u"].detach())
+
+
 async def test_a_repeated_pass_uses_the_stages_of_the_last_one(cluster):
     x, seen = leaf(4), []
     async with ag.context() as ctx:

@@ -54,7 +54,7 @@ def _behind(parent: Node | None) -> tuple[GraphFunction | None, int]:
     if parent is None:
         return None, 0
     if isinstance(parent, Port):
-        return _after(parent.edge.node, parent.edge.output_nr)
+        return _after(*parent.place)
     return GraphFunction(parent), 0
 
 

@@ -10,6 +10,7 @@ child has none: it starts its own.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import math
 import os
 import shutil
@@ -82,6 +83,12 @@ class LocalWorker:
         self._worker = worker  # before the start: calls of faster workers arrive during it
         await worker.start()
         worker.make_current()
+        if self.rank == 0 and not alone:
+            # A program may end right after `init_rpc`, without `shutdown`. So rank 0, which admits
+            # the others, returns when they have got its answer, as torch's does: the reply to a
+            # call that was sent after it says so.
+            others = [info.name for info in worker.workers() if info.rank]
+            await asyncio.gather(*[worker.agent.call(name, _reached) for name in others])
 
     def close(self, graceful: bool, timeout: float) -> None:
         """Leave the cluster; `timeout` in seconds, `math.inf` for none."""
@@ -89,11 +96,13 @@ class LocalWorker:
         if worker is not None:
             self.run(worker.close(graceful, timeout))
 
-    def end(self) -> None:
-        """Stop the loop and its thread."""
+    def end(self, timeout: float | None = None) -> None:
+        """Stop the loop and its thread; `timeout` in seconds for it to stop, None for ever."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self._thread.join(timeout)
+        if self._worker is not None and self._worker.running:
+            self.agent.pool.close()  # nobody has closed the worker: its idle threads wait for work
         self._join_threads()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -197,6 +206,10 @@ class LocalWorker:
         return {}
 
 
+def _reached() -> None:
+    """Answer rank 0: what it sent before has arrived."""
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
@@ -229,6 +242,13 @@ def use(worker: Any) -> None:
     _current = worker
 
 
+def _end_with_interpreter() -> None:
+    """End the worker of a program that ends without `shutdown`, see `LocalWorker._join_threads`."""
+    if isinstance(_current, LocalWorker):
+        _current.end(_JOIN)
+
+
+atexit.register(_end_with_interpreter)
 # A forked child shares no loop with its parent, and starts a worker of its own.
 os.register_at_fork(after_in_child=lambda: use(None))
 

@@ -183,7 +183,7 @@ async def test_a_client_that_is_none_is_a_type_error(client):
 
 
 def test_the_program_of_the_page_runs_as_written(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "dask.md"
+    page = Path(__file__).parents[3] / "docs" / "dask.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text(program)

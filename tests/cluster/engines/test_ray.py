@@ -122,7 +122,7 @@ async def test_ray_that_is_not_running_says_so():
 
 
 def test_the_program_of_the_page_runs_as_written(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "ray.md"
+    page = Path(__file__).parents[3] / "docs" / "ray.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text(program)

@@ -267,8 +267,11 @@ class RayHosts(EngineHosts):
         self._free.append((group, number))
         if not any(used is group for used, _ in self._bundles.values()):
             self._free = [each for each in self._free if each[0] is not group]
-            self._groups.remove(group)
-            self.spawn(_remove([group]))
+            self.spawn(self._remove(group))
+
+    async def _remove(self, group: Any) -> None:
+        await _remove([group])
+        self._groups.remove(group)  # not before: `close` removes what is left
 
     async def close(self) -> None:
         """Kill the actors, and remove the placement groups."""

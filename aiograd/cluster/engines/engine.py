@@ -51,6 +51,8 @@ class EngineWorker:
         self.log: OutputLog = OutputLog()  # empty: the engine keeps the output of its processes
         self.pid: int | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.arrived = asyncio.Event()  # it has joined
+        self.adopted = False  # the engine has started it by itself
         self.failure: RpcError | None = None  # why it could not be started
         self.condemned = False  # the user wants its process killed, not only the member gone
         self._kill = kill
@@ -168,6 +170,7 @@ class EngineHosts:
         if start is not None:
             pid = peer.info.labels.get(PID, "")
             start.pid = int(pid) if pid.isdecimal() else None
+            start.arrived.set()
             self.joined(start, peer)
 
     def joined(self, start: EngineWorker, peer: PeerInfo) -> None:
@@ -198,6 +201,7 @@ class HostedWorker:
     def __init__(self, plan: WorkerPlan) -> None:
         labels = (*plan.labels, f"{PID}={os.getpid()}")
         self._worker = Worker.from_plan(replace(plan, labels=labels))
+        self.key: str = plan.key  # what the engine calls this process
         # A context of its own: that of the engine's task must not stay the worker's.
         self._context = contextvars.Context()
         self._joining: asyncio.Task[Worker] | None = None
@@ -211,9 +215,10 @@ class HostedWorker:
         return task is not None and not task.done()
 
     @property
-    def worker(self) -> Worker:
-        """The worker itself."""
-        return self._worker
+    def leaving(self) -> bool:
+        """Tell whether it was dismissed, and is about to leave."""
+        serving = self._serving
+        return serving is not None and not serving.done() and self._worker.member.dismissed.done()
 
     async def start(self) -> None:
         """Join, and serve from then on."""

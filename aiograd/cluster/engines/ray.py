@@ -271,7 +271,8 @@ class RayHosts(EngineHosts):
 
     async def _remove(self, group: Any) -> None:
         await _remove([group])
-        self._groups.remove(group)  # not before: `close` removes what is left
+        if group in self._groups:  # not before: `close` removes what is left
+            self._groups.remove(group)
 
     async def close(self) -> None:
         """Kill the actors, and remove the placement groups."""

@@ -99,7 +99,9 @@ async def test_scale_restart_and_kill_hold_as_in_every_cluster(engine):
 
 
 async def test_resources_that_ray_has_not_are_named(engine):
-    with pytest.raises(RpcError, match=r"could not place 2 bundles of .*99.* it has .* free on") as e:
+    with pytest.raises(
+        RpcError, match=r"could not place 2 bundles of .*99.* it has .* free on"
+    ) as e:
         async with ag.cluster.RayCluster(2, {"CPU": 99}, patience=1):
             pass
     assert "add nodes" in str(e.value)

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.support.engines import own_children, own_files, own_threads
+
 # Programs that tests start must show their lines without it, as they do for most users.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
@@ -123,9 +125,8 @@ def _children() -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """No thread, file descriptor, child process or unretrieved error outlives a test."""
-    if request.node.get_closest_marker("engine"):  # which keeps threads and sockets of its own
-        yield
-        return
+    # Dask and Ray keep threads, sockets and processes of their own.
+    engine = request.node.get_closest_marker("engine") is not None
     threads, files, children = set(threading.enumerate()), _open_files(), _children()
     with _asyncio_errors() as errors:
         yield
@@ -138,10 +139,13 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     # of them, so look several times.
     end = time.monotonic() + 2.0
     while True:
+        names = [t.name for t in set(threading.enumerate()) - threads]
+        started, known = sorted(_children() - children), set(files.values())
+        opened = {fd: target for fd, target in _open_files().items() if target not in known}
         left = {
-            "threads": [t.name for t in set(threading.enumerate()) - threads],
-            "children": sorted(_children() - children),
-            "files": sorted(set(_open_files().values()) - set(files.values())),
+            "threads": own_threads(names) if engine else names,
+            "children": own_children(started) if engine else started,
+            "files": sorted(own_files(opened) if engine else set(opened.values())),
         }
         if not any(left.values()) or time.monotonic() > end:
             break

@@ -368,6 +368,9 @@ class Cluster:
         # An exit explains more than the silence of others, which may wait for the one that failed.
         for name, start in starts.items():
             if start.ended.done():
+                failure: RpcError | None = getattr(start, "failure", None)
+                if failure is not None:  # the engine knows why
+                    raise failure
                 how = describe_exit(start.ended.result())
                 raise RpcError(_failure(name, f"ended ({how})", start))
         for name, start in starts.items():

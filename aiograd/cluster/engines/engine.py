@@ -16,11 +16,12 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
-from aiograd.cluster.cluster import Cluster
-from aiograd.cluster.config import DRIVER, WorkerPlan
+from aiograd.cluster.cluster import Cluster, StartedWorker
+from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan
 from aiograd.cluster.joining.folders import PrivateFolder
 from aiograd.cluster.joining.invitation import Invitation
 from aiograd.cluster.joining.listening import listen_host, resolve_once
@@ -28,13 +29,18 @@ from aiograd.cluster.processes.spawn import OutputLog
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError
 from aiograd.rpc.directory import PeerInfo
-from aiograd.rpc.options import Options
+from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.transport.interfaces import join_address
 from aiograd.wire.secrets import Secret
 
-__all__ = ["EngineHosts", "EngineWorker", "HostedWorker"]
+__all__ = ["PID", "EngineCluster", "EngineHosts", "EngineWorker", "HostedWorker", "refuse"]
 
 _log = logging.getLogger("aiograd.cluster")
+
+PID: Final = "pid"  # the label of a hosted worker with the id of its process
+# Seconds after which a kill counts as done that the engine does not confirm: it may be gone itself.
+KILL_TIMEOUT: Final = 1.0
+CLOSE_TIMEOUT: Final = 2.0  # seconds for an engine to remove what is ours
 
 
 class EngineWorker:
@@ -45,12 +51,16 @@ class EngineWorker:
         self.log: OutputLog = OutputLog()  # empty: the engine keeps the output of its processes
         self.pid: int | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.why = ""  # it was lost, if the engine has said so
+        self.arrived = asyncio.Event()  # it has joined
+        self.adopted = False  # the engine has started it by itself
+        self.failure: RpcError | None = None  # why it could not be started
+        self.condemned = False  # the user wants its process killed, not only the member gone
         self._kill = kill
 
     def kill(self) -> None:
-        """Let the engine kill its process."""
+        """Let the engine end it; `ended` follows within a second, whatever the engine does."""
         if not self.ended.done():
+            asyncio.get_running_loop().call_later(KILL_TIMEOUT, self.end, 1)
             self._kill()
 
     def end(self, code: int) -> None:
@@ -58,20 +68,74 @@ class EngineWorker:
         if not self.ended.done():
             self.ended.set_result(code)
 
+    def fail(self, failure: RpcError) -> None:
+        """Note that it could not be started, and why."""
+        if not self.ended.done():
+            self.failure = failure
+            self.ended.set_result(1)
+
+
+class EngineCluster(Cluster):
+    """The base of clusters on an engine."""
+
+    def __init__(
+        self, hosts: EngineHosts, n: int | None, options: Options, patience: float
+    ) -> None:
+        # A second more: the hosts know better than the cluster why somebody did not come.
+        super().__init__(hosts, n, None, options, patience=patience + 1.0)
+        self._engine = hosts
+
+    async def kill(self, name: str) -> None:
+        """Kill the process of a worker, as SIGKILL does; the engine may bring it back.
+
+        Returns when it is no member any more.
+        """
+        # Without this, a process of the engine is left alive, and its member alone is ended.
+        start = self._engine.starts.get(self[name].name)
+        if start is not None:
+            start.condemned = True
+        await super().kill(name)
+
 
 class EngineHosts:
     """The base of hosts on an engine: what does not depend on which one it is."""
 
     kind = "on an engine"
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, patience: float = JOIN_TIMEOUT) -> None:
         if isinstance(options.secret, Mapping):
             raise ValueError("a cluster is one party, with one secret for all its workers")
-        self.options = options
+        self.options, self.patience = options, check_timeout(patience)
         self._secret = options.secret or Secret(os.urandom(32))
         self._folder: PrivateFolder | None = None  # of the driver's Unix socket
         self._cluster: Cluster | None = None
         self.starts: dict[str, EngineWorker] = {}  # the latest of each name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something until the hosts are closed.
+
+        Not a task of the driver's agent: what an engine says of its processes has to arrive, and
+        they have to be ended, after the driver has closed as well.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("%s: %r", self.kind, error)
+
+    async def count(self) -> int:
+        """Return how many workers there can be."""
+        raise NotImplementedError
+
+    async def start(
+        self, cluster: Cluster, places: Sequence[tuple[str, int]]
+    ) -> Sequence[StartedWorker]:
+        """Begin to start workers of these names and ranks."""
+        raise NotImplementedError
 
     async def nodes(self) -> Sequence[tuple[str, str]]:
         """List the address and the locality of the hosts on which workers may run."""
@@ -97,8 +161,20 @@ class EngineHosts:
         member = cluster.driver.member
         if self._cluster is None:
             self._cluster = cluster
+            member.joined.append(self._joined)
             member.departed.append(self._departed)
         return cluster.driver.invitation()
+
+    def _joined(self, peer: PeerInfo) -> None:
+        start = self.starts.get(peer.name)
+        if start is not None:
+            pid = peer.info.labels.get(PID, "")
+            start.pid = int(pid) if pid.isdecimal() else None
+            start.arrived.set()
+            self.joined(start, peer)
+
+    def joined(self, start: EngineWorker, peer: PeerInfo) -> None:
+        """Take note that a worker can be called."""
 
     def _departed(self, peer: PeerInfo, why: str | None) -> None:
         start = self.starts.get(peer.name)
@@ -110,7 +186,11 @@ class EngineHosts:
         """Take note that a worker left, or was lost for a reason."""
 
     async def close(self) -> None:
-        """Remove the driver's folder."""
+        """End what still runs for these hosts, and remove the driver's folder."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._folder is not None:
             self._folder.close()
 
@@ -119,30 +199,39 @@ class HostedWorker:
     """A worker in a process of an engine, on the loop of the engine."""
 
     def __init__(self, plan: WorkerPlan) -> None:
-        self._worker = Worker.from_plan(plan)
+        labels = (*plan.labels, f"{PID}={os.getpid()}")
+        self._worker = Worker.from_plan(replace(plan, labels=labels))
+        self.key: str = plan.key  # what the engine calls this process
+        # A context of its own: that of the engine's task must not stay the worker's.
+        self._context = contextvars.Context()
+        self._joining: asyncio.Task[Worker] | None = None
         self._serving: asyncio.Task[bool] | None = None
         self.over = threading.Event()  # set when it has left
 
     @property
     def running(self) -> bool:
-        """Tell whether it is a member."""
-        return self._serving is not None and not self._serving.done()
+        """Tell whether it is a member, or about to be one."""
+        task = self._serving or self._joining
+        return task is not None and not task.done()
 
     @property
-    def worker(self) -> Worker:
-        """The worker itself."""
-        return self._worker
+    def leaving(self) -> bool:
+        """Tell whether it was dismissed, and is about to leave."""
+        serving = self._serving
+        return serving is not None and not serving.done() and self._worker.member.dismissed.done()
 
-    async def start(self) -> tuple[str, int, int]:
-        """Join, and serve from then on; gives name, rank and process."""
+    async def start(self) -> None:
+        """Join, and serve from then on."""
         loop = asyncio.get_running_loop()
-        # A context of its own: that of the engine's task must not stay the worker's.
-        context = contextvars.Context()
-        await loop.create_task(self._worker.start(), context=context)
-        context.run(self._worker.make_current)
-        self._serving = loop.create_task(self._worker.serve(), context=context)
+        self._joining = loop.create_task(self._worker.start(), context=self._context)
+        try:
+            await self._joining
+        except BaseException:
+            self.over.set()
+            raise
+        self._context.run(self._worker.make_current)
+        self._serving = loop.create_task(self._worker.serve(), context=self._context)
         self._serving.add_done_callback(self._served)
-        return self._worker.name, self._worker.rank, os.getpid()
 
     def _served(self, serving: asyncio.Task[bool]) -> None:
         self.over.set()
@@ -156,9 +245,14 @@ class HostedWorker:
         return await self._worker.left
 
     async def leave(self, graceful: bool = True) -> None:
-        """Leave the cluster; without effect if it has left."""
-        if self.running:
+        """Leave the cluster, or do not join any more; without effect if it has left."""
+        if self._joining is not None and not self._joining.done():
+            self._joining.cancel()
+            await asyncio.wait([self._joining])
+        elif self._serving is not None and not self._serving.done():
             await self._worker.close(graceful)
+            self._serving.cancel()  # nobody dismisses it any more
+            await asyncio.wait([self._serving])
         self.over.set()
 
 

@@ -9,8 +9,9 @@ One asynchronous actor per worker, in a placement group: the worker runs on the 
     wait() ◀────────────────────────────────── why it left; Ray's error if the actor died, which
                                                becomes the cause of the loss
 
-The invitation is an argument of the actor, never in `runtime_env`, which Ray logs and shows. Needs
-`pip install aiograd[ray]`, also on every node.
+The invitation is an argument of the actor, never in `runtime_env`, which Ray logs and shows. Calls
+of Ray that ask its servers run in threads: they block for as long as a server does not answer.
+Needs `pip install aiograd[ray]`, also on every node.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -29,9 +30,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
 from aiograd.cluster.config import JOIN_TIMEOUT, WorkerPlan, check_count
-from aiograd.cluster.engines.engine import EngineHosts, EngineWorker, HostedWorker
+from aiograd.cluster.engines.engine import (
+    CLOSE_TIMEOUT,
+    EngineCluster,
+    EngineHosts,
+    EngineWorker,
+    HostedWorker,
+    refuse,
+)
 from aiograd.cluster.membership.collectives import mark_retrieved
-from aiograd.errors import RpcError
+from aiograd.errors import AiogradError, RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.interfaces import locality
@@ -39,16 +47,25 @@ from aiograd.rpc.transport.interfaces import locality
 __all__ = ["RayCluster"]
 
 _log = logging.getLogger("aiograd.cluster")
+T = TypeVar("T")
 
 STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+# Seconds for a member to remove its sockets before its actor is killed.
+EVICT_TIMEOUT: Final = 0.3
+# Seconds that a loss waits for what Ray says of it. It takes 0.02 to 0.1 s, more on a busy machine.
+REPORT_TIMEOUT: Final = 0.5
+ANSWER: Final = 10.0  # seconds for Ray's servers to answer
+SUMMARY: Final = 300  # characters of what Ray says, in an error
+PLACING: Final = 1  # seconds, whole ones for Ray, between two looks whether nobody waits any more
 
 
-class RayCluster(Cluster):
+class RayCluster(EngineCluster):
     """Workers `worker0 … worker{n-1}` inside actors of Ray, and this process as `driver`.
 
     `ray.init()` comes first. `resources` are those of one worker (default one CPU), `strategy` says
     how Ray spreads them over its nodes, and `runtime_env` is that of the actors. Leaving removes
-    the actors and their placement group. RpcError if Ray has not the resources.
+    the actors and their placement group. RpcError if Ray has not the resources, or a worker does
+    not come, within `patience` seconds each.
 
         ray.init()
         async with ag.cluster.RayCluster(4, resources={"CPU": 1}) as cluster:
@@ -75,7 +92,7 @@ class RayCluster(Cluster):
             raise ValueError(f"resources are positive amounts, not {wanted}")
         options = options or Options()
         hosts = RayHosts(wanted, strategy, dict(runtime_env or {}), options, patience)
-        super().__init__(hosts, n, None, options)
+        super().__init__(hosts, n, options, patience)
 
 
 class RayHosts(EngineHosts):
@@ -91,71 +108,103 @@ class RayHosts(EngineHosts):
         options: Options,
         patience: float,
     ) -> None:
-        super().__init__(options)
+        super().__init__(options, patience)
         self._resources, self._strategy = resources, strategy
-        self._runtime_env, self._patience = runtime_env, patience
+        self._runtime_env = runtime_env
         self._groups: list[Any] = []  # placement groups; one more for each growth
         self._bundles: dict[str, tuple[Any, int]] = {}  # group and number in it, by name
-        self._actors: dict[str, Any] = {}
+        self._free: list[tuple[Any, int]] = []  # bundles whose worker was scaled away
+        self._actors: dict[str, Any] = {}  # by name of the worker
+
+    async def _ask(self, what: str, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Ask Ray something in a thread; RpcError if it fails or does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER):
+                return await asyncio.to_thread(ask, *args, **kwargs)
+        except AiogradError:
+            raise
+        except Exception as error:
+            address = "its address"
+            with contextlib.suppress(Exception):
+                address = ray.get_runtime_context().gcs_address
+            error = error if str(error) else TimeoutError(f"no answer in {ANSWER:g} s")
+            raise refuse(f"Ray did not {what}", error, f"is Ray running at {address}?") from error
 
     async def count(self) -> int:
         """Return how many workers fit onto what Ray has free."""
-        free = ray.available_resources()
+        free = await self._ask("say what is free", ray.available_resources)
         return int(min(free.get(name, 0) // amount for name, amount in self._resources.items()))
 
     async def nodes(self) -> Sequence[tuple[str, str]]:
         """Give the addresses of Ray's nodes; those of this host have its locality."""
         if not ray.is_initialized():
             raise RpcError("Ray is not running in this process: call `ray.init()` first")
-        own = ray.get_runtime_context().get_node_id()
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        return [
-            (node["NodeManagerAddress"], locality() if node["NodeID"] == own else node["NodeID"])
-            for node in alive
-            # Several nodes on one machine, as tests start them, have its address.
-            if node["NodeID"] == own or node["NodeManagerAddress"] != _own_address()
-        ]
+        return await self._ask("list its nodes", _nodes)
 
     async def start(
         self, cluster: Cluster, places: Sequence[tuple[str, int]]
     ) -> Sequence[StartedWorker]:
-        """Make an actor for each place: in its old bundle if it had one, else in a new group."""
+        """Make an actor for each place: in its old bundle if it had one, in a free or a new one."""
         invitation = self.attach(cluster)
         # Ray knows better than a broken connection how an actor ended.
-        cluster.driver.agent.dialer.exit_is_reported = lambda peer: peer.name in self.starts
-        new = [name for name, _ in places if name not in self._bundles]
-        if new:
-            group = await self._reserve(len(new))
-            self._bundles |= {name: (group, i) for i, name in enumerate(new)}
+        dialer = cluster.driver.agent.dialer
+        dialer.exit_is_reported = lambda peer: peer.name in self.starts
+        dialer.report_timeout = REPORT_TIMEOUT
+        group = await self._reserve([name for name, _ in places if name not in self._bundles])
         starts = []
         for name, rank in places:
-            plan = WorkerPlan(name=name, rank=rank, options=self.options, invitation=invitation)
-            group, number = self._bundles[name]
-            actor = self._actor(group, number).remote(plan)
-            start = EngineWorker(plan, functools.partial(_kill, actor))
+            plan = WorkerPlan(
+                name=name,
+                rank=rank,
+                options=self.options,
+                invitation=invitation,
+                join_timeout=self.patience,
+            )
+            actor = self._actor(*self._bundles[name]).remote(plan)
+            start = EngineWorker(plan, functools.partial(self._kill, name, actor))
             self.starts[name], self._actors[name] = start, actor
-            cluster.driver.agent.spawn(self._watch(cluster, start, actor))
+            self.spawn(self._watch(cluster, start, actor))
             starts.append(start)
+        if group is not None:
+            try:
+                # The actors are on their way meanwhile: Ray starts them as soon as there is room.
+                await self._wait_until_placed(group)
+            except BaseException:
+                for start in starts:
+                    start.kill()
+                    self._release(start.plan.name)
+                raise
         return starts
 
-    async def _reserve(self, count: int) -> Any:
-        """Reserve the resources of some workers; RpcError if Ray does not have them in time."""
-        if not count:
+    async def _reserve(self, names: Sequence[str]) -> Any:
+        """Find a bundle for each worker; gives the placement group that was made for it, if any."""
+        names = list(names)
+        while names and self._free:
+            self._bundles[names.pop(0)] = self._free.pop(0)
+        if not names:
             return None
-        bundles = [dict(self._resources) for _ in range(count)]
-        group = placement_group(bundles, strategy=self._strategy)
+        bundles = [dict(self._resources) for _ in names]
+        make = functools.partial(placement_group, bundles, strategy=self._strategy)
+        group = await self._ask("make a placement group", make)
         self._groups.append(group)
-        ready = _future(group.ready())
-        ready.add_done_callback(mark_retrieved)  # it fails when the group is removed
-        done, _ = await asyncio.wait([ready], timeout=self._patience)
-        if not done:
-            missing = f"{count} bundles of {self._resources} ({self._strategy})"
-            free = {key: ray.available_resources().get(key, 0.0) for key in self._resources}
-            raise RpcError(
-                f"Ray could not place {missing} within {self._patience:g} s; it has {free} free on "
-                f"{len(ray.nodes())} nodes: ask for less, add nodes, or free some"
-            )
+        self._bundles |= {name: (group, number) for number, name in enumerate(names)}
         return group
+
+    async def _wait_until_placed(self, group: Any) -> None:
+        """Wait until Ray has reserved a placement group; RpcError if it has not the resources."""
+        # `group.ready()` would start a process of its own, only to say so.
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.patience
+        while loop.time() < end:
+            # In short turns: a thread cannot be cancelled.
+            if await self._ask("place workers", group.wait, PLACING):
+                return
+        missing = f"{group.bundle_count} bundles of {self._resources} ({self._strategy})"
+        free, nodes = await self._ask("say what is free", _free_resources, self._resources)
+        raise RpcError(
+            f"Ray could not place {missing} within {self.patience:g} s; it has {free} free on "
+            f"{', '.join(nodes) or 'no node'}: ask for less, add nodes, or free some"
+        )
 
     def _actor(self, group: Any, number: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(
@@ -167,7 +216,7 @@ class RayHosts(EngineHosts):
             "num_gpus": amounts.pop("GPU", 0),
             "resources": amounts,
             "scheduling_strategy": strategy,
-            # Calls of `leave` and `alive` while `run` waits for the end.
+            # Calls of `leave` while `wait` waits for the end.
             "max_concurrency": 8,
         }
         if self._runtime_env:
@@ -178,49 +227,137 @@ class RayHosts(EngineHosts):
         """Follow one actor until it ends; how it ended is what Ray says of it."""
         name = start.plan.name
         try:
-            start.pid = await _future(actor.join.remote())
+            await _future(actor.join.remote())
             await _future(actor.wait.remote())
-            start.end(0)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            start.why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-            start.log.add(str(error))
-            peer = cluster.driver.member.roster.members.get(name)
-            if peer is not None and start.pid is not None:
-                cluster.driver.coordinator.process_ended(peer, f"Ray: {start.why}", error)
-            start.end(1)
-        if self._actors.get(name) is actor:
             _kill(actor)
+            start.end(0)
+        except Exception as error:
+            _kill(actor)
+            start.log.add(str(error))
+            peer = cluster.driver.member.roster.members.get(name) if cluster.driver_runs else None
+            # By rank and process: a later start of this name is none of its business.
+            if peer is not None and start.pid is not None and self._actors.get(name) is actor:
+                why = f"Ray: {type(error).__name__}: {_summary(error)}"
+                cluster.driver.coordinator.process_ended(peer, why, error)
+                start.end(1)
+            else:
+                start.fail(_not_started(name, error))
+
+    def _kill(self, name: str, actor: Any) -> None:
+        start = self.starts.get(name)
+        if start is not None and start.condemned:
+            _kill(actor)
+        else:
+            self.spawn(_evict(actor))
 
     def departed(self, start: EngineWorker, peer: PeerInfo, why: str | None) -> None:
         """Free what a worker held that is not to come back."""
-        _kill(self._actors.get(peer.name))
+        assert self._cluster is not None
+        name = peer.name
+        if why is not None:  # perhaps it only cannot be reached
+            self.spawn(_evict(self._actors[name]))
+        elif self._cluster.is_leaving(start) and not self._cluster.restarts(name):
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        """Make the bundle of a worker free, and remove a placement group that is not in use."""
+        group, number = self._bundles.pop(name, (None, 0))
+        if group is None or self._cluster is None or not self._cluster.driver_runs:
+            return  # the cluster is being closed, and removes all of them
+        self._free.append((group, number))
+        if not any(used is group for used, _ in self._bundles.values()):
+            self._free = [each for each in self._free if each[0] is not group]
+            self.spawn(self._remove(group))
+
+    async def _remove(self, group: Any) -> None:
+        await _remove([group])
+        if group in self._groups:  # not before: `close` removes what is left
+            self._groups.remove(group)
 
     async def close(self) -> None:
         """Kill the actors, and remove the placement groups."""
         for actor in self._actors.values():
             _kill(actor)
-        for group in self._groups:
-            with contextlib.suppress(Exception):  # Ray may have been shut down
-                remove_placement_group(group)
-        self._groups.clear()
+        groups, self._groups = self._groups, []
+        await _remove(groups)
         await super().close()
 
 
-def _own_address() -> str:
-    return str(ray.util.get_node_ip_address())
+def _nodes() -> list[tuple[str, str]]:
+    own = ray.get_runtime_context().get_node_id()
+    address = ray.util.get_node_ip_address()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [
+        (node["NodeManagerAddress"], locality() if node["NodeID"] == own else node["NodeID"])
+        for node in alive
+        # Several nodes on one machine, as tests start them, have its address.
+        if node["NodeID"] == own or node["NodeManagerAddress"] != address
+    ]
+
+
+def _free_resources(wanted: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    free = ray.available_resources()
+    alive = [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]
+    return {key: free.get(key, 0.0) for key in wanted}, alive
 
 
 def _future(reference: Any) -> asyncio.Future[Any]:
     """Give the result of a Ray reference as a future of this loop."""
-    return asyncio.wrap_future(reference.future())
+    future = asyncio.wrap_future(reference.future())
+    future.add_done_callback(mark_retrieved)  # nobody may be left to read it
+    return future
 
 
 def _kill(actor: Any) -> None:
-    if actor is not None:
-        with contextlib.suppress(Exception):  # Ray may have been shut down
-            ray.kill(actor)
+    with contextlib.suppress(Exception):  # it may be dead, and Ray may have been shut down
+        ray.kill(actor)
+
+
+async def _evict(actor: Any) -> None:
+    """Let a member remove its sockets, if it can, and kill its actor."""
+    try:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(EVICT_TIMEOUT):
+                await _future(actor.leave.remote())
+    finally:
+        _kill(actor)
+
+
+async def _remove(groups: Sequence[Any]) -> None:
+    """Remove placement groups; within bounded time, because Ray may be gone."""
+
+    def remove() -> None:
+        for group in groups:
+            if ray.is_initialized():
+                remove_placement_group(group)
+
+    if not groups:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await asyncio.to_thread(remove)
+    except Exception as error:
+        _log.warning("Ray did not remove placement groups: %r", error)
+
+
+def _summary(error: BaseException) -> str:
+    """Give what Ray says of the end of an actor, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    reasons = [line for line in lines if line.startswith("The actor is dead because")]
+    text = (reasons or lines or [""])[0]
+    return text if len(text) <= SUMMARY else text[:SUMMARY] + " …"
+
+
+def _not_started(name: str, error: Exception) -> RpcError:
+    """Say why an actor did not become a member, and where."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RpcError):  # it ran, and the cluster has refused it
+        return refuse(f"{name!r} could not join from Ray", cause, "see its versions and addresses")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = RpcError(f"{_summary(error)}; {lines[-1][:SUMMARY]}" if lines else repr(error))
+    said.__cause__ = error
+    cure = "every node needs the Python, numpy and aiograd[ray] of this one"
+    return refuse(f"Ray could not start {name!r}", said, cure)
 
 
 class Actor:
@@ -232,13 +369,17 @@ class Actor:
         self._plan = replace(plan, labels=labels)
         self._hosted: HostedWorker | None = None
 
-    async def join(self) -> int:
-        """Join the cluster; gives the process id."""
+    async def join(self) -> None:
+        """Join the cluster."""
         self._hosted = HostedWorker(self._plan)
-        _, _, pid = await self._hosted.start()
-        return pid
+        await self._hosted.start()
 
     async def wait(self) -> str:
         """Wait until the worker has left; gives the reason."""
         assert self._hosted is not None
         return await self._hosted.wait()
+
+    async def leave(self) -> None:
+        """Leave at once."""
+        if self._hosted is not None:
+            await self._hosted.leave(graceful=False)

@@ -100,6 +100,7 @@ class Member:
             asyncio.Event()
         )  # set, and replaced, whenever the roster changes
         self.collectives: Collectives = Collectives(agent, lambda: self.peers)
+        self.joined: list[Callable[[PeerInfo], None]] = []  # called for every new member
         # Called for every member that left, with None, or was lost, with the reason.
         self.departed: list[Callable[[PeerInfo, str | None], None]] = []
         # The latest with the reason, still in the directory.
@@ -309,6 +310,8 @@ class Member:
             directory.add(peer)
             if not self.agent.restricts(peer):  # a partner may choose any rank
                 self.highest_rank = max(self.highest_rank, peer.rank)
+            for joined in self.joined:
+                joined(peer)
         # A cluster that runs for long must not remember every worker it has lost.
         while len(self._lost_peers) > LOST_PEERS:
             self._forget(self._lost_peers.popleft()[0])

@@ -143,6 +143,7 @@ class Dialer:
         self.options = options
         # Whether somebody who watches the process of a peer says how it ended, by `declare_lost`.
         self.exit_is_reported: Callable[[PeerInfo], bool] = _never
+        self.report_timeout: float = _REPORT  # seconds that a loss waits for that
         # Handshakes that we began, as long as somebody has them: a forked child must close them.
         self._handshakes: weakref.WeakSet[HandshakeProtocol] = weakref.WeakSet()
         # By incarnation: dials that wait for the connection which the peer is making.
@@ -538,7 +539,7 @@ class Reconnection:
         if not self._dialer.exit_is_reported(self._link.peer):
             return False
         now = self._clock()
-        self._report = min(self._report, now + _REPORT)
+        self._report = min(self._report, now + self._dialer.report_timeout)
         return now < self._report
 
     def _belongs_to_peer(self, address: str) -> bool:

@@ -99,7 +99,9 @@ async def test_scale_restart_and_kill_hold_as_in_every_cluster(engine):
 
 
 async def test_resources_that_ray_has_not_are_named(engine):
-    with pytest.raises(RpcError, match=r"could not place 2 bundles of .*99.* it has .*2\.0") as e:
+    with pytest.raises(
+        RpcError, match=r"could not place 2 bundles of .*99.* it has .* free on"
+    ) as e:
         async with ag.cluster.RayCluster(2, {"CPU": 99}, patience=1):
             pass
     assert "add nodes" in str(e.value)
@@ -122,7 +124,7 @@ async def test_ray_that_is_not_running_says_so():
 
 
 def test_the_program_of_the_page_runs_as_written(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "ray.md"
+    page = Path(__file__).parents[3] / "docs" / "ray.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text(program)

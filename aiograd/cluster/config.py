@@ -15,6 +15,7 @@ that names a rank fills in what our own variables leave open.
 from __future__ import annotations
 
 import re
+import socket
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,7 @@ def plan_worker(
         raise TypeError(f"options should be an ag.Options, not {type(options).__name__}")
     options = options or Options()
     launch = read_launch(environment)
+    in_pod = launch.launcher == "kubernetes" and rank is None
     if rendezvous is not None and rank is not None and rank != launch.rank:
         # Another place than the launcher has for this process, as for one that joins late from
         # inside a job of Slurm: the size of the launcher's world is not that of this cluster.
@@ -115,6 +117,12 @@ def plan_worker(
         name = f"worker{rank}"  # as `aiograd run` and LocalCluster name them
     check_name(name)
     assert name is not None
+    if in_pod and world_size is None:
+        # Not an open cluster: rank 0 would begin its work before the others are there.
+        raise ValueError(
+            "a Job of Kubernetes does not tell its pods how many they are: set AIOGRAD_WORLD_SIZE "
+            "to its spec.completions, or pass world_size="
+        )
     # Here, not at the rendezvous: such a rank would end the start of all others.
     if world_size is not None and not 0 <= (rank or 0) < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
@@ -122,6 +130,11 @@ def plan_worker(
     if options.secret is None and options.secret_file is None and launch.secret_file:
         options = replace(options, secret_file=launch.secret_file)
     if rendezvous is None:
+        if (world_size or 1) > 1 and in_pod:
+            raise ValueError(
+                "this pod has no name that others could dial: give the pods a subdomain and a "
+                "headless Service of that name, or pass rendezvous="
+            )
         if (world_size or 1) > 1 or rank:
             raise ValueError(
                 "a world of several workers needs a rendezvous: pass rendezvous= "
@@ -135,12 +148,12 @@ def plan_worker(
             f"{name!r} has a rendezvous but no rank: pass rank=, "
             "or set AIOGRAD_RANK (or RANK, as torchrun does)"
         )
+    meeting = parse_rendezvous(rendezvous)
+    if meeting.kind == "file" and rank == 0 and (launch.hosts or 1) > 1 and not options.listen:
+        # Others of this job are elsewhere, whatever kind of file system the folder is on.
+        options = replace(options, listen="0.0.0.0:0")
     return WorkerPlan(
-        name=name,
-        rank=rank,
-        world_size=world_size,
-        options=options,
-        rendezvous=parse_rendezvous(rendezvous),
+        name=name, rank=rank, world_size=world_size, options=options, rendezvous=meeting
     )
 
 
@@ -248,12 +261,14 @@ class Launch:
     rendezvous: str | None = None
     secret_file: str | None = None
     launcher: str | None = None  # the entry of `LAUNCHERS` that gave the rank
+    hosts: int | None = None  # on which the launcher has started processes
 
 
-def read_launch(environment: Environment) -> Launch:
+def read_launch(environment: Environment, own_name: Callable[[], str] = socket.getfqdn) -> Launch:
     """Read rank, size and rendezvous from `environment`, usually `os.environ`.
 
-    ValueError if a variable that should be a number is none.
+    `own_name` gives the name of this host with its domain; only Kubernetes is asked. ValueError if
+    a variable that should be a number is none.
     """
     given = Launch(
         name=environment.get("AIOGRAD_NAME") or None,
@@ -269,7 +284,7 @@ def read_launch(environment: Environment) -> Launch:
         return given
     for launcher in LAUNCHERS:
         rank = _number(environment, launcher.rank)
-        if rank is None:
+        if rank is None or (launcher.name == "slurm" and _is_batch_script(environment)):
             continue
         # A launcher may count its tasks in several variables; a step's own count comes first.
         sizes = (_number(environment, name) for name in launcher.world_size)
@@ -278,9 +293,12 @@ def read_launch(environment: Environment) -> Launch:
             name=given.name,
             rank=rank,
             world_size=size if given.world_size is None else given.world_size,
-            rendezvous=given.rendezvous or _master(environment) or launcher.address(environment),
+            rendezvous=given.rendezvous
+            or _master(environment)
+            or launcher.address(environment, own_name),
             secret_file=given.secret_file,
             launcher=launcher.name,
+            hosts=_slurm_hosts(environment) if launcher.name == "slurm" else None,
         )
     return given
 
@@ -294,7 +312,7 @@ class Launcher:
 
     name: str
     rank: str
-    address: Callable[[Environment], str | None]
+    address: Callable[[Environment, Callable[[], str]], str | None]
     world_size: tuple[str, ...]  # the first one that is set counts
 
 
@@ -305,7 +323,7 @@ def _master(environment: Environment) -> str | None:
     return _address(host, environment.get("MASTER_PORT") or DEFAULT_PORT)
 
 
-def _slurm_address(environment: Environment) -> str | None:
+def _slurm_address(environment: Environment, own_name: Callable[[], str]) -> str | None:
     # The step first: `srun` inside a job may use some of its hosts, and counts ranks of its own.
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST")
     hosts = hosts or environment.get("SLURM_JOB_NODELIST")
@@ -315,25 +333,54 @@ def _slurm_address(environment: Environment) -> str | None:
     return _address(next(expand_hosts(hosts)), _port_of(job))
 
 
-def _open_mpi_address(environment: Environment) -> str | None:
+def _is_batch_script(environment: Environment) -> bool:
+    """Whether this is the script of `sbatch` itself, and not a task that `srun` has started.
+
+    Slurm calls it process 0 of all tasks of the job, but it is alone.
+    """
+    step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    return environment.get("ENVIRONMENT") == "BATCH" and not step
+
+
+def _slurm_hosts(environment: Environment) -> int | None:
+    names = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    counts = (_number(environment, name) for name in names)
+    return next((count for count in counts if count is not None), None)
+
+
+def _slurm_job_address(environment: Environment, own_name: Callable[[], str]) -> str | None:
+    """Return where rank 0 of an `mpirun` inside a job of Slurm is: on its first host."""
+    hosts = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not hosts:
+        return None
+    # Not by the step: those on the first host are in none, others in that of `mpirun`'s daemons.
+    return _address(next(expand_hosts(hosts)), _port_of(environment.get("SLURM_JOB_ID", "0")))
+
+
+def _open_mpi_address(environment: Environment, own_name: Callable[[], str]) -> str | None:
     # Open MPI has no variable with the names of the other hosts; on one host none is needed.
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment.get("OMPI_COMM_WORLD_SIZE"):
-        return None
+        return _slurm_job_address(environment, own_name)
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
     return _address("127.0.0.1", _port_of(job)) if job else None
 
 
-def _kubernetes_address(environment: Environment) -> str | None:
-    # The pods of an indexed job are named <job>-<index>, and resolved by a headless service.
-    own, index = environment.get("HOSTNAME", ""), environment["JOB_COMPLETION_INDEX"]
+def _kubernetes_address(environment: Environment, own_name: Callable[[], str]) -> str | None:
+    # The pods of an indexed job are named <job>-<index>, and resolved by a headless service: it is
+    # the domain of each pod, so each knows it by its own full name.
+    index = environment["JOB_COMPLETION_INDEX"]
+    own, _, domain = environment.get("HOSTNAME", "").partition(".")
     if not own.endswith(f"-{index}"):
         return None
+    domain = environment.get("AIOGRAD_SERVICE") or domain
+    if not domain:
+        name, _, found = own_name().partition(".")
+        domain = found if name == own else ""
     first = own.removesuffix(index) + "0"
-    service = environment.get("AIOGRAD_SERVICE")
-    return _address(f"{first}.{service}" if service else first, DEFAULT_PORT)
+    return _address(f"{first}.{domain}", DEFAULT_PORT) if domain else None
 
 
-def _no_address(environment: Environment) -> str | None:
+def _no_address(environment: Environment, own_name: Callable[[], str]) -> str | None:
     return None
 
 
@@ -343,10 +390,10 @@ def _no_address(environment: Environment) -> str | None:
 LAUNCHERS = (
     #        name          rank                    rank 0 is at         world size
     Launcher("torchrun",   "RANK",                 _no_address,         ("WORLD_SIZE",)),
+    Launcher("open-mpi",   "OMPI_COMM_WORLD_RANK", _open_mpi_address,   ("OMPI_COMM_WORLD_SIZE",)),
+    Launcher("pmi",        "PMI_RANK",             _slurm_job_address,  ("PMI_SIZE",)),
     Launcher("slurm",      "SLURM_PROCID",         _slurm_address,      ("SLURM_STEP_NUM_TASKS",
                                                                          "SLURM_NTASKS")),
-    Launcher("open-mpi",   "OMPI_COMM_WORLD_RANK", _open_mpi_address,   ("OMPI_COMM_WORLD_SIZE",)),
-    Launcher("pmi",        "PMI_RANK",             _no_address,         ("PMI_SIZE",)),
     Launcher("kubernetes", "JOB_COMPLETION_INDEX", _kubernetes_address, ()),
 )
 # fmt: on

@@ -17,6 +17,7 @@ import inspect
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -112,6 +113,7 @@ class Worker:
         self._left: asyncio.Future[str] | None = None  # made when somebody asks; see `left`
         self._why_left = ""  # known when all is closed
         self._tick: asyncio.TimerHandle | None = None
+        self._signals: list[int] = []  # on which it leaves
         self._watchdog: Watchdog | None = None
         self._registration: Registration | None = None  # in the run folder
 
@@ -410,6 +412,32 @@ class Worker:
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────
 
+    def leave_on(self, *signals: int) -> None:
+        """Leave gracefully when this process gets one of these signals, then end it with 128 + n.
+
+        For SIGTERM of Slurm and Kubernetes, which kill what has not ended after a grace period;
+        leaving takes `Options.grace` + 1 s at most. Then the main task is cancelled, so `finally`
+        clauses run. A second signal does what it did before. Only on the loop of the main thread,
+        as with `loop.add_signal_handler`; closing the worker removes the handlers.
+        """
+        loop = self.agent.loop
+        self.agent.here()
+        for number in signals:
+            loop.add_signal_handler(number, self._leave_and_exit, number)
+            self._signals.append(number)
+
+    def _leave_and_exit(self, number: int) -> None:
+        _log.warning("%s: leaves on %s", self.name, signal.Signals(number).name)
+        self._ignore_signals()
+        closing = self.agent.loop.create_task(self.close())
+        # In a callback: a loop passes SystemExit on, and whoever runs it cancels all tasks.
+        closing.add_done_callback(lambda _: sys.exit(128 + number))
+
+    def _ignore_signals(self) -> None:
+        while self._signals:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.agent.loop.remove_signal_handler(self._signals.pop())
+
     async def close(self, graceful: bool = True, timeout: float | None = None) -> None:
         """Leave the cluster, within `timeout` (default `Options.grace`) + 1 s.
 
@@ -502,6 +530,8 @@ class Worker:
         """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
+        if self._signals:
+            self._ignore_signals()
         if self._watchdog is not None:
             self._watchdog.close()
         if self._registration is not None:

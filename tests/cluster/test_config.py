@@ -50,6 +50,37 @@ def test_a_late_joiner_inside_a_job_is_no_rank_of_that_job():
     assert plan("first", rank=0, rendezvous="h:5", env=environment).world_size == 1
 
 
+POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1.workers"}
+
+
+def test_a_world_size_that_is_missing_in_a_pod_is_an_error_and_no_open_cluster():
+    with pytest.raises(ValueError, match=r"AIOGRAD_WORLD_SIZE to its spec\.completions"):
+        plan(env=POD)
+    assert plan(env={**POD, "AIOGRAD_WORLD_SIZE": "2"}).world_size == 2
+    assert plan(world_size=2, env=POD).rendezvous == Rendezvous("tcp", "train-0.workers:29500")
+    # A place that the program chooses is not that of the Job.
+    assert plan(rank=0, rendezvous="h:1", env=POD).world_size is None
+
+
+def test_a_pod_without_a_name_that_others_could_dial_says_what_is_missing():
+    environment = {**POD, "HOSTNAME": "train-1", "AIOGRAD_WORLD_SIZE": "2"}
+    with pytest.raises(ValueError, match="subdomain and a headless Service"):
+        plan(env=environment)
+
+
+def test_rank_0_at_a_file_listens_for_other_hosts_if_slurm_has_some():
+    environment = {
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "2",
+        "AIOGRAD_RENDEZVOUS": "file:/shared/meet",
+    }
+    assert plan(env=environment).options.listen == "0.0.0.0:0"
+    assert plan(options=Options(listen="eth1"), env=environment).options.listen == "eth1"
+    assert plan(env={**environment, "SLURM_NNODES": "1"}).options.listen is None
+    assert plan(env={**environment, "SLURM_PROCID": "1"}).options.listen is None
+
+
 def test_the_secret_file_of_the_environment_yields_to_the_options():
     environment = {"AIOGRAD_SECRET_FILE": "/a"}
     assert plan(env=environment).options.secret_file == "/a"
@@ -191,6 +222,47 @@ CASES = {
         },
         Launch(None, 12, 16, "train-0.train-svc:29500", None, "kubernetes"),
     ),
+    "kubernetes, where the pod knows its own full name": (
+        {"JOB_COMPLETION_INDEX": "12", "HOSTNAME": "train-12", "AIOGRAD_WORLD_SIZE": "16"},
+        Launch(None, 12, 16, "train-0.workers.ns.svc.cluster.local:29500", None, "kubernetes"),
+    ),
+    "kubernetes, where the host name is the full name": (
+        {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "set-a-0-1.set", "AIOGRAD_WORLD_SIZE": "2"},
+        Launch(None, 1, 2, "set-a-0-0.set:29500", None, "kubernetes"),
+    ),
+    "kubernetes without a service": (
+        {"JOB_COMPLETION_INDEX": "3", "HOSTNAME": "other-3", "AIOGRAD_WORLD_SIZE": "4"},
+        Launch(None, 3, 4, None, None, "kubernetes"),
+    ),
+    "a task of srun inside a batch script": (
+        {
+            "ENVIRONMENT": "BATCH",
+            "SLURM_PROCID": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_NNODES": "4",
+            "AIOGRAD_RENDEZVOUS": "file:/shared/meet",
+        },
+        Launch(None, 1, 2, "file:/shared/meet", None, "slurm", 2),
+    ),
+    "a batch script itself is no rank": (
+        {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "a"},
+        Launch(),
+    ),
+    "mpirun inside slurm": (
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "4",
+            "SLURM_STEP_NODELIST": "b2",
+            "SLURM_JOB_NODELIST": "b[1-2]",
+            "SLURM_JOB_ID": "7",
+        },
+        Launch(None, 3, 4, "b1:21346", None, "open-mpi"),
+    ),
     "kubernetes under a host name of its own": (
         {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "elsewhere"},
         Launch(None, 1, None, None, None, "kubernetes"),
@@ -205,7 +277,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_environment_says_who_we_are(case):
     environment, expected = CASES[case]
-    assert read_launch(environment) == expected
+    own = "train-12.workers.ns.svc.cluster.local"  # of another pod, where it does not fit
+    assert read_launch(environment, lambda: own) == expected
 
 
 def test_jobs_that_share_a_host_get_ports_of_their_own_and_all_ranks_the_same():

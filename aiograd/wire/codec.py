@@ -393,11 +393,11 @@ def _keep_slots(cls: type, reduced: tuple[Any, ...]) -> None:
     cannot be set up at the sender, where they have none.
     """
     make, args = reduced[:2]
-    # Slots given by an iterator are used up by now.
-    if make is cloudpickle.cloudpickle._make_skeleton_class and hasattr(
-        cls.__dict__["__slots__"], "__len__"
-    ):
-        args[3]["__slots__"] = cls.__dict__["__slots__"]
+    slots = vars(cls)["__slots__"]
+    # Slots given by an iterator are used up by now, and `typing.NamedTuple` makes its own.
+    known = hasattr(slots, "__len__") and not (issubclass(cls, tuple) and "_fields" in vars(cls))
+    if known and make is cloudpickle.cloudpickle._make_skeleton_class:
+        args[3]["__slots__"] = slots
 
 
 class _NotByItself(Exception):

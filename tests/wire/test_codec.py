@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -157,9 +158,14 @@ def test_classes_that_go_by_value_have_their_slots_at_the_receiver(codec, monkey
     class Open(Point):
         pass
 
-    payload = codec.encode([Point(1), Secretive(), Open(3)], None)
+    class Pair(NamedTuple):
+        left: int
+        right: int
+
+    payload = codec.encode([Point(1), Secretive(), Open(3), Pair(4, 5)], None)
     elsewhere(monkeypatch)
-    point, secretive, opened = codec.decode(payload.data, [], payload.travelled)
+    point, secretive, opened, pair = codec.decode(payload.data, [], payload.travelled)
+    assert pair.right == 5
     assert type(point) is not Point
     assert (point.x, point.y, secretive.hidden(), opened.x) == (1, 0, 1, 3)
     assert not hasattr(point, "__dict__")

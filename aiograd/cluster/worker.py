@@ -259,9 +259,7 @@ class Worker:
         return found
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Worker cannot travel: its own is ag.current_worker()"
-        )
+        raise TypeError("a Worker cannot travel: its own is ag.current_worker()")
 
     def __repr__(self) -> str:
         state = "running" if self.running else "closed" if self._closed else "not started"

@@ -227,6 +227,12 @@ class Cluster:
         finally:
             scope.AGENT.reset(token)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot travel: called functions name workers "
+            '(ag.rpc_async("worker0", ...)), or get cluster["worker0"] as an argument'
+        )
+
     def __repr__(self) -> str:
         name, kind = type(self).__name__, self._hosts.kind
         if self._driver is None:

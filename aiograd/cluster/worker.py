@@ -260,6 +260,9 @@ class Worker:
                 found.update(counters())
         return found
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Worker cannot travel: its own is ag.current_worker()")
+
     def __repr__(self) -> str:
         state = "running" if self.running else "closed" if self._closed else "not started"
         known = self._plan.rank if self._agent is None else self._agent.rank
@@ -498,7 +501,7 @@ class Worker:
         if coordinator is not None and member.world_size is None:
             # In a static world each member is closed by its own program; in an open one they serve
             # until they are dismissed.
-            left = deadline - agent.loop.time()
+            left = max(deadline - agent.loop.time(), 0.0)
             coordinator.dismiss(member.others, together=True, timeout=left)
         report = member.report if coordinator is None else coordinator.report
         together = member.leaves_together

@@ -186,6 +186,12 @@ class Context:
         self.roots: list[Node] = []  # of the last pass started here, for the picture
         self.seconds: float = 0.0  # spent computing in passes on this worker
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Context cannot travel: a called function runs in its caller's (ag.current_context()); "
+            "send ctx.id to name another one"
+        )
+
     def __repr__(self) -> str:
         state = (
             "released"

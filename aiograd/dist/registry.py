@@ -9,6 +9,7 @@ whether it is still open, because the release may have got lost with the lost wo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -35,6 +36,7 @@ from aiograd.rpc.notify import Coalescer, Notifier
 
 _log = logging.getLogger("aiograd.dist")
 
+SETTLE_TIME: Final = 60.0  # seconds that a shutdown without a deadline waits for passes
 ASK_WAIT: Final = 5.0  # seconds to answer whether a context is still open
 # Ids of released contexts that late messages must not bring back. REMEMBERED of them are kept in any
 # case, and up to MOST while they are younger than LATELY: no message is that late.
@@ -324,6 +326,18 @@ class ContextRegistry:
     def counters(self) -> dict[str, int]:
         """Return what `debug_info` shows of contexts and passes."""
         return {"contexts": len(self._table), "backward_passes": self.engine.running()}
+
+    async def settle(self, deadline: float) -> None:
+        """Wait until this worker has done its part of all passes; `deadline` is loop time.
+
+        Calls are waited for elsewhere, but a pass has none: its messages are one-way.
+        """
+        loop = asyncio.get_running_loop()
+        # Half of the time that is left: what a peer does not answer must not use up what the rest of
+        # the shutdown needs.
+        limit = loop.time() + min((deadline - loop.time()) / 2, SETTLE_TIME)
+        while self.engine.running() and loop.time() < limit:
+            await asyncio.sleep(0.005)
 
     async def close(self) -> None:
         """Release this worker's contexts everywhere, and its parts of others' here."""

@@ -12,12 +12,13 @@
     fastcodec    the fast path: numbers, strings and arrays, without looking inside containers
     safecodec    plain data only, for peers that must not run code here
     namespaces   the globals of functions that are sent by value
+    reducers     what cloudpickle cannot send by value: slots, cached functions and properties
     arrays       how an ndarray is pickled
     buffers      memory for large messages: a buffer pool, an allocator of blocks
     diagnose     finds the part of a value that cannot be pickled
 
     handshake ─▶ session ─▶ framing ─▶ messages, buffers;  handshake ─▶ records ─▶ openssl
-    safecodec ─▶ codec ─▶ fastcodec, arrays, diagnose, namespaces
+    safecodec ─▶ codec ─▶ fastcodec, arrays, diagnose, namespaces, reducers
 
 The package imports `errors`, numpy and cloudpickle, nothing else of the library; `rpc` imports it.
 """

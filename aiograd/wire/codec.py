@@ -43,6 +43,7 @@ from aiograd.wire.namespaces import (
     script_key,
     shares_globals,
 )
+from aiograd.wire.reducers import REDUCERS, keep_slots
 
 _ATOMS: Final = frozenset({int, float, str, bytes, bool, type(None), complex})
 _UNKNOWN: Final = object()
@@ -283,7 +284,7 @@ class Codec:
 
 
 class _DispatchTable(dict[type, Any]):
-    """cloudpickle's reducers, then copyreg's as they are at that moment.
+    """cloudpickle's reducers and ours, then copyreg's as they are at that moment.
 
     A dict in place of cloudpickle's ChainMap, whose lookups run in Python.
     """
@@ -295,7 +296,7 @@ class _DispatchTable(dict[type, Any]):
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler with our reducers, which can be used again."""
 
-    dispatch_table = _DispatchTable(cloudpickle.Pickler._dispatch_table)
+    dispatch_table = _DispatchTable({**cloudpickle.Pickler._dispatch_table, **REDUCERS})
 
     def __init__(self, codec: Codec) -> None:
         self._file = io.BytesIO()
@@ -382,22 +383,8 @@ def _reduce_code(pickler: _Pickler, code: Any) -> Any:
         return _reduce_function(pickler, code)
     reduced = cloudpickle.Pickler.reducer_override(pickler, code)
     if isinstance(code, type) and "__slots__" in vars(code) and isinstance(reduced, tuple):
-        _keep_slots(code, reduced)
+        keep_slots(code, reduced)
     return reduced
-
-
-def _keep_slots(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Let a class that goes by value have its slots at the receiver, too.
-
-    cloudpickle makes it without them. Its objects then have a `__dict__`, and those that come back
-    cannot be set up at the sender, where they have none.
-    """
-    make, args = reduced[:2]
-    # Slots given by an iterator are used up by now.
-    if make is cloudpickle.cloudpickle._make_skeleton_class and hasattr(
-        cls.__dict__["__slots__"], "__len__"
-    ):
-        args[3]["__slots__"] = cls.__dict__["__slots__"]
 
 
 class _NotByItself(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -15,7 +16,7 @@ import pytest
 import aiograd as ag
 from aiograd.cluster.api import current_worker, debug_info, get_worker_info, init_rpc, workers
 from aiograd.cluster.local import LocalCluster
-from aiograd.errors import RpcError, UnknownWorker, WorkerClosed, WorkerLost
+from aiograd.errors import RpcError, SerializationError, UnknownWorker, WorkerClosed, WorkerLost
 from aiograd.rpc.api import inline, rpc_async
 from aiograd.rpc.directory import WorkerInfo
 from aiograd.rpc.options import Options
@@ -235,6 +236,32 @@ async def test_leaving_waits_at_most_for_the_grace(cluster, caplog):
         await c["worker0"].call(who)
     assert 0.3 <= time.monotonic() - start < 1.3
     assert isinstance(work.exception(), WorkerClosed)
+
+
+async def test_a_cluster_without_grace_leaves_at_once_and_says_no_more_than_that(cluster, caplog):
+    async with cluster(2, options=Options(grace=0.0)) as c:
+        await c["worker0"].call(who)
+        caplog.clear()
+    assert not [record for record in caplog.records if "dismiss" in record.getMessage()]
+
+
+async def test_what_belongs_to_a_worker_cannot_travel_and_says_what_to_send_instead(cluster):
+    async def nothing():
+        yield
+
+    async with cluster(1) as c, ag.context() as ctx:
+        worker = c["worker0"]
+        for value, cure in (
+            (c, 'get cluster["worker0"]'),
+            (current_worker(), "ag.current_worker()"),
+            (ctx, "send ctx.id"),
+            (worker.stream(nothing), "send its items"),
+        ):
+            with pytest.raises(SerializationError, match=re.escape(cure)) as caught:
+                worker.call(print, [value])
+            assert "args[0][0]" in str(caught.value)
+        with pytest.raises(SerializationError, match=r"func\.c .*LocalCluster cannot travel"):
+            worker.call(lambda: c["worker0"])
 
 
 async def test_a_cancelled_start_leaves_nothing_behind(cluster):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 import aiograd as ag
 from aiograd.dist.registry import ContextRegistry
-from tests.support.waiting import until_not
+from tests.support.waiting import until, until_not
 
 
 async def visit(path: list[str]) -> None:
@@ -98,3 +99,33 @@ async def test_a_release_is_not_sent_back_to_the_worker_it_came_from(workers):
         for _ in range(2):  # a release is lazy: it travels in front of other messages
             await through(x, ["worker0", "worker1"])
     assert releases == [("driver", "worker0"), ("worker0", "worker1")]
+
+
+class Slow(ag.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(0.3)  # blocks a thread, as long computations do
+        return gradient * 2.0
+
+
+def slow(x: ag.Tensor) -> ag.Tensor:
+    return Slow.apply(x)
+
+
+async def test_a_worker_that_is_told_to_leave_does_its_part_of_a_pass_first():
+    x = ag.ones(2, requires_grad=True)
+    async with ag.LocalCluster(2) as cluster, ag.context() as ctx:
+        y = await cluster["worker1"].call(slow, x)
+        passing = asyncio.ensure_future(ctx.backward(y.sum()))
+        await until(lambda: count_passes(cluster["worker1"]))
+        await cluster.scale(1)
+        await passing
+        assert ctx.gradients[x].tolist() == [2.0, 2.0]
+
+
+async def count_passes(worker: ag.Handle) -> int:
+    return (await worker.call(ag.debug_info))["backward_passes"]

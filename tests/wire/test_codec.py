@@ -12,7 +12,6 @@ import sys
 import threading
 from dataclasses import dataclass
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -137,43 +136,6 @@ def test_call_nested_pickle(codec):
     first, inner, last = round_trip(codec, outer)
     assert (first.size, last.size) == (3, 5)
     assert pickle.loads(inner)[0].tolist() == [0, 1, 2, 3]
-
-
-def test_classes_that_go_by_value_have_their_slots_at_the_receiver(codec, monkeypatch):
-    @dataclass(slots=True)
-    class Point:
-        x: int
-        y: int = 0
-
-    class Secretive:
-        __slots__ = ("__hidden",)
-
-        def __init__(self):
-            self.__hidden = 1
-
-        def hidden(self):
-            return self.__hidden
-
-    class Open(Point):
-        pass
-
-    payload = codec.encode([Point(1), Secretive(), Open(3)], None)
-    elsewhere(monkeypatch)
-    point, secretive, opened = codec.decode(payload.data, [], payload.travelled)
-    assert type(point) is not Point
-    assert (point.x, point.y, secretive.hidden(), opened.x) == (1, 0, 1, 3)
-    assert not hasattr(point, "__dict__")
-    assert not hasattr(secretive, "__dict__")
-    assert vars(opened) == {}
-    with pytest.raises(AttributeError):
-        point.z = 1
-
-
-def elsewhere(monkeypatch):
-    """Let cloudpickle know no class of this process, as in another one."""
-    for name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
-        tracker = getattr(cloudpickle.cloudpickle, name)
-        monkeypatch.setattr(cloudpickle.cloudpickle, name, type(tracker)())
 
 
 def test_functions_that_cannot_be_imported_go_by_value(codec):

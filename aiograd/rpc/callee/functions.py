@@ -42,6 +42,7 @@ from aiograd.rpc.remote_exceptions import explain_import
 from aiograd.wire.codec import BY_SCRIPT, YES, encode_named
 from aiograd.wire.framing import SMALL
 from aiograd.wire.messages import BY_VALUE, EXPOSED, OP, SERVICE
+from aiograd.wire.reducers import CachedFunction
 
 if TYPE_CHECKING:
     from aiograd.wire.codec import Codec
@@ -168,13 +169,15 @@ class Shipper:
         if not isinstance(func, type | types.FunctionType | types.BuiltinFunctionType):
             if _is_global(func):  # such as numpy's functions
                 return self._remember(func, self._by_reference(func, name, to), None)
-            # A bound method, partial, …: its state may change between calls, so it goes with each.
-            return Shipment(name, None, func=func)
-        if isinstance(func, types.BuiltinFunctionType):
+            if not isinstance(func, CachedFunction):
+                # A bound method, partial, …: its state may change between calls, so it goes with
+                # each.
+                return Shipment(name, None, func=func)
+        elif isinstance(func, types.BuiltinFunctionType):
             if not isinstance(func.__self__, types.ModuleType | None):
                 return Shipment(name, None, func=func)
             return self._remember(func, self._by_reference(func, name, to), None)
-        if _importable(func) and not self._reloaded(func):
+        elif _importable(func) and not self._reloaded(func):
             return self._remember(func, self._by_reference(func, name, to), None)
         departure = Departure(to, "call")
         payload = encode_named(self._codec, func, departure, "func")

@@ -49,6 +49,9 @@ class Stream(AsyncIterator[T]):
         self._news = asyncio.Event()
         future.info.stream = _Mailbox(self)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Stream cannot travel: read it here and send its items")
+
     def __aiter__(self) -> Self:
         return self
 

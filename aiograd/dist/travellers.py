@@ -27,6 +27,7 @@ from aiograd.errors import ProtocolError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.extension import Arrival, Departure
 from aiograd.rpc.future import CallInfo
+from aiograd.wire.safecodec import GROWN
 
 EDGE = "edge"  # the key of this message's nodes (departing) or RecvNode (arriving) in `scratch`
 LOOPS = "loops"  # the key of a bit per tensor that closes a loop
@@ -96,7 +97,7 @@ class TensorTraveller:
         """Put a tensor together; ProtocolError if a peer sent something else."""
         array, note, cls, dtype = data
         if dtype is not None:  # a boundary hook sent it in another dtype
-            array = _as_sent(array, dtype, arrival.sender)
+            array = _as_sent(array, dtype, arrival)
         # A class is code: `rebuild` would make an object of it without its constructor, and of one
         # that is exposed for something else. From a restricted peer all come as plain Tensors.
         if arrival.restricted:
@@ -149,7 +150,7 @@ class TensorTraveller:
 _FLOATING: Final = {np.dtype(code).str: np.dtype(code) for code in "efdFD"}
 
 
-def _as_sent(array: Any, name: Any, sender: PeerInfo) -> Any:
+def _as_sent(array: Any, name: Any, arrival: Arrival) -> Any:
     """Return an array in the dtype that it had before a hook changed it; ProtocolError for others.
 
     A hook may send floats as integers, but neither complex numbers as real ones nor the reverse.
@@ -160,8 +161,11 @@ def _as_sent(array: Any, name: Any, sender: PeerInfo) -> Any:
         or not isinstance(array, np.ndarray | Coo)
         or (array.dtype.kind == "c") != (dtype.kind == "c")
     ):
-        raise ProtocolError("a tensor of a malformed dtype", sender.name)
-    return array.astype(dtype)
+        raise ProtocolError("a tensor of a malformed dtype", arrival.sender.name)
+    found = array.astype(dtype)
+    # It counts for a partner as it is now: eight bytes for each that came, perhaps.
+    arrival.scratch[GROWN] = arrival.scratch.get(GROWN, 0) + max(found.nbytes - array.nbytes, 0)
+    return found
 
 
 class Contexts(Protocol):

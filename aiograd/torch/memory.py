@@ -208,7 +208,7 @@ def _make_dense(name: str, shape: Any, strides: Any, memory: Any, checked: bool)
         _check_sizes(shape)
         _check_bytes(memory)
         if strides is not None:
-            _check_strides(shape, strides)
+            _check_strides(shape, strides, dtype.itemsize)
         if prod(shape) * dtype.itemsize != len(memory):
             raise ProtocolError(f"{len(memory)} bytes for a {name} tensor of shape {shape}")
     if not len(memory):
@@ -247,7 +247,7 @@ def _check_sizes(shape: Any) -> None:
         raise ProtocolError(f"a tensor of shape {str(shape)[:80]}")
 
 
-def _check_strides(shape: tuple[int, ...], strides: Any) -> None:
+def _check_strides(shape: tuple[int, ...], strides: Any, item: int) -> None:
     """Refuse strides that reach beyond the memory, or that repeat or spread elements widely."""
     fits = type(strides) is tuple and len(strides) == len(shape)
     if not fits or any(type(s) is not int or not 0 < s < 1 << 48 for s in strides):
@@ -255,7 +255,7 @@ def _check_strides(shape: tuple[int, ...], strides: Any) -> None:
     extent = span(shape, strides)
     # Never overlapping: a write to one element would change another. The gaps are bounded as they
     # are where a tensor is taken apart, or a few bytes could announce all memory there is.
-    if extent is None or extent > max(_GAPS * prod(shape), _PAGE):
+    if extent is None or extent * item > max(_GAPS * prod(shape) * item, _PAGE):
         raise ProtocolError(f"a tensor of shape {shape} and strides {strides}")
 
 

@@ -26,6 +26,7 @@ from aiograd.rpc.extension import BOX, FINISH, Arrival, Departure
 from aiograd.rpc.future import CallInfo
 from aiograd.torch.memory import DTYPES, NAMES, put_together, take_apart
 from aiograd.torch.nodes import Port, receive
+from aiograd.wire.safecodec import GROWN
 
 _Parameter: Final = torch.nn.Parameter
 _PENDING: Final = "torch"  # the key of a message's tensors that wait for their node
@@ -133,7 +134,13 @@ class TensorTraveller:
             _check(note, is_parameter, dtype, state, memory)
         tensor = put_together(memory, restricted)
         if dtype is not None:  # a boundary hook sent it in another dtype
+            if restricted and tensor.is_complex() != DTYPES[dtype].is_complex:
+                raise ProtocolError(f"a {tensor.dtype} tensor cannot become {dtype}")
             tensor = tensor.to(DTYPES[dtype])
+        if restricted and memory[0] == "dense":
+            # Gaps between elements, and a wider dtype, count for the partner, too.
+            grown = tensor.untyped_storage().nbytes() - len(memory[4])
+            arrival.scratch[GROWN] = arrival.scratch.get(GROWN, 0) + max(grown, 0)
         if note != NO_GRAD and not (tensor.is_floating_point() or tensor.is_complex()):
             raise ProtocolError(f"a {tensor.dtype} tensor cannot require grad")
         end: RecvNode | None = None if arrival is None else arrival.scratch.get(EDGE)

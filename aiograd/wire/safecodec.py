@@ -35,6 +35,8 @@ ARRAYS: Final = 4_096
 DIMENSIONS: Final = 32  # the limit of numpy 1
 BIG_INT: Final = 1_024  # bytes
 DECODED: Final = "decoded"  # the key of the bytes that a value takes, in `arrival.scratch`
+# The key of those that travellers add while it is decoded: an array in a wider dtype, for example.
+GROWN: Final = "grown"
 _OBJECT: Final = 64  # bytes of an item besides what follows from its length
 
 _DTYPES: Final = "?bBhHiIlLqQefdFD"  # numbers whose bytes mean nothing but themselves
@@ -82,7 +84,7 @@ class DataCodec:
         reader = _Reader(memoryview(data).cast("B"), buffers, self, arrival)
         value = reader.value(0)
         if arrival is not None:
-            arrival.scratch[DECODED] = reader.memory
+            arrival.scratch[DECODED] = reader.memory + arrival.scratch.pop(GROWN, 0)
         if reader.at != len(reader.data):
             raise ProtocolError(f"{len(reader.data) - reader.at} bytes follow the value")
         return value

@@ -169,11 +169,12 @@ async def test_a_peer_that_shows_and_ends_bars_on_and_on_occupies_nothing(worker
         await until(lambda: b.links.counters()["running_calls"] == 1)
         added = []
         real = type(call).add_done_callback
-        monkeypatch.setattr(
-            type(call),
-            "add_done_callback",
-            lambda *args, **kw: (added.append(1), real(*args, **kw)),
-        )
+
+        def counted(*args: Any, **other: Any) -> Any:
+            added.append(args)
+            return real(*args, **other)
+
+        monkeypatch.setattr(type(call), "add_done_callback", counted)
         number = call.info.id
         Reports.of(a).received(b.info, [(number, 1, "x", 1, 2), (number, 1, "", -1, None)] * 500)
         assert len(added) <= 1

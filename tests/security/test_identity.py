@@ -24,6 +24,7 @@ from aiograd.rref.registry import RRefs
 from aiograd.wire.handshake import make_incarnation
 from aiograd.wire.messages import FAULT, REPLY, REQUEST
 from aiograd.wire.names import RANKS
+from aiograd.wire.safecodec import DECODED
 from tests.security import partner_functions as offer
 from tests.security.rogue import PLAIN, Rogue, frame, service
 from tests.support.agents import SECRET
@@ -321,6 +322,15 @@ def test_a_tensor_does_not_grow_by_its_dtype(name):
     arrival = Arrival(PeerInfo("peer", 1, bytes(16)), "call", True)
     with pytest.raises(ProtocolError, match="dtype"):
         TensorTraveller().arrive((np.ones(2), 0, None, name), arrival)
+
+
+def test_a_tensor_that_a_hook_narrowed_counts_as_it_is_here():
+    arrival = Arrival(PeerInfo("peer", 1, bytes(16)), "call", True)
+    arrived = TensorTraveller().arrive((np.ones(1000, np.int8), 0, None, "<f8"), arrival)
+    assert arrived.raw.nbytes == 8000
+    value = PLAIN.encode([1, 2], None)
+    PLAIN.decode(value.data, (), False, arrival)
+    assert arrival.scratch[DECODED] >= 7000
 
 
 def test_an_exposed_method_is_not_found_by_its_name_alone():

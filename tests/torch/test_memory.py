@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import random
 import warnings
 from typing import Any
 
@@ -11,7 +14,11 @@ import pytest
 import torch
 
 from aiograd.errors import ProtocolError, SerializationError
+from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.extension import Arrival
 from aiograd.torch.memory import DTYPES, put_together, take_apart
+from aiograd.torch.travel import TensorTraveller
+from aiograd.wire.safecodec import GROWN
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning"
@@ -183,3 +190,78 @@ LIES: dict[str, Any] = {
 def test_what_a_restricted_peer_says_is_checked_before_memory_is_touched(data):
     with pytest.raises(ProtocolError):
         put_together(data, checked=True)
+
+
+def test_gaps_and_wider_dtypes_of_a_restricted_peer_count_for_it():
+    """A page of gaps for each of thousands of small tensors would be memory in nobody's name."""
+    arrival = Arrival(PeerInfo("peer", 1, bytes(16)), "call", restricted=True)
+    traveller = TensorTraveller(None)
+    memory = ("dense", "float64", (2,), (500,), np.zeros(16, np.uint8))
+    tensor = traveller.arrive((0, False, None, None, memory), arrival)
+    assert arrival.scratch[GROWN] == tensor.untyped_storage().nbytes() - 16
+    before = arrival.scratch[GROWN]
+    memory = ("dense", "int8", (1000,), None, np.zeros(1000, np.uint8))
+    traveller.arrive((0, False, "float64", None, memory), arrival)
+    assert arrival.scratch[GROWN] - before == 7000
+    with pytest.raises(ProtocolError):  # four pages for two elements
+        put_together(("dense", "float64", (2,), (2000,), np.zeros(16, np.uint8)), checked=True)
+    with pytest.raises(ProtocolError):
+        traveller.arrive((0, False, "complex128", None, memory), arrival)
+
+
+MUTANTS = int(os.environ.get("AIOGRAD_HOSTILE", "1500"))
+
+
+@pytest.mark.deadline(60 + MUTANTS / 100)
+def test_what_a_lying_peer_sends_is_refused_or_used_without_harm():
+    """Sparse and quantised tensors with figures that are made up; kernels must not trust them."""
+    rng = random.Random(1)
+    made = [take_apart(make(), plain=True) for make in SPARSE.values()]
+    made.append(take_apart(torch.quantize_per_tensor(torch.rand(4), 0.1, 3, torch.quint8), True))
+    scales, zeros = torch.rand(2), torch.zeros(2, dtype=torch.int64)
+    channels = torch.quantize_per_channel(torch.rand(2, 3), scales, zeros, 0, torch.qint8)
+    made.append(take_apart(channels, True))
+    made.append(take_apart(torch.rand(3, 4).t(), True))
+    sound = 0
+    for _ in range(MUTANTS):
+        data = rng.choice(made)
+        for _ in range(rng.randint(1, 3)):
+            data = _changed(data, rng)
+        try:
+            tensor = put_together(data, checked=True)
+        except ProtocolError:
+            continue
+        sound += 1
+        if tensor.numel() > 10_000:  # a small part of a large sparse one
+            continue
+        with contextlib.suppress(RuntimeError):  # torch refuses to use it
+            dense = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+            (dense + dense).sum().item()
+            assert repr(tensor)
+            tensor.clone()
+    assert sound
+
+
+def _changed(data: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:
+    """Change one figure, name or byte somewhere in the data of a tensor."""
+    at = rng.randrange(len(data))
+    old = data[at]
+    new: Any
+    if type(old) is tuple and old and type(old[0]) is str:
+        new = _changed(old, rng)
+    elif type(old) is tuple and old and rng.random() < 0.8:
+        place = rng.randrange(len(old))
+        new = (*old[:place], rng.choice([0, 1, 3, 6, 1 << 40, -1]), *old[place + 1 :])
+    elif isinstance(old, np.ndarray):
+        new = old.copy()
+        if len(new) and rng.random() < 0.7:
+            new[rng.randrange(len(new))] = rng.randrange(256)
+        else:
+            new = new[: rng.randrange(len(new) + 1)]
+    elif at == 0 and rng.random() < 0.9:
+        return data
+    else:
+        names = ["float64", "int64", "int8", "qint8", "quint4x2", "bool", "complex64", "bits8"]
+        layouts = ["torch.sparse_csr", "torch.sparse_bsc"]
+        new = rng.choice([None, True, -1, 0, 2, 1 << 62, 1.5, float("nan"), *names, *layouts])
+    return (*data[:at], new, *data[at + 1 :])

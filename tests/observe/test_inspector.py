@@ -343,6 +343,14 @@ async def test_a_killed_worker_is_lost_until_it_is_back():
         assert (await ag.inspect()).worker("worker1").state == RUNNING
 
 
+async def test_a_worker_that_came_back_and_left_in_order_is_not_lost():
+    async with ag.LocalCluster(2) as cluster:
+        await cluster.kill("worker1")
+        await cluster.restart("worker1")
+        await cluster.scale(1)
+        assert [row.name for row in (await ag.inspect()).workers] == ["worker0", "driver"]
+
+
 async def test_a_worker_that_dies_while_it_is_asked_does_not_hold_up_the_others():
     async with ag.LocalCluster(2) as cluster:
         os.kill(cluster.pid("worker1"), signal.SIGSTOP)

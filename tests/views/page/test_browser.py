@@ -6,27 +6,21 @@ Needs Playwright's client and a Chromium: `make browser` installs the first and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
 
 import pytest
 
 import aiograd as ag
 from aiograd.errors import BackwardFailed
+from tests.support.browser import MISSING, NARROW, opened, show
 from tests.support.waiting import until
 
-playwright = pytest.importorskip(
-    "playwright.async_api", reason="Playwright is not installed: `make browser`"
-)
-CHROMIUM = os.environ.get("AIOGRAD_CHROMIUM") or shutil.which("chromium")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.deadline(90),
 ]
 VIEWS = ("overview", "calls", "waits", "references", "contexts", "logs", "profile")
-NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 860}
 
 
 @ag.serial
@@ -46,31 +40,6 @@ def fragile(x):
     y = x * 2
     y.register_hook(explode)
     return y.sum()
-
-
-@contextlib.asynccontextmanager
-async def opened(url, *, scheme="light", size=WIDE):
-    """Open the page; at the end, the console must have no errors."""
-    errors = []
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        try:
-            context = await browser.new_context(color_scheme=scheme, viewport=size)
-            page = await context.new_page()
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-            await page.goto(url)
-            await page.wait_for_selector("main")
-            yield page
-        finally:
-            await browser.close()
-    assert errors == []
-
-
-async def show(page, view):
-    """Choose a view as a user does."""
-    await page.click(f'nav a[href="#/{view}"]')
-    await page.wait_for_selector(f'nav a[href="#/{view}"][aria-current="page"]')
 
 
 async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):

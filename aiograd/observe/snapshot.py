@@ -60,6 +60,8 @@ class WorkerRow:
     blocked: float | None = None  # for how long its event loop has not answered
     stack: list[str] = field(default_factory=list)  # where it is blocked; the innermost line last
     at: str = ""  # the innermost line of user code in `stack`
+    # Calls and passes by outcome and duration (`rpc.observe.tally`), for those who collect them.
+    tally: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

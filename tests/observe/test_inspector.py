@@ -13,6 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NotAllowed, UnknownWorker
+from aiograd.observe import Part
 from aiograd.observe.snapshot import BLOCKED, HIDDEN, LOST, RUNNING, STOPPED, VERSION
 from aiograd.observe.waits import find
 from aiograd.rpc import scope
@@ -271,6 +272,14 @@ async def test_a_partner_sees_only_what_is_its_own():
         text = snapshot.to_json()
         assert ".py" not in text
         assert "worker2" not in text
+
+
+async def test_only_trusted_peers_let_a_worker_count_calls():
+    async with workers_by_mode("restricted", "trusted") as (mine, partner):
+        await partner.agent.request(mine.agent.info, "inspect", True, timeout=5.0)
+        assert mine.agent.tally is None
+        mine.agent.parts[Part].inspector.here(counting=True)
+        assert mine.agent.tally is not None
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ class ContextRow:
     sends: int = 0  # edges to others
     receives: int = 0  # and from others
     failed: str = ""  # how the last pass failed
+    edges: dict[str, int] = field(default_factory=dict)  # `sends` by worker
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.support.waiting import until
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.deadline(90),
+    # One loop is enough here: `test_dashboard` has the server on both.
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
 VIEWS = ("overview", "calls", "waits", "references", "contexts", "logs", "profile")
 
@@ -32,6 +35,34 @@ class Stage:
         return await self.following.rpc_async().step()
 
 
+GATE = threading.Event()
+
+
+def wait_for_gate(gradient):
+    GATE.wait(60.0)
+
+
+def open_gate():
+    GATE.set()
+
+
+def gated(x):
+    y = x * 2
+    y.register_hook(wait_for_gate)
+    return y.sum()
+
+
+async def relayed(x):
+    return await ag.rpc_async("worker1", gated, args=(x * 3,))
+
+
+async def marked():
+    await asyncio.sleep(60)
+
+
+marked.__qualname__ = marked.__name__ = "<img src=x onerror=alert(2)>"
+
+
 def explode(gradient):
     raise ValueError("planted")
 
@@ -42,6 +73,13 @@ def fragile(x):
     return y.sum()
 
 
+async def every_view(page):
+    """Click through all views; each has something to show."""
+    for view in VIEWS:
+        await show(page, view)
+        await page.wait_for_selector("main section h2")
+
+
 async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
     async with ag.LocalCluster(2, dashboard=True) as cluster:
         kept = ag.remote("worker0", ag.zeros, args=(1000,))
@@ -49,16 +87,16 @@ async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
         name = "</td><img src=x onerror=alert(1)>"
         await cluster["worker1"].call(print, name)
         waiting = cluster["worker1"].call(asyncio.sleep, 60)
+        with_markup = cluster["worker0"].call(marked)
         async with opened(cluster.dashboard.url) as page:
-            for view in VIEWS:
-                await show(page, view)
-                assert await page.locator("main section").count() > 0
+            await every_view(page)
             await show(page, "overview")
             text = await page.inner_text('table[data-table="workers"]')
             assert "worker0" in text
             assert "driver" in text
             await show(page, "calls")
             await page.wait_for_selector('table[data-table="calls"] >> text=sleep')
+            await page.wait_for_selector('table[data-table="calls"] >> text=<img src=x')
             await page.fill("#filter", "nothing like it")
             await page.wait_for_selector("text=No call is under way.")
             await page.fill("#filter", "sleep")
@@ -77,6 +115,7 @@ async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
             await page.click("text=Show stacks")
             await page.wait_for_selector("h3 >> text=MainThread")
         waiting.cancel()
+        with_markup.cancel()
         del kept
 
 
@@ -91,6 +130,7 @@ async def test_a_stuck_job_is_told_in_red_with_its_lines():
             await page.wait_for_selector("text=cycle of 3 calls")
             assert await page.locator(".finding").first.locator("tbody tr").count() == 3
             assert await page.locator("svg path.edge.bad").count() == 3
+            await every_view(page)
         future.cancel()
         del stages
 
@@ -103,10 +143,19 @@ async def test_a_killed_and_a_stopped_worker_are_told_and_the_page_stays():
         await page.wait_for_selector("text=3 of 3")
         await cluster.kill("worker0")
         await page.wait_for_selector("text=worker0 is lost.")
+        await every_view(page)
+        await page.goto(cluster.dashboard.url + "#/worker/worker0")
+        await page.wait_for_selector("h2 >> text=worker0")
+        assert "null" not in await page.inner_text("main")
+        await show(page, "overview")
         pid = cluster.pid("worker1")
         os.kill(pid, signal.SIGSTOP)
         try:
             await page.wait_for_selector("text=worker1 is stopped.")
+            await page.goto(cluster.dashboard.url + "#/worker/worker1")
+            await page.click("text=Show stacks")  # which it cannot give
+            await page.wait_for_selector("text=SIGSTOP")
+            await show(page, "overview")
         finally:
             os.kill(pid, signal.SIGCONT)
         await cluster.restart("worker0")
@@ -121,12 +170,38 @@ async def test_a_failed_pass_is_shown_with_its_context():
             with pytest.raises(BackwardFailed):
                 await ctx.backward(y)
             async with opened(cluster.dashboard.url) as page:
+                await every_view(page)
                 await show(page, "contexts")
-                await page.wait_for_selector("text=planted")
+                await page.wait_for_selector(".notice.bad >> text=planted")
                 await page.click(f"button >> text={ctx.id}")
+                await page.wait_for_selector('svg.pass [data-state="failed"]')
                 await page.wait_for_selector("img.graph")
                 width = "document.querySelector('img.graph').naturalWidth"
                 await until(lambda: page.evaluate(width))
+
+
+async def test_a_pass_moves_through_the_picture_of_its_workers():
+    async with ag.LocalCluster(2, dashboard=True) as cluster:
+        w = ag.ones(3, requires_grad=True)
+        async with ag.context() as ctx:
+            loss = await ag.rpc_async("worker0", relayed, args=(w,))
+            async with opened(cluster.dashboard.url) as page:
+                await show(page, "contexts")
+                for name in ("driver", "worker0", "worker1"):
+                    await page.wait_for_selector(f'[data-worker="{name}"][data-state="idle"]')
+                running = asyncio.create_task(ctx.backward(loss))
+                await page.wait_for_selector('[data-worker="worker1"][data-state="computing"]')
+                for name in ("driver", "worker0"):
+                    await page.wait_for_selector(f'[data-worker="{name}"][data-state="waiting"]')
+                for edge in ("driver>worker0", "worker0>worker1"):
+                    path = page.locator(f'path.edge.awaited[data-edge="{edge}"]')
+                    await path.wait_for(state="attached")  # "hidden" is what a straight line is
+                await every_view(page)
+                await show(page, "contexts")
+                await cluster["worker1"].call(open_gate)
+                await running
+                await page.wait_for_selector("text=No backward pass is under way.")
+                assert await page.locator("path.edge.awaited").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -139,6 +214,9 @@ async def test_a_narrow_page_does_not_scroll_sideways(scheme):
             await page.goto(f"{cluster.dashboard.url}#/{view}")
             await page.wait_for_selector(f'nav a[href="#/{view}"][aria-current="page"]')
             assert await page.evaluate("document.documentElement.scrollWidth") == 400
+        await page.goto(f"{cluster.dashboard.url}#/worker/worker1")
+        await page.wait_for_selector("h2 >> text=worker1")
+        assert await page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 async def test_the_page_works_by_keyboard_and_names_what_it_shows():

@@ -14,6 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import RpcError
 from aiograd.observe.snapshot import Data, WorkerRow
+from aiograd.views.page import source
 from aiograd.views.page.dashboard import Dashboard
 from tests.support.waiting import until
 
@@ -144,6 +145,17 @@ async def test_stacks_logs_recordings_and_pictures_are_answered():
             async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
                 assert answer.content_type == "image/svg+xml"
                 assert (await answer.text()).startswith("<svg")
+
+
+async def test_a_graph_that_is_too_large_is_refused_with_its_size(monkeypatch):
+    monkeypatch.setattr(source, "NODES", 3)
+    async with served() as (_, page, client):
+        w = ag.ones(2, requires_grad=True)
+        async with ag.context() as ctx:
+            await ag.rpc_async("worker0", ag.tanh, args=(w,))
+            async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
+                assert answer.status == 503
+                assert "too large for a picture" in await answer.text()
 
 
 async def _get(client, url):

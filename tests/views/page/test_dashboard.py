@@ -6,6 +6,8 @@ import asyncio
 import builtins
 import contextlib
 import json
+import os
+import signal
 import sys
 
 import aiohttp
@@ -87,6 +89,26 @@ async def test_ten_pages_share_one_snapshot_per_second():
         found = await asyncio.gather(*map(first_event, answers))
         assert len({each["taken"] for each in found}) <= 3
         assert page._feed.pages == 10
+
+
+async def test_a_worker_that_is_stopped_while_it_is_looked_at_is_told_and_the_others_go_on():
+    async with (
+        ag.LocalCluster(2) as cluster,
+        ag.Dashboard(cluster, every=0.05) as page,
+        aiohttp.ClientSession() as client,
+        client.get(page.url + "events", read_bufsize=2**22) as answer,
+    ):
+        os.kill(cluster.pid("worker0"), signal.SIGSTOP)
+        try:
+            states = {}
+            while states.get("worker0") != "stopped":
+                line = await answer.content.readline()
+                if line.startswith(b"data: "):
+                    states = {row["name"]: row["state"] for row in json.loads(line[6:])["workers"]}
+                assert await cluster["worker1"].call(abs, -1) == 1
+            assert states == {"worker0": "stopped", "worker1": "running", "driver": "running"}
+        finally:
+            os.kill(cluster.pid("worker0"), signal.SIGCONT)
 
 
 class Failing:

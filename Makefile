@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser open-page looking clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -179,7 +179,13 @@ mutants: $(VENV)/.test.ok  ## change one thing at a time where nothing may be wr
 
 # Playwright's client drives the machine's own Chromium (AIOGRAD_CHROMIUM= another one).
 browser: $(VENV)/.browser.ok  ## the page in Chromium: every view, also of stuck and failing jobs
-	@$(BIN)/python -m pytest tests/views/page/test_browser.py
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/views/page/test_browser.py
+
+open-page: $(VENV)/.browser.ok  ## a page that is open for an hour while workers come and go: SECONDS=3600
+	@$(BIN)/python -m tests.views.page.open_page --seconds $(if $(filter 20,$(SECONDS)),3600,$(SECONDS)) 2> .soak.log || { echo "what workers said: .soak.log"; exit 1; }
+
+looking: $(VENV)/.test.ok  ## what the page costs while calls are made, open and closed (ARGS="--pairs 20")
+	@$(BIN)/python benchmarks/looking.py $(ARGS)
 
 ROUNDS ?= 20
 ORDER ?= 1

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextvars import Context as Variables
+from contextvars import copy_context
 from pickle import PickleBuffer
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from aiograd.rpc.directory import Directory, PeerInfo
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.link.ledger import Account
 from aiograd.rpc.link.link import Link
-from aiograd.rpc.observe.tracing import PassTrace, trace_pass
+from aiograd.rpc.observe.tracing import PassTrace, trace_joined_pass, trace_pass
 from aiograd.rpc.runtime.deadlines import Bucket
 from aiograd.rpc.scope import current_guest, inherited_deadline
 
@@ -138,8 +139,12 @@ class Channel:
         self._agent.runtime.give_way()
 
     def trace_pass(self) -> PassTrace | None:
-        """Return the recorder of a pass that starts here and now; None if nothing is recorded."""
+        """Return what observes a pass that starts here and now; None if nothing does."""
         return trace_pass(self._agent)
+
+    def trace_joined_pass(self, parent: str) -> PassTrace | None:
+        """Return what observes our part of another worker's pass; None if nothing does."""
+        return trace_joined_pass(self._agent, parent)
 
     # ── peers ───────────────────────────────────────────────────────────────────────────────────
 
@@ -201,13 +206,15 @@ class _Job:
 
     def __init__(self, function: Callable[[], Any], done: asyncio.Future[None]) -> None:
         self.function, self.done = function, done
+        # By these, hooks and backward functions find their worker, its deadline and its guest.
+        self._variables: Variables = copy_context()
         self.result: Any = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Run the function; called in a thread."""
         try:
-            self.result = self.function()
+            self.result = self._variables.run(self.function)
         except BaseException as error:
             self.error = error
 

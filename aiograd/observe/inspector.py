@@ -6,7 +6,7 @@
                                                             which has the watchdog's note
 
     service           asks for                                        shown to
-    inspect           the part of one worker                          all; others see only their own
+    inspect           the part of one worker; lets it count calls     all; others see only their own
     inspect.all       what `await inspect()` gives there              trusted peers
     inspect.host      what a host knows of workers that are silent    trusted peers
     inspect.stacks    the stacks of tasks and threads                 trusted peers
@@ -46,8 +46,9 @@ from aiograd.observe.stacks import all_stacks
 from aiograd.observe.tables import Members, Tables, loop_name
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
+from aiograd.rpc.observe import tally
 from aiograd.rpc.observe.host import host_name, memory, processor_time
-from aiograd.rpc.observe.profile import Profile
+from aiograd.rpc.observe.profile import Profile, set_profiles
 from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.scope import current, current_guest
 from aiograd.wire.handshake import VERSION as WIRE_VERSION
@@ -122,11 +123,16 @@ class Inspector:
 
     # ── this worker ─────────────────────────────────────────────────────────────────────────────
 
-    def here(self, viewer: PeerInfo | None = None) -> Data:
-        """Read the tables of this worker. On the loop only."""
+    def here(self, viewer: PeerInfo | None = None, *, counting: bool = False) -> Data:
+        """Read the tables of this worker. On the loop only.
+
+        `counting` lets it count calls for some minutes from now, and gives what it has counted.
+        """
         data = Tables(self._agent, self._members, viewer).read()
         data.taken, data.by = time.time(), self._agent.name
-        data.workers = [self._row(viewer)]
+        data.workers = [row] = [self._row(viewer)]
+        if counting and viewer is None:  # a partner sees no functions, nor may it slow down calls
+            row.tally = tally.counting(self._agent).renew().as_dict()
         data.reconcile()
         return data
 
@@ -153,12 +159,14 @@ class Inspector:
 
     # ── other workers ───────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, names: Iterable[str] | None, timeout: float = TIMEOUT) -> Data:
+    async def ask(
+        self, names: Iterable[str] | None, timeout: float = TIMEOUT, *, counting: bool = False
+    ) -> Data:
         """Take a snapshot of several workers, by default of all; ends within `timeout` + 0.5 s."""
         agent = self._agent
         peers, gone = self._wanted(names)
         data = Data(time.time(), agent.name)
-        parts = await asyncio.gather(*(self._part(peer, timeout) for peer in peers))
+        parts = await asyncio.gather(*(self._part(peer, timeout, counting) for peer in peers))
         for part in parts:
             data.add(part)
         for peer, why in gone:
@@ -187,13 +195,13 @@ class Inspector:
         gone = [(peer, why) for peer, why in gone if peer.name in wanted]
         return [peer for peer in peers if peer.name in wanted], gone
 
-    async def _part(self, peer: PeerInfo, timeout: float) -> Data:
+    async def _part(self, peer: PeerInfo, timeout: float, counting: bool) -> Data:
         agent = self._agent
         if peer.incarnation == agent.incarnation:
-            return self.here()
+            return self.here(counting=counting)
         began = agent.loop.time()
         try:
-            answer = await agent.request(peer, "inspect", timeout=timeout)
+            answer = await agent.request(peer, "inspect", counting, timeout=timeout)
             part = from_json(answer)
             if agent.restricts(peer):
                 part = of_partner(part, peer.name, peer.rank, peer.incarnation.hex())
@@ -241,10 +249,10 @@ class Inspector:
 
     # ── services ────────────────────────────────────────────────────────────────────────────────
 
-    def part_asked(self, sender: PeerInfo) -> str:
+    def part_asked(self, sender: PeerInfo, counting: Any = False) -> str:
         """Answer with the part of this worker that the sender may see."""
         viewer = None if self._agent.trusts(sender) else sender
-        return self.here(viewer).to_json()
+        return self.here(viewer, counting=counting is True).to_json()
 
     async def all_asked(self, sender: PeerInfo, names: Any = None, timeout: Any = TIMEOUT) -> str:
         """Answer with a snapshot of the cluster."""
@@ -307,7 +315,7 @@ class Inspector:
         try:
             await asyncio.sleep(seconds)
         finally:
-            agent.profiles = [each for each in agent.profiles if each is not made] or None
+            set_profiles(agent, [each for each in agent.profiles or () if each is not made])
         # Wall time: the clocks of two hosts have no other common zero.
         offset = time.time() - agent.runtime.time()
         return json.dumps(

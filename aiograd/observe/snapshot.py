@@ -62,6 +62,8 @@ class WorkerRow:
     blocked: float | None = None  # for how long its event loop has not answered
     stack: list[str] = field(default_factory=list)  # where it is blocked; the innermost line last
     at: str = ""  # the innermost line of user code in `stack`
+    # Calls and passes by outcome and duration (`rpc.observe.tally`), for those who collect them.
+    tally: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -123,6 +125,7 @@ class ContextRow:
     sends: int = 0  # edges to others
     receives: int = 0  # and from others
     failed: str = ""  # how the last pass failed
+    edges: dict[str, int] = field(default_factory=dict)  # `sends` by worker
 
 
 @dataclass(slots=True)

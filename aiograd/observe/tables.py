@@ -310,6 +310,8 @@ class Tables:
                 if not peers:
                     continue
             opened = context.id >> 48
+            # A copy: threads may add to it.
+            edges = Counter(send.peer for send in list(context.sends.values()))
             yield ContextRow(
                 self._agent.name,
                 str(context.id),
@@ -318,6 +320,7 @@ class Tables:
                 len(context.sends),
                 len(context.receives),
                 self._sees(str(context.failure or "")),
+                {name: count for name, count in edges.items() if name in peers},
             )
 
     def _passes(self, registry: ContextRegistry) -> Iterator[PassRow]:

@@ -50,6 +50,7 @@ from aiograd.rpc.link.listener import Listener
 from aiograd.rpc.link.shared_memory import ParallelCopier
 from aiograd.rpc.observe.metrics import Limits
 from aiograd.rpc.observe.profile import Profile
+from aiograd.rpc.observe.tally import Tally
 from aiograd.rpc.observe.tracing import Trace, trace
 from aiograd.rpc.options import Options, check_timeout
 from aiograd.rpc.retry import retry_call, retry_request
@@ -131,7 +132,10 @@ class Agent:
         self.post_refused: dict[str, Callable[[PeerInfo, Exception], None]] = {}
         self.ops: Mapping[str, Callable[..., Any]] = ops if ops is not None else {}
         self.fault_injector: FaultInjector | None = None
-        self.profiles: list[Profile] | None = None  # of whatever is called here, innermost last
+        # Recordings of whatever is called here, innermost last. None: calls are neither recorded
+        # nor counted, which is all that the paths of a call ask.
+        self.profiles: list[Profile] | None = None
+        self.tally: Tally | None = None  # counts calls; then `profiles` is not None
         # Gives what runs in place of a function that is called here; None: the function itself.
         self.wrapper: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 

@@ -66,7 +66,7 @@ def live(cluster: Any, every: float = EVERY) -> Any:
 
 def slim(found: dict[str, Any]) -> dict[str, Any]:
     """Return what the cell shows of a digest."""
-    keep = ("name", "state", "why", "memory", "lag", "counters", "at")
+    keep = ("name", "state", "why", "memory", "lag", "calling", "called", "counters")
     return {
         "taken": found["taken"],
         "workers": [{key: row[key] for key in keep} for row in found["workers"]],

@@ -1,38 +1,43 @@
 """The numbers of a snapshot as metrics with stable names, for Prometheus and OpenTelemetry. Pure.
 
-    name                          kind     labels                   what
-    aiograd_workers               gauge    state                    workers
-    aiograd_calls_started_total   counter  worker                   calls made
-    aiograd_pending_calls         gauge    worker                   calls made that have not ended
-    aiograd_running_calls         gauge    worker                   calls of others that run
-    aiograd_abandoned_calls       gauge    worker                   threads that work for nobody
-    aiograd_oldest_call_seconds   gauge    worker                   age of the oldest pending call
-    aiograd_owner_rrefs           gauge    worker                   shared values
-    aiograd_owned_bytes           gauge    worker                   bytes of shared values
-    aiograd_user_rrefs            gauge    worker                   references to values elsewhere
-    aiograd_contexts              gauge    worker                   open contexts
-    aiograd_backward_passes       gauge    worker                   backward passes under way
-    aiograd_optimizer_steps_total counter  worker                   steps of optimisers
-    aiograd_bytes_total           counter  worker, peer, direction  bytes of open links
-    aiograd_link_up               gauge    worker, peer             1: connected
-    aiograd_buffered_bytes        gauge    worker                   bytes that wait to be sent
-    aiograd_loop_lag_seconds      gauge    worker                   how long a message waits
-    aiograd_memory_bytes          gauge    worker                   resident memory
-    aiograd_cpu_seconds_total     counter  worker                   processor time
-    aiograd_threads               gauge    worker                   threads
-    aiograd_limit_reached_total   counter  worker, limit            limits that were reached
-    aiograd_info                  gauge    worker, version, python  1
+    name                         kind       labels                     what
+    aiograd_workers              gauge      state                      workers
+    aiograd_calls_started_total  counter    worker                     calls made
+    aiograd_pending_calls        gauge      worker                     calls that have not ended
+    aiograd_running_calls        gauge      worker                     calls of others that run
+    aiograd_abandoned_calls      gauge      worker                     threads that work for nobody
+    aiograd_oldest_call_seconds  gauge      worker                     age of the oldest of them
+    aiograd_owner_rrefs          gauge      worker                     shared values
+    aiograd_owned_bytes          gauge      worker                     bytes of shared values
+    aiograd_user_rrefs           gauge      worker                     references to others' values
+    aiograd_contexts             gauge      worker                     open contexts
+    aiograd_backward_passes      gauge      worker                     backward passes under way
+    aiograd_optimizer_steps_total counter    worker                     steps of optimisers
+    aiograd_bytes_total          counter    worker, peer, direction    bytes of open links
+    aiograd_link_up              gauge      worker, peer               1: connected
+    aiograd_buffered_bytes       gauge      worker                     bytes that wait to be sent
+    aiograd_loop_lag_seconds     gauge      worker                     how long a message waits
+    aiograd_memory_bytes         gauge      worker                     resident memory
+    aiograd_cpu_seconds_total    counter    worker                     processor time
+    aiograd_threads              gauge      worker                     threads
+    aiograd_limit_reached_total  counter    worker, limit              limits that were reached
+    aiograd_info                 gauge      worker, version, python    1
+    aiograd_calls_total          counter    worker, function, outcome  calls served
+    aiograd_call_seconds         histogram  worker, function           how long they took there
+    aiograd_passes_total         counter    worker, outcome            backward passes begun here
+    aiograd_backward_seconds     histogram  worker                     how long they took
 
-
-These names do not change within a major version. Labels are names of workers, states and limits:
-bounded by the size of the cluster. Durations and outcomes of single calls are not counted: that
-would be work for every call, and nobody may look. `ag.profile` records them.
+These names do not change within a major version. Labels are names of workers, states and limits,
+bounded by the size of the cluster, and of functions: the first 100 of a worker, then "(others)".
+Outcomes are "ok", "error" and "cancelled". The last four are counted by workers only while somebody
+collects (`rpc.observe.tally`); all others are read from tables that are there anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from aiograd.observe.snapshot import (
     BLOCKED,
@@ -45,8 +50,20 @@ from aiograd.observe.snapshot import (
     WorkerRow,
 )
 
-GAUGE, COUNTER = "gauge", "counter"
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 STATES: Final = (RUNNING, BLOCKED, STOPPED, SILENT, LOST, HIDDEN)
+
+
+class Buckets(NamedTuple):
+    """A histogram: how many were at most as long as each bound, the last one of them infinite."""
+
+    cumulative: Sequence[tuple[str, float]]  # the bound as Prometheus writes it, and the count
+    total: float  # seconds
+
+    @property
+    def number(self) -> float:
+        """How many there were."""
+        return self.cumulative[-1][1]
 
 
 class Family(NamedTuple):
@@ -57,6 +74,7 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...]
     samples: Sequence[tuple[tuple[str, ...], float]]
+    histograms: Sequence[tuple[tuple[str, ...], Buckets]] = ()  # instead, of that kind
 
     @property
     def full_name(self) -> str:
@@ -128,11 +146,43 @@ def _families(data: Data) -> Iterator[Family]:
     ]
     text, labels = "Limits that were reached", ("worker", "limit")
     yield Family("aiograd_limit_reached", COUNTER, text, labels, reached)
+    yield from _counted(known)
     info = [
         ((row.name, row.versions.get("aiograd", ""), row.versions.get("python", "")), 1.0)
         for row in known
     ]
     yield Family("aiograd_info", GAUGE, "Versions", ("worker", "version", "python"), info)
+
+
+def _counted(rows: Sequence[WorkerRow]) -> Iterator[Family]:
+    """Give what workers have counted for us."""
+    calls: list[tuple[tuple[str, ...], float]] = []
+    durations: list[tuple[tuple[str, ...], Buckets]] = []
+    passes: list[tuple[tuple[str, ...], float]] = []
+    passing: list[tuple[tuple[str, ...], Buckets]] = []
+    for row in rows:
+        for function, found in row.tally.get("calls", {}).items():
+            outcomes = found["outcomes"].items()
+            calls += [((row.name, function, each), float(count)) for each, count in outcomes]
+            durations.append(((row.name, function), _buckets(found)))
+        if found := row.tally.get("passes"):
+            outcomes = found["outcomes"].items()
+            passes += [((row.name, each), float(count)) for each, count in outcomes]
+            passing.append(((row.name,), _buckets(found)))
+    labels: tuple[str, ...] = ("worker", "function", "outcome")
+    yield Family("aiograd_calls", COUNTER, "Calls served", labels, calls)
+    text = "How long calls took where they were served"
+    yield Family("aiograd_call_seconds", HISTOGRAM, text, ("worker", "function"), (), durations)
+    text = "Backward passes begun"
+    yield Family("aiograd_passes", COUNTER, text, ("worker", "outcome"), passes)
+    text = "How long backward passes took"
+    yield Family("aiograd_backward_seconds", HISTOGRAM, text, ("worker",), (), passing)
+
+
+def _buckets(found: Mapping[str, Any]) -> Buckets:
+    bounds = [*map(str, found["bounds"]), "+Inf"]
+    counts = itertools.accumulate(found["counts"])
+    return Buckets([*zip(bounds, map(float, counts), strict=True)], found["total"])
 
 
 def _oldest(data: Data, row: WorkerRow) -> float:

@@ -4,12 +4,14 @@
     otel.instrument()                 # this worker; instrument(cluster=True): all of them
 
 Instruments are observable: they are read when the exporter of the program collects. Names are those
-of `numbers`, with dots: `aiograd.pending_calls`. Spans of recordings are in `rpc.observe.otel`.
+of `numbers`, with dots: `aiograd.pending_calls`. OpenTelemetry has no observable histograms, so
+each is three counters, as Prometheus stores it: `aiograd.call_seconds.bucket` with the attribute
+`le`, `.sum` and `.count`. Spans of recordings are in `rpc.observe.otel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from opentelemetry import metrics
@@ -17,8 +19,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from aiograd.observe.snapshot import Data
 from aiograd.rpc.agent import Agent
-from aiograd.views.numbers import COUNTER, families
+from aiograd.views.numbers import GAUGE, HISTOGRAM, Family, families
 from aiograd.views.scrape import Scraper
+
+BUCKET, SUM, COUNT = PARTS = (".bucket", ".sum", ".count")
 
 
 def instrument(
@@ -30,21 +34,33 @@ def instrument(
     names = []
     for family in families(Data()):
         name = family.name.replace("aiograd_", "aiograd.", 1)
-        make = (
-            meter.create_observable_counter
-            if family.kind == COUNTER
-            else meter.create_observable_gauge
-        )
-        make(name, callbacks=[_reader(scraper, family.name)], description=family.help)
-        names.append(name)
+        gauge = family.kind == GAUGE
+        make = meter.create_observable_gauge if gauge else meter.create_observable_counter
+        for part in PARTS if family.kind == HISTOGRAM else ("",):
+            reader = _reader(scraper, family.name, part)
+            make(name + part, callbacks=[reader], description=family.help)
+            names.append(name + part)
     return names
 
 
-def _reader(scraper: Scraper, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _reader(
+    scraper: Scraper, name: str, part: str
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def read(_: CallbackOptions) -> Iterable[Observation]:
         for family in families(scraper.snapshot()):
             if family.name == name:
-                for values, number in family.samples:
-                    yield Observation(number, dict(zip(family.labels, values, strict=True)))
+                yield from _observations(family, part)
 
     return read
+
+
+def _observations(family: Family, part: str) -> Iterator[Observation]:
+    for values, number in family.samples:
+        yield Observation(number, dict(zip(family.labels, values, strict=True)))
+    for values, buckets in family.histograms:
+        labels = dict(zip(family.labels, values, strict=True))
+        if part == BUCKET:
+            for bound, count in buckets.cumulative:
+                yield Observation(count, {**labels, "le": bound})
+        else:
+            yield Observation(buckets.total if part == SUM else buckets.number, labels)

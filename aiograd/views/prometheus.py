@@ -5,22 +5,29 @@
     prometheus.serve(9100, cluster=True)          # all workers, from one of them
     REGISTRY.register(prometheus.Collector())     # beside metrics of your own
 
-Everything is read when Prometheus asks; nothing is counted for it in between. `numbers` lists the
-names, `deploy/grafana.json` is a dashboard of them.
+Everything is read when Prometheus asks. Calls and passes are counted in between, by outcome and
+duration, from the first scrape until five minutes after the last one. `numbers` lists the names,
+`deploy/grafana.json` is a dashboard of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector as Base
 
 from aiograd.rpc.agent import Agent
-from aiograd.views.numbers import COUNTER, families
+from aiograd.views.numbers import COUNTER, GAUGE, HISTOGRAM, families
 from aiograd.views.scrape import Scraper
+
+_KINDS: Final = {
+    GAUGE: GaugeMetricFamily,
+    COUNTER: CounterMetricFamily,
+    HISTOGRAM: HistogramMetricFamily,
+}
 
 
 class Collector(Base):
@@ -35,11 +42,12 @@ class Collector(Base):
 
     def collect(self) -> Iterator[Any]:
         """Give the metrics as Prometheus wants them."""
-        for name, kind, text, labels, samples in families(self._scraper.snapshot()):
-            make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
-            metric = make(name, text, labels=labels)
-            for values, number in samples:
+        for family in families(self._scraper.snapshot()):
+            metric = _KINDS[family.kind](family.name, family.help, labels=family.labels)
+            for values, number in family.samples:
                 metric.add_metric(values, number)
+            for values, buckets in family.histograms:
+                metric.add_metric(values, buckets.cumulative, buckets.total)
             yield metric
 
 

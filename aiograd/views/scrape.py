@@ -2,6 +2,7 @@
 
 A worker's tables are read on its loop, so a scrape lets the loop do it and waits, for a bounded
 time. A loop that does not answer in time is itself the most important number, and is told as such.
+Workers count calls from the first scrape on, and for `rpc.observe.tally.LEASE` after the last one.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ class Scraper:
     def _take(self) -> Data:
         agent, inspector = self._agent, self._part.inspector
         if threading.get_ident() == agent.thread:  # in tests, and where a program prints its own
-            return inspector.here()
+            return inspector.here(counting=True)
         if agent.closed:
             return Data(time.time(), agent.name)
 
         async def take() -> Data:
-            return await inspector.ask(None) if self._cluster else inspector.here()
+            if self._cluster:
+                return await inspector.ask(None, counting=True)
+            return inspector.here(counting=True)
 
         future = asyncio.run_coroutine_threadsafe(take(), agent.loop)
         try:

@@ -9,6 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.dist.registry import contexts
+from aiograd.rpc.scope import AGENT
 from aiograd.testing import Faults
 
 
@@ -18,6 +19,11 @@ async def test_a_function_runs_off_the_loop_and_its_error_is_raised(workers):
         assert await channel.in_thread(threading.get_ident) != threading.get_ident()
         with pytest.raises(ZeroDivisionError):
             await channel.in_thread(lambda: 1 // 0)
+
+
+async def test_a_function_off_the_loop_has_the_variables_of_the_caller(workers):
+    async with workers(1):
+        assert await contexts().channel.in_thread(AGENT.get) is AGENT.get() is not None
 
 
 async def test_an_action_runs_at_once_on_the_loop_and_soon_from_a_thread(workers):

@@ -285,6 +285,14 @@ async def test_a_partner_sees_only_what_is_its_own():
         assert "worker2" not in text
 
 
+async def test_only_trusted_peers_let_a_worker_count_calls():
+    async with workers_by_mode("restricted", "trusted") as (mine, partner):
+        await partner.agent.request(mine.agent.info, "inspect", True, timeout=5.0)
+        assert mine.agent.tally is None
+        mine.agent.parts[Part].inspector.here(counting=True)
+        assert mine.agent.tally is not None
+
+
 @pytest.mark.parametrize(
     ("service", "args"),
     [
@@ -397,6 +405,14 @@ async def test_a_killed_worker_is_lost_until_it_is_back():
         assert (await ag.inspect(["worker1"])).worker("worker1").state == LOST
         await cluster.restart("worker1")
         assert (await ag.inspect()).worker("worker1").state == RUNNING
+
+
+async def test_a_worker_that_came_back_and_left_in_order_is_not_lost():
+    async with ag.LocalCluster(2) as cluster:
+        await cluster.kill("worker1")
+        await cluster.restart("worker1")
+        await cluster.scale(1)
+        assert [row.name for row in (await ag.inspect()).workers] == ["worker0", "driver"]
 
 
 async def test_a_worker_that_dies_while_it_is_asked_does_not_hold_up_the_others():

@@ -1,6 +1,7 @@
 """Helpers that several folders of tests share.
 
     agents        agents in one loop over the memory network, and the secret they share
+    browser       the page in Chromium
     certificates  TLS certificates issued for one test
     forks         run something in a forked child
     namespaces    two network namespaces that act as two hosts

@@ -6,6 +6,7 @@ import asyncio
 import time
 import urllib.request
 
+import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
@@ -41,6 +42,43 @@ async def test_prometheus_scrapes_a_worker_or_its_whole_cluster():
             await asyncio.to_thread(close_all)
 
 
+async def test_calls_and_passes_are_counted_by_outcome_from_the_first_scrape_on():
+    async with ag.LocalCluster(1) as cluster:
+        worker = cluster["worker0"]
+        await worker.call(divmod, 7, 2)
+        port, close = prometheus.serve(0, cluster=True)
+        try:
+            assert "divmod" not in await scraped(port)  # nobody collected when it was called
+            for _ in range(3):
+                await worker.call(divmod, 7, 2)
+            with pytest.raises(ZeroDivisionError):
+                await worker.call(divmod, 7, 0)
+            forever = worker.call(asyncio.sleep, 60)
+            w = ag.ones(2, requires_grad=True)
+            async with ag.context() as ctx:
+                await ctx.backward(await ag.rpc_async("worker0", ag.sum, args=(w,)))
+                forever.cancel()
+            await asyncio.sleep(scrape._FRESH)
+            text = await scraped(port)
+        finally:
+            await asyncio.to_thread(close)
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+
+    def calls(function, outcome):
+        labels = f'function="{function}",outcome="{outcome}",worker="worker0"'
+        return float(found[f"aiograd_calls_total{{{labels}}}"])
+
+    assert (calls("divmod", "ok"), calls("divmod", "error")) == (3, 1)
+    assert (calls("sleep", "cancelled"), calls("sum", "ok")) == (1, 1)
+    labels = 'function="divmod",worker="worker0"'
+    most = 'function="divmod",le="+Inf",worker="worker0"'
+    assert float(found[f"aiograd_call_seconds_bucket{{{most}}}"]) == 4
+    assert float(found[f"aiograd_call_seconds_count{{{labels}}}"]) == 4
+    assert 0 < float(found[f"aiograd_call_seconds_sum{{{labels}}}"]) < 10
+    assert float(found['aiograd_backward_seconds_count{worker="driver"}']) == 1
+    assert float(found['aiograd_passes_total{outcome="ok",worker="driver"}']) == 1
+
+
 async def test_registering_takes_no_snapshot_and_a_closed_worker_has_no_numbers():
     async with ag.LocalCluster(1, processes=False):
         collector = prometheus.Collector()
@@ -64,7 +102,9 @@ async def test_otel_reads_the_same_names():
         reader = InMemoryMetricReader()
         provider = MeterProvider([reader])
         names = otel.instrument(provider.get_meter("test"), cluster=True)
-        assert names == [each.name.replace("_", ".", 1) for each in families(Data())]
+        assert {name.removesuffix(part) for name in names for part in otel.PARTS} >= {
+            each.name.replace("_", ".", 1) for each in families(Data())
+        }
         data = await asyncio.to_thread(reader.get_metrics_data)
         metrics = data.resource_metrics[0].scope_metrics[0].metrics
         found = {metric.name: metric for metric in metrics}
@@ -74,4 +114,14 @@ async def test_otel_reads_the_same_names():
             "worker0": 0,
         }
         assert found["aiograd.calls_started"].data.is_monotonic
+        await ag.rpc_async("worker0", abs, args=(-1,))
+        await asyncio.sleep(scrape._FRESH)  # snapshots are shared for so long
+        data = await asyncio.to_thread(reader.get_metrics_data)
+        metrics = data.resource_metrics[0].scope_metrics[0].metrics
+        found = {metric.name: metric.data.data_points for metric in metrics}
+        of_abs = {"worker": "worker0", "function": "abs"}
+        (count,) = (p.value for p in found["aiograd.call_seconds.count"] if p.attributes == of_abs)
+        buckets = {p.attributes["le"]: p.value for p in found["aiograd.call_seconds.bucket"]}
+        assert count == buckets["+Inf"] == 1
+        assert next(p.value for p in found["aiograd.call_seconds.sum"]) > 0
         await asyncio.to_thread(provider.shutdown)

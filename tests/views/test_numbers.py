@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def documented():
-    rows = re.findall(r"^    (aiograd_\w+) +(gauge|counter) +(.+?)  ", numbers.__doc__, re.M)
+    rows = re.findall(
+        r"^    (aiograd_\w+) +(gauge|counter|histogram) +(.+?)  ", numbers.__doc__, re.M
+    )
     return {name: (kind, tuple(labels.split(", "))) for name, kind, labels in rows}
 
 
@@ -29,13 +31,27 @@ def test_the_grafana_dashboard_uses_documented_names_only_and_all_of_them():
     used = set()
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
-            used |= set(re.findall(r"aiograd_\w+", target["expr"]))
-            legend = re.findall(r"{{(\w+)}}", target["legendFormat"])
-            labels = set().union(*(documented()[name][1] for name in used))
-            assert set(legend) <= labels
+            names = {stored_as(name) for name in re.findall(r"aiograd_\w+", target["expr"])}
+            labels = {label for name in names for label in documented()[name][1]}
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
+            summed = re.findall(r"by \(([\w, ]+)\)", target["expr"])
+            assert {label for each in summed for label in each.split(", ")} <= labels | {"le"}
+            used |= names
     assert used == set(documented())
-    places = [tuple(panel["gridPos"].values())[:2] for panel in dashboard["panels"]]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+
+
+def stored_as(name):
+    """Return the documented name of what Prometheus stores under a name."""
+    histogram = name.removesuffix("_bucket")
+    return histogram if documented().get(histogram, ("",))[0] == "histogram" else name
+
+
+def test_the_guide_lists_every_documented_name():
+    text = (ROOT / "docs" / "looking.md").read_text()
+    assert set(re.findall(r"`(aiograd_\w+)`", text)) == set(documented())
 
 
 def test_a_worker_that_does_not_answer_is_counted_and_has_no_numbers():

@@ -151,9 +151,15 @@ class Member:
 
     @property
     def lost_peers(self) -> list[tuple[PeerInfo, str]]:
-        """List the latest workers that were lost, and why; not those that are back."""
+        """List the latest workers that were lost, and why; not those that came back."""
         latest = {peer.name: (peer, why) for peer, why in self._lost_peers}
-        return [each for name, each in latest.items() if name not in self.roster.members]
+        # Not by the roster: one that came back and then left in order is not in it, nor lost.
+        known = self.agent.directory.members
+        return [
+            (peer, why)
+            for name, (peer, why) in latest.items()
+            if name in known and known[name].incarnation == peer.incarnation
+        ]
 
     def gathers(self) -> list[tuple[list[str], list[str]]]:
         """List the gathers that wait here for members: their group, and who has come."""

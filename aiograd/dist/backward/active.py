@@ -46,7 +46,7 @@ class ActivePass:
         self, context: Context, state: Pass, done: asyncio.Future[None] | None, losses: int
     ) -> None:
         self.context, self.state, self.key = context, state, state.key
-        self.trace: PassTrace | None = None  # if the pass is recorded
+        self.trace: PassTrace | None = None  # if the pass is recorded, counted or part of a trace
         self.done: asyncio.Future[None] | None = done  # at the originator: ends with the pass
         self.began: float = perf_counter()  # for people who look at a pass that does not end
         # How many losses of peers were known when it began: the edges of those count as "none" in it,
@@ -104,6 +104,15 @@ class ActivePass:
                 key = f"Send({self.state.here.name} -> {sender.name})"
                 self._crossed("send", key, answers, began)
         self.inbox.clear()
+
+    def traced(self, function: Callable[..., None], *args: Any) -> None:
+        """Run something of the user's own in the trace that the pass is part of, if it is."""
+        variables = None if self.trace is None else self.trace.variables
+        if variables is None:
+            function(*args)
+        else:
+            # A copy: a context cannot be entered while it is, as it is by the task that drains.
+            variables.copy().run(function, *args)
 
     def computed(self, seconds: float) -> None:
         """Note the duration of a drain, for pictures and recordings."""

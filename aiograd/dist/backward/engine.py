@@ -39,7 +39,7 @@ from aiograd.dist.backward.reports import OutcomeReports
 from aiograd.dist.backward.state import Answer, Message, Pass, Terms
 from aiograd.dist.boundary import crossed_all
 from aiograd.dist.channel import Channel
-from aiograd.dist.context import Context
+from aiograd.dist.context import CURRENT, Context
 from aiograd.dist.foreign import entries as any_roots_of
 from aiograd.dist.foreign import library_of
 from aiograd.dist.inspect import explain
@@ -52,7 +52,10 @@ from aiograd.rpc.options import check_timeout
 # A gradient message: answers, expected edges, credit, ranks reached. `Pass.feed` takes these.
 Body = tuple[list[Answer | PackedAnswer], list[int] | None, Credit, int]
 # In the first message to a peer: name, rank and incarnation of the originator, then the Terms.
-Invitation = tuple[str, int, bytes, bool, bool, bool]
+# Last, if the pass is part of a trace: its W3C `traceparent`. Partners neither get nor give it.
+Invitation = (
+    tuple[str, int, bytes, bool, bool, bool] | tuple[str, int, bytes, bool, bool, bool, str]
+)
 
 
 class ContextLookup(Protocol):
@@ -283,7 +286,9 @@ class Engine:
         """Drain and send: here or, when that could take long, in a thread."""
         if active.heavy:
             active.draining = True
-            self._channel.spawn(self._advance_in_thread(active))
+            trace = active.trace
+            variables = None if trace is None else trace.variables
+            self._channel.spawn(self._advance_in_thread(active), variables)
             return
         self._step(active, active.state.drain)
 
@@ -308,6 +313,9 @@ class Engine:
 
     async def _advance_in_thread(self, active: ActivePass) -> None:
         drain = active.state.drain
+        # Not the context of the task that has begun the pass: other steps of the pass begin with
+        # messages, and hooks must not depend on which step they run in.
+        CURRENT.set(None)
         try:
             while True:
                 began = perf_counter()
@@ -336,10 +344,7 @@ class Engine:
         for message in active.state.collect(sinks):
             began = perf_counter()
             if context.hooks and message.answers:
-                message.answers = [
-                    (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
-                    for edge, gradients, loops in message.answers
-                ]
+                active.traced(_cross, context, message)
             self._post(active, message)
             if active.trace is not None:
                 active.posted(message.name, message.answers, began)
@@ -350,7 +355,11 @@ class Engine:
         """Post a gradient message: the one place that chooses its encoding."""
         context, state, channel = active.context, active.state, self._channel
         link = self._link(active, message)
-        invitation = (*state.originator.identity, *state.terms) if message.invites else None
+        invitation: Invitation | None = None
+        if message.invites:
+            invitation = (*state.originator.identity, *state.terms)
+            if active.trace is not None and active.trace.traceparent and not link.restricted:
+                invitation = (*invitation, active.trace.traceparent)
         rest = (message.expected, message.credit, state.reached)
         if not link.restricted:
             buffers: list[PickleBuffer] = []
@@ -440,7 +449,7 @@ class Engine:
         self, context: Context, sender: PeerInfo, number: int, invitation: Invitation
     ) -> ActivePass | None:
         """Take part in a pass; None if it is known to be decided, and its messages come late."""
-        name, rank, incarnation, *terms = invitation
+        name, rank, incarnation, *terms = invitation[:6]
         # A late message of a decided pass must not start it again: nobody would end it.
         if context.outcomes.outcome(incarnation, number) is not None:
             return None
@@ -449,7 +458,8 @@ class Engine:
         state = self._pass(context, number, originator, Terms(*terms))
         active = ActivePass(context, state, None, self._lost_peers.count)
         self.passes.add(active)
-        active.trace = self._channel.trace_pass()
+        parent = invitation[6] if len(invitation) == 7 else ""
+        active.trace = self._channel.trace_joined_pass(parent)
         return active
 
     # ── what the registry reports ───────────────────────────────────────────────────────────────
@@ -467,3 +477,11 @@ class Engine:
         for active in self.passes.of(context.id):
             self.passes.discard(active.key)
             active.fail(UnknownContext(context.id, "it was released while a backward pass ran"))
+
+
+def _cross(context: Context, message: Message) -> None:
+    """Let the hooks of a context see, and change, the gradients of a message."""
+    message.answers = [
+        (edge, crossed_all(context.hooks, context.id, message.name, gradients), loops)
+        for edge, gradients, loops in message.answers
+    ]

@@ -48,7 +48,8 @@ _END: Final = object()
 class ExecutionHost(ResponseHost, Protocol):
     """What running functions needs of the worker."""
 
-    profiles: Any  # recordings of everything that is called here; None: there are none
+    profiles: Any  # recordings of everything that is called here; None: nothing observes calls
+    tally: Any  # counts what is called here; then `profiles` is not None
     # Gives what runs in place of a function that is called here; None: the function itself.
     wrapper: Callable[[Callable[..., Any]], Callable[..., Any]] | None
 
@@ -266,6 +267,8 @@ class Execution:
             self.fail(invocation, error)
         elif invocation.abandoned and invocation.token is None:
             self._forget(invocation)
+            if invocation.visit is not None:  # it is not answered, which would end that
+                invocation.visit.end(None, asyncio.CancelledError())
             if is_unfinished(value):
                 _discard(value)
         else:

@@ -24,7 +24,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from aiograd._html import BLUE, card, code, quiet
 from aiograd._html import table as html_table
@@ -250,6 +250,13 @@ def under(scope: Scope) -> Iterator[None]:
             SCOPE.reset(token)
 
 
+class RecordingWorker(Protocol):
+    """What recording needs of a worker."""
+
+    profiles: list[Profile] | None
+    tally: Any
+
+
 def _quiet(func: F) -> F:
     """Mark a function that runs on the loop, and is neither counted nor recorded as a call."""
     func.__aiograd_inline__ = func.__aiograd_quiet__ = True  # type: ignore[attr-defined]
@@ -269,7 +276,6 @@ def start_profile(*, details: bool = False) -> None:
         1
     """
     agent = current()
-    # None without recordings: every call being served asks only whether there is one.
     stack = agent.profiles or []
     agent.profiles = [*stack, Profile(details, stack[-1] if stack else None)]
 
@@ -287,8 +293,14 @@ def stop_profile() -> Profile:
         raise RpcError(f"no profile was started on {agent.name}")
     last: Profile
     *rest, last = agent.profiles
-    agent.profiles = rest or None
+    set_profiles(agent, rest)
     return last
+
+
+def set_profiles(worker: RecordingWorker, profiles: list[Profile]) -> None:
+    """Let a worker have these recordings; None if neither they nor a tally want calls observed."""
+    # Every call being served asks only whether it is None.
+    worker.profiles = profiles if profiles or worker.tally is not None else None
 
 
 # ── presenting ──────────────────────────────────────────────────────────────────────────────────

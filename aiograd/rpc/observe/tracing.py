@@ -5,8 +5,9 @@
           ◀── reply or fault, METADATA {"spans"} ──  its span first, then what happened inside
 
 A call keeps a `Trace`, and a call being served a `Visit`, while a recording is on, and None
-otherwise. Partners (see `Options.mode`) are neither asked nor answered: spans name workers and
-functions that a partner must not see.
+otherwise. The W3C `traceparent` goes along with calls, and with invitations to backward passes.
+Partners (see `Options.mode`) are neither asked nor answered: spans name workers and functions that
+a partner must not see.
 
 The three protocols below are all that tracing knows of workers, calls and invocations.
 """
@@ -24,6 +25,7 @@ from typing import Any, Final, Protocol
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.envelope import open_head
 from aiograd.rpc.observe.profile import Profile, Scope, Span, key
+from aiograd.rpc.observe.tally import CountedCall, Tally
 from aiograd.rpc.scope import SCOPE, record
 from aiograd.wire.messages import METADATA
 
@@ -46,7 +48,11 @@ class TracedWorker(Protocol):
 
     @property
     def profiles(self) -> list[Profile] | None:
-        """The recordings of everything called here, innermost last."""
+        """The recordings of everything called here, innermost last; None: calls go unobserved."""
+
+    @property
+    def tally(self) -> Tally | None:
+        """What counts calls and passes, if anything does."""
 
     @property
     def runtime(self) -> Clock:
@@ -226,13 +232,16 @@ class Visit:
         return [tuple(span), *inside]
 
 
-def visit(invocation: TracedInvocation, worker: TracedWorker) -> Visit | None:
-    """Return what records a call that starts to run here; None for calls that are not recorded."""
+def visit(invocation: TracedInvocation, worker: TracedWorker) -> Visit | CountedCall | None:
+    """Return what records or counts a call that starts to run here; None if nothing does."""
     if invocation.target.quiet:
         return None
-    # Not a recording of this worker: one that everything is called under counts as well.
-    asked = type(invocation.record) is bool or worker.profiles is not None
-    found = Visit(invocation, worker) if asked else None
+    # The caller asks for it, or this worker as a whole is recorded.
+    asked = type(invocation.record) is bool or worker.profiles
+    found: Visit | CountedCall | None = Visit(invocation, worker) if asked else None
+    if worker.tally is not None:
+        clock = worker.runtime.time
+        found = CountedCall(worker.tally, invocation.target.name, clock, found)
     if invocation.traceparent and invocation.context is not None:
         invocation.context.run(follow, invocation.traceparent)
     return found
@@ -273,35 +282,72 @@ def _is_array(value: Any) -> bool:
 
 
 class PassTrace:
-    """A backward pass that is being recorded; `dist` notes what happens in it."""
+    """A backward pass that is recorded, counted, or part of a trace; `dist` tells what happens.
 
-    __slots__ = ("_id", "_key", "_scope", "_start", "_worker")
+    `traceparent` goes along with invitations to the pass. What the pass runs of the user's own,
+    hooks and backward functions, runs in `variables`: there the trace is current, and calls
+    made there continue it.
+    """
 
-    def __init__(self, scope: Scope, worker: TracedWorker, key: str) -> None:
-        self._scope, self._worker, self._key = scope, worker, key
-        self._id = scope.profile.number()
+    __slots__ = ("_id", "_key", "_scope", "_start", "_worker", "traceparent", "variables")
+
+    def __init__(self, scope: Scope | None, worker: TracedWorker) -> None:
+        self._scope, self._worker, self._key = scope, worker, f"backward({worker.name})"
+        self._id = 0 if scope is None else scope.profile.number()
         self._start = worker.runtime.time()
+        self.traceparent: str = ""
+        self.variables: contextvars.Context | None = None  # None: those of the task or message
 
     def note(self, kind: str, key: str, seconds: float, detail: dict[str, Any] | None) -> None:
         """Add a span for something in the pass that has just ended."""
+        if self._scope is None:
+            return
         recording, worker = self._scope.profile, self._worker
         end, id = worker.runtime.time(), recording.number()
         start = max(self._start, end - seconds)
         recording.add(Span(key, kind, worker.name, start, end, id, self._id, "", detail))
 
     def end(self, error: BaseException | None) -> None:
-        """Add the span of the whole pass."""
-        recording, worker = self._scope.profile, self._worker
-        end, failure = worker.runtime.time(), "" if error is None else type(error).__name__
-        start, parent = self._start, self._scope.parent
-        whole = Span(self._key, "backward", worker.name, start, end, self._id, parent, failure)
-        recording.add(whole)
+        """Add the span of the whole pass, and count it; at its originator."""
+        worker = self._worker
+        start, end, tally = self._start, worker.runtime.time(), worker.tally
+        if tally is not None:
+            tally.passes.add(end - start, error)
+        if self._scope is not None:
+            recording, parent = self._scope
+            failure = "" if error is None else type(error).__name__
+            key, id = self._key, self._id
+            recording.add(Span(key, "backward", worker.name, start, end, id, parent, failure))
 
 
 def trace_pass(worker: TracedWorker) -> PassTrace | None:
-    """Return what records a pass that starts, or is joined, here and now; None if nothing does."""
+    """Return what observes a pass that starts here and now; None if nothing does."""
     scope = SCOPE.get().recording
-    # A participant joins by a message, outside any recording block: only the whole worker's counts.
-    if scope is None and worker.profiles:
-        scope = Scope(worker.profiles[-1], 0)
-    return None if scope is None else PassTrace(scope, worker, f"backward({worker.name})")
+    if scope is None:
+        return None if worker.profiles is None else PassTrace(_whole(worker), worker)
+    made = PassTrace(scope, worker)
+    made.traceparent = traceparent() or ""
+    if made.traceparent:
+        # Later steps of the pass begin with messages, outside of the task that has begun it.
+        made.variables = contextvars.copy_context()
+    return made
+
+
+def trace_joined_pass(worker: TracedWorker, parent: str) -> PassTrace | None:
+    """Return what observes this worker's part of a pass of another one; None if nothing does.
+
+    `parent` is the trace that it is part of, as W3C writes it; empty: of none.
+    """
+    # It joins by a message, outside any recording block: only that of the whole worker counts.
+    if not (parent or worker.profiles):
+        return None
+    made = PassTrace(_whole(worker), worker)
+    if parent:
+        # Told on to others even if this worker has no OpenTelemetry itself.
+        made.traceparent, made.variables = parent, contextvars.copy_context()
+        made.variables.run(follow, parent)
+    return made
+
+
+def _whole(worker: TracedWorker) -> Scope | None:
+    return Scope(worker.profiles[-1], 0) if worker.profiles else None

@@ -7,10 +7,11 @@ that `aiograd stuck` uses.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any, Final
 
-from aiograd.observe.snapshot import CallRow, Data, WorkerRow
+from aiograd.observe.snapshot import CallRow, Data, LinkRow
 from aiograd.observe.waits import find
 
 CALLS: Final = 300
@@ -30,7 +31,7 @@ def digest(data: Data) -> dict[str, Any]:
         "version": data.version,
         "taken": data.taken,
         "by": data.by,
-        "workers": [_worker(data, row) for row in data.workers],
+        "workers": _workers(data),
         "calls": [asdict(row) for row in calls[:CALLS]],
         "call_count": len(calls),
         "edges": _edges(data),
@@ -57,15 +58,34 @@ def _cut(finding: dict[str, Any]) -> dict[str, Any]:
     return {**finding, "hops": finding["hops"][:HOPS], "hop_count": len(finding["hops"])}
 
 
-def _worker(data: Data, row: WorkerRow) -> dict[str, Any]:
-    links = [each for each in data.links if each.worker == row.name and each.peer != row.name]
-    found = asdict(row)
-    found["limits"] = {name: count for name, count in row.limits.items() if count}
-    found["sent"] = sum(each.sent for each in links)
-    found["received"] = sum(each.received for each in links)
-    found["links"] = sum(each.state == "open" for each in links)
-    found["suspects"] = sorted(each.peer for each in links if each.suspect)[:8]
+def _workers(data: Data) -> list[dict[str, Any]]:
+    """Return the rows of workers, with what belongs to each of them added up."""
+    links: dict[str, list[LinkRow]] = {row.name: [] for row in data.workers}
+    for each in data.links:
+        if each.peer != each.worker and each.worker in links:
+            links[each.worker].append(each)
+    # Not the counters of workers, which count requests of the library as well.
+    calling = Counter(row.caller for row in data.pending if row.kind != "service")
+    called = Counter(row.callee for row in data.running if row.kind != "service")
+    found = []
+    for row in data.workers:
+        answered = row.cpu is not None
+        sums: dict[str, Any] = {
+            "calling": calling[row.name] if answered else None,
+            "called": called[row.name] if answered else None,
+        }
+        found.append({**asdict(row), **sums, **_added_up(links[row.name])})
+        found[-1]["limits"] = {name: count for name, count in row.limits.items() if count}
     return found
+
+
+def _added_up(links: list[LinkRow]) -> dict[str, Any]:
+    return {
+        "sent": sum(each.sent for each in links),
+        "received": sum(each.received for each in links),
+        "links": sum(each.state == "open" for each in links),
+        "suspects": sorted(each.peer for each in links if each.suspect)[:8],
+    }
 
 
 def _calls(data: Data) -> list[CallRow]:

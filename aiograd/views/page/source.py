@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiograd.dist.registry import ContextRegistry
 from aiograd.observe import Part
 from aiograd.observe.snapshot import Data
 from aiograd.rpc.agent import Agent
+
+NODES: Final = 300  # in a picture: more can neither be read nor drawn in a second
 
 
 class Source(Protocol):
@@ -56,9 +59,17 @@ class WorkerSource:
         return await self._part.inspector.record(seconds)
 
     async def graph(self, context_id: int) -> str | None:
-        """Draw a context that this worker has a part of."""
+        """Draw a context that this worker has a part of; None if it has none.
+
+        ValueError for one that is too large for a picture.
+        """
         registry: ContextRegistry | None = self._agent.parts.get(ContextRegistry)
         context = None if registry is None else registry.find(context_id)
         if context is None:
             return None
-        return (await context.graph()).svg
+        graph = await context.graph()
+        if len(graph.nodes) > NODES:
+            text = f"{len(graph.nodes)} operations on {len(graph.workers)} workers"
+            raise ValueError(f"the graph is too large for a picture: {text}")
+        # Off the loop: to place some hundred boxes takes a good part of a second.
+        return await asyncio.to_thread(lambda: graph.svg)

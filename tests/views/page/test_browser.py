@@ -6,27 +6,24 @@ Needs Playwright's client and a Chromium: `make browser` installs the first and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
+import threading
 
 import pytest
 
 import aiograd as ag
 from aiograd.errors import BackwardFailed
+from tests.support.browser import MISSING, NARROW, opened, show
 from tests.support.waiting import until
 
-playwright = pytest.importorskip(
-    "playwright.async_api", reason="Playwright is not installed: `make browser`"
-)
-CHROMIUM = os.environ.get("AIOGRAD_CHROMIUM") or shutil.which("chromium")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.deadline(90),
+    # One loop is enough here: `test_dashboard` has the server on both.
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
 VIEWS = ("overview", "calls", "waits", "references", "contexts", "logs", "profile")
-NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 860}
 
 
 @ag.serial
@@ -36,6 +33,34 @@ class Stage:
 
     async def step(self):
         return await self.following.rpc_async().step()
+
+
+GATE = threading.Event()
+
+
+def wait_for_gate(gradient):
+    GATE.wait(60.0)
+
+
+def open_gate():
+    GATE.set()
+
+
+def gated(x):
+    y = x * 2
+    y.register_hook(wait_for_gate)
+    return y.sum()
+
+
+async def relayed(x):
+    return await ag.rpc_async("worker1", gated, args=(x * 3,))
+
+
+async def marked():
+    await asyncio.sleep(60)
+
+
+marked.__qualname__ = marked.__name__ = "<img src=x onerror=alert(2)>"
 
 
 def explode(gradient):
@@ -48,29 +73,11 @@ def fragile(x):
     return y.sum()
 
 
-@contextlib.asynccontextmanager
-async def opened(url, *, scheme="light", size=WIDE):
-    """Open the page; at the end, the console must have no errors."""
-    errors = []
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        try:
-            context = await browser.new_context(color_scheme=scheme, viewport=size)
-            page = await context.new_page()
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-            await page.goto(url)
-            await page.wait_for_selector("main")
-            yield page
-        finally:
-            await browser.close()
-    assert errors == []
-
-
-async def show(page, view):
-    """Choose a view as a user does."""
-    await page.click(f'nav a[href="#/{view}"]')
-    await page.wait_for_selector(f'nav a[href="#/{view}"][aria-current="page"]')
+async def every_view(page):
+    """Click through all views; each has something to show."""
+    for view in VIEWS:
+        await show(page, view)
+        await page.wait_for_selector("main section h2")
 
 
 async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
@@ -80,16 +87,16 @@ async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
         name = "</td><img src=x onerror=alert(1)>"
         await cluster["worker1"].call(print, name)
         waiting = cluster["worker1"].call(asyncio.sleep, 60)
+        with_markup = cluster["worker0"].call(marked)
         async with opened(cluster.dashboard.url) as page:
-            for view in VIEWS:
-                await show(page, view)
-                assert await page.locator("main section").count() > 0
+            await every_view(page)
             await show(page, "overview")
             text = await page.inner_text('table[data-table="workers"]')
             assert "worker0" in text
             assert "driver" in text
             await show(page, "calls")
             await page.wait_for_selector('table[data-table="calls"] >> text=sleep')
+            await page.wait_for_selector('table[data-table="calls"] >> text=<img src=x')
             await page.fill("#filter", "nothing like it")
             await page.wait_for_selector("text=No call is under way.")
             await page.fill("#filter", "sleep")
@@ -108,6 +115,7 @@ async def test_every_view_of_a_running_job_can_be_clicked_through(tmp_path):
             await page.click("text=Show stacks")
             await page.wait_for_selector("h3 >> text=MainThread")
         waiting.cancel()
+        with_markup.cancel()
         del kept
 
 
@@ -122,6 +130,7 @@ async def test_a_stuck_job_is_told_in_red_with_its_lines():
             await page.wait_for_selector("text=cycle of 3 calls")
             assert await page.locator(".finding").first.locator("tbody tr").count() == 3
             assert await page.locator("svg path.edge.bad").count() == 3
+            await every_view(page)
         future.cancel()
         del stages
 
@@ -134,10 +143,19 @@ async def test_a_killed_and_a_stopped_worker_are_told_and_the_page_stays():
         await page.wait_for_selector("text=3 of 3")
         await cluster.kill("worker0")
         await page.wait_for_selector("text=worker0 is lost.")
+        await every_view(page)
+        await page.goto(cluster.dashboard.url + "#/worker/worker0")
+        await page.wait_for_selector("h2 >> text=worker0")
+        assert "null" not in await page.inner_text("main")
+        await show(page, "overview")
         pid = cluster.pid("worker1")
         os.kill(pid, signal.SIGSTOP)
         try:
             await page.wait_for_selector("text=worker1 is stopped.")
+            await page.goto(cluster.dashboard.url + "#/worker/worker1")
+            await page.click("text=Show stacks")  # which it cannot give
+            await page.wait_for_selector("text=SIGSTOP")
+            await show(page, "overview")
         finally:
             os.kill(pid, signal.SIGCONT)
         await cluster.restart("worker0")
@@ -152,12 +170,38 @@ async def test_a_failed_pass_is_shown_with_its_context():
             with pytest.raises(BackwardFailed):
                 await ctx.backward(y)
             async with opened(cluster.dashboard.url) as page:
+                await every_view(page)
                 await show(page, "contexts")
-                await page.wait_for_selector("text=planted")
+                await page.wait_for_selector(".notice.bad >> text=planted")
                 await page.click(f"button >> text={ctx.id}")
+                await page.wait_for_selector('svg.pass [data-state="failed"]')
                 await page.wait_for_selector("img.graph")
                 width = "document.querySelector('img.graph').naturalWidth"
                 await until(lambda: page.evaluate(width))
+
+
+async def test_a_pass_moves_through_the_picture_of_its_workers():
+    async with ag.LocalCluster(2, dashboard=True) as cluster:
+        w = ag.ones(3, requires_grad=True)
+        async with ag.context() as ctx:
+            loss = await ag.rpc_async("worker0", relayed, args=(w,))
+            async with opened(cluster.dashboard.url) as page:
+                await show(page, "contexts")
+                for name in ("driver", "worker0", "worker1"):
+                    await page.wait_for_selector(f'[data-worker="{name}"][data-state="idle"]')
+                running = asyncio.create_task(ctx.backward(loss))
+                await page.wait_for_selector('[data-worker="worker1"][data-state="computing"]')
+                for name in ("driver", "worker0"):
+                    await page.wait_for_selector(f'[data-worker="{name}"][data-state="waiting"]')
+                for edge in ("driver>worker0", "worker0>worker1"):
+                    path = page.locator(f'path.edge.awaited[data-edge="{edge}"]')
+                    await path.wait_for(state="attached")  # "hidden" is what a straight line is
+                await every_view(page)
+                await show(page, "contexts")
+                await cluster["worker1"].call(open_gate)
+                await running
+                await page.wait_for_selector("text=No backward pass is under way.")
+                assert await page.locator("path.edge.awaited").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -170,6 +214,9 @@ async def test_a_narrow_page_does_not_scroll_sideways(scheme):
             await page.goto(f"{cluster.dashboard.url}#/{view}")
             await page.wait_for_selector(f'nav a[href="#/{view}"][aria-current="page"]')
             assert await page.evaluate("document.documentElement.scrollWidth") == 400
+        await page.goto(f"{cluster.dashboard.url}#/worker/worker1")
+        await page.wait_for_selector("h2 >> text=worker1")
+        assert await page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 async def test_the_page_works_by_keyboard_and_names_what_it_shows():

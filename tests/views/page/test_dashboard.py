@@ -6,6 +6,8 @@ import asyncio
 import builtins
 import contextlib
 import json
+import os
+import signal
 import sys
 
 import aiohttp
@@ -14,6 +16,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import RpcError
 from aiograd.observe.snapshot import Data, WorkerRow
+from aiograd.views.page import source
 from aiograd.views.page.dashboard import Dashboard
 from tests.support.waiting import until
 
@@ -88,6 +91,26 @@ async def test_ten_pages_share_one_snapshot_per_second():
         assert page._feed.pages == 10
 
 
+async def test_a_worker_that_is_stopped_while_it_is_looked_at_is_told_and_the_others_go_on():
+    async with (
+        ag.LocalCluster(2) as cluster,
+        ag.Dashboard(cluster, every=0.05) as page,
+        aiohttp.ClientSession() as client,
+        client.get(page.url + "events", read_bufsize=2**22) as answer,
+    ):
+        os.kill(cluster.pid("worker0"), signal.SIGSTOP)
+        try:
+            states = {}
+            while states.get("worker0") != "stopped":
+                line = await answer.content.readline()
+                if line.startswith(b"data: "):
+                    states = {row["name"]: row["state"] for row in json.loads(line[6:])["workers"]}
+                assert await cluster["worker1"].call(abs, -1) == 1
+            assert states == {"worker0": "stopped", "worker1": "running", "driver": "running"}
+        finally:
+            os.kill(cluster.pid("worker0"), signal.SIGCONT)
+
+
 class Failing:
     """A source that answers once."""
 
@@ -144,6 +167,17 @@ async def test_stacks_logs_recordings_and_pictures_are_answered():
             async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
                 assert answer.content_type == "image/svg+xml"
                 assert (await answer.text()).startswith("<svg")
+
+
+async def test_a_graph_that_is_too_large_is_refused_with_its_size(monkeypatch):
+    monkeypatch.setattr(source, "NODES", 3)
+    async with served() as (_, page, client):
+        w = ag.ones(2, requires_grad=True)
+        async with ag.context() as ctx:
+            await ag.rpc_async("worker0", ag.tanh, args=(w,))
+            async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
+                assert answer.status == 503
+                assert "too large for a picture" in await answer.text()
 
 
 async def _get(client, url):

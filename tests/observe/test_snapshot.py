@@ -70,6 +70,9 @@ def _with_worker(**fields: object) -> str:
         (_with_worker(age=float("nan")), "malformed WorkerRow"),
         (_with_worker(stack=[[]]), "malformed WorkerRow"),
         (_with_worker(counters={"a": "b"}), "malformed WorkerRow"),
+        (_with_worker(tally=[]), "malformed WorkerRow"),
+        (_with_worker(tally={"calls": {}}), "malformed WorkerRow"),
+        (_with_worker(tally={"calls": {"f": {"bounds": ["<"]}}}), "malformed WorkerRow"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

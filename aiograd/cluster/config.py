@@ -33,6 +33,7 @@ from aiograd.wire.names import appearance, check_name, check_rank
 __all__ = [
     "DRIVER",
     "JOIN_TIMEOUT",
+    "THREAD_VARIABLES",
     "Launch",
     "WorkerPlan",
     "check_count",
@@ -47,6 +48,8 @@ __all__ = [
 # Seconds until all workers have joined. Not `Options.timeout`, which is for calls: a job of many
 # hosts may take long to start, however fast its calls are.
 JOIN_TIMEOUT = 60.0
+# Array libraries read these when they are loaded: on how many threads they compute.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 DRIVER = "driver"  # the name of the process that starts a local cluster
 MAX_LABELS = 64  # of one worker
 MAX_LABEL = 1000  # characters of one label
@@ -78,6 +81,7 @@ class WorkerPlan:
     secret: bytes | None = field(default=None, repr=False)
     spin: float = 0.0  # seconds that the loop polls after traffic
     crowded: bool = False  # more workers than cores on this host
+    threads: int = 0  # for array libraries to compute on; 0: what the environment says
     modules: tuple[str, ...] = ()  # to import before joining: they expose functions
     join_timeout: float = JOIN_TIMEOUT
     watch: bool = True  # whether to run a watchdog that reports what blocks the loop

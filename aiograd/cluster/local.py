@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
-from aiograd.cluster.config import DRIVER, WorkerPlan, check_count
+from aiograd.cluster.config import DRIVER, THREAD_VARIABLES, WorkerPlan, check_count
 from aiograd.cluster.joining.folders import PrivateFolder
 from aiograd.cluster.processes.forkserver import ForkServer, can_fork, preloaded
 from aiograd.cluster.processes.spawn import OutputLog, SpawnedWorker
@@ -85,6 +85,10 @@ class LocalHosts:
         self._forkserver: ForkServer | None = None  # if there are several processes
         # `>=`: the driver needs a core as well.
         self._crowded = processes and n_workers >= _cores()
+        self._threads = 0
+        if processes and not any(name in os.environ for name in THREAD_VARIABLES):
+            # What the user has not said: each worker computes on its part of the other cores.
+            self._threads = max(1, (_cores() - 1) // max(1, n_workers))
 
     async def count(self) -> int:
         """Return how many workers suit this machine."""
@@ -137,6 +141,7 @@ class LocalHosts:
             # Polling saves the wake-up of another core; workers of one loop need none.
             spin=spin if self._processes else 0.0,
             crowded=self._crowded,
+            threads=self._threads,
             # In the other modes a worker imports nothing that a peer names, so the modules that
             # expose functions are imported at its start.
             modules=() if self._options.mode == "trusted" else exposing_modules(),

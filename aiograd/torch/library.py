@@ -34,6 +34,10 @@ class Torch:
     def __init__(self) -> None:
         self.traveller = self.box = TensorTraveller(self)
 
+    def use_threads(self, count: int) -> None:
+        """Let operations of this process compute on several threads."""
+        torch.set_num_threads(count)
+
     # ── roots and inputs ────────────────────────────────────────────────────────────────────────
 
     def entry(

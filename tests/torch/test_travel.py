@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import aiograd as ag
+from aiograd.cluster import local
+from aiograd.cluster.config import THREAD_VARIABLES
 from aiograd.cluster.processes import forkserver
 from aiograd.dist import foreign
 from aiograd.errors import SerializationError
@@ -41,6 +43,21 @@ def test_importing_aiograd_does_not_import_torch():
     program = "import aiograd; " + PACKAGE_LOADED
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, 1), (7, 3)])
+async def test_torch_computes_on_a_workers_part_of_the_cores(monkeypatch, cores, threads):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(local, "_cores", lambda: cores)  # one of them is for the driver
+    async with ag.LocalCluster(2, processes=True) as cluster:
+        for worker in cluster:
+            assert await worker.call(torch.get_num_threads) == threads
+            assert (await worker.call(product, 400)).item() == 400
+
+
+def product(size: int) -> torch.Tensor:
+    return (torch.ones(size, size) @ torch.ones(size, size))[0, 0]
 
 
 async def test_tensors_arrive_as_independent_leaves_outside_of_a_context():

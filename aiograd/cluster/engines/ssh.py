@@ -31,11 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
-from aiograd.cluster.config import JOIN_TIMEOUT, WorkerPlan, check_count
+from aiograd.cluster.config import JOIN_TIMEOUT, THREAD_VARIABLES, WorkerPlan, check_count
 from aiograd.cluster.engines.engine import EngineHosts
 from aiograd.cluster.joining.invitation import check_versions, own_versions
 from aiograd.cluster.processes.spawn import (
-    ONE_THREAD,
     Child,
     OutputLog,
     describe_exit,
@@ -220,7 +219,7 @@ class Login:
 
 def remote_command(python: Sequence[str] | None, share: int) -> str:
     """Return the line for the shell of a host on which `share` workers divide the cores."""
-    code = BOOT.replace("THREADS", json.dumps(ONE_THREAD)).replace("SHARE", str(share))
+    code = BOOT.replace("THREADS", json.dumps(THREAD_VARIABLES)).replace("SHARE", str(share))
     code = shlex.quote(f"exec({code.replace('MARK', MARK)!r})")
     if python is None:
         # Hosts of one site often share their file system.

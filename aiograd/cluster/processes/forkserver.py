@@ -39,9 +39,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.config import THREAD_VARIABLES, WorkerPlan
 from aiograd.cluster.processes.spawn import (
-    ONE_THREAD,
     Child,
     OutputLog,
     OutputPipe,
@@ -76,7 +75,7 @@ def can_fork() -> bool:
     Not if an array library starts threads of its own on import: a fork would lose them.
     """
     environment = worker_environment(os.environ)
-    if sys.platform != "linux" or any(environment[name] != "1" for name in ONE_THREAD):
+    if sys.platform != "linux" or any(environment[name] != "1" for name in THREAD_VARIABLES):
         return False
     # Both ends rely on pidfds: the server to wait for its workers, the driver to kill them.
     try:

@@ -27,11 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
-from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.config import THREAD_VARIABLES, WorkerPlan
 from aiograd.rpc.affinity import close_in_children
 
 __all__ = [
-    "ONE_THREAD",
     "Child",
     "LineSplitter",
     "OutputLog",
@@ -43,9 +42,6 @@ __all__ = [
     "python_command",
     "worker_environment",
 ]
-
-# One thread per array library: n workers with a pool of threads each would fight for the cores.
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 MAX_LINE = 64 * 1024  # bytes; output without a line end is cut there, to be shown at all
 
@@ -362,9 +358,10 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Without AIOGRAD_SECRET: other users of a host may be able to read an environment.
     """
-    # What the user has set for the array libraries stays.
+    # One thread per array library: n workers with a pool of threads each would fight for the cores,
+    # and a fork would lose them. What the user has set stays.
     inherited = {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
-    return {**dict.fromkeys(ONE_THREAD, "1"), **inherited}
+    return {**dict.fromkeys(THREAD_VARIABLES, "1"), **inherited}
 
 
 def python_command(*arguments: str) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiograd.cluster.config import WorkerPlan
+from aiograd.cluster.config import THREAD_VARIABLES, WorkerPlan
 from aiograd.cluster.joining.folders import is_listening
 from aiograd.cluster.processes.malloc import collect_less_often, keep_freed_memory
 from aiograd.cluster.worker import Worker
@@ -57,6 +57,8 @@ def main() -> None:
     collect_less_often()
     if plan.crowded:
         use_batch_scheduling()
+    if plan.threads > 1:
+        use_threads(plan.threads)
     name_process(plan.name)
     loop = new_event_loop(plan.options.loop)
     asyncio.set_event_loop(loop)
@@ -160,6 +162,18 @@ def use_batch_scheduling() -> None:
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may not allow it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def use_threads(count: int) -> None:
+    """Let libraries compute on several threads, which the environment of a worker does not.
+
+    After the fork, which such threads would not survive. numpy is loaded already, and stays at one.
+    """
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(count)  # for what is loaded later
+    preloaded = sys.modules.get("aiograd.torch")
+    if preloaded is not None:
+        preloaded.TORCH.use_threads(count)
 
 
 def name_process(name: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from aiograd.cluster import local
 from aiograd.cluster.api import barrier
+from aiograd.cluster.config import THREAD_VARIABLES
 from aiograd.errors import RpcError, WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
@@ -123,7 +124,22 @@ async def test_workers_inherit_environment_folder_and_path(cluster, monkeypatch,
         assert await c["worker0"].call(os.getcwd) == str(tmp_path)
         environment = await c["worker0"].call(lambda: dict(os.environ))
         assert environment["AIOGRAD_TEST_VARIABLE"] == "x"
-        assert environment["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize(
+    ("cores", "said", "threads"), [(2, None, "1"), (7, None, "3"), (7, "5", "5")]
+)
+async def test_libraries_of_a_worker_compute_on_its_part_of_the_cores(
+    cluster, monkeypatch, cores, said, threads
+):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(local, "_cores", lambda: cores)  # one of them is for the driver
+    async with cluster(2, processes=True) as c:
+        for worker in c:
+            assert (await worker.call(lambda: dict(os.environ)))["OMP_NUM_THREADS"] == threads
 
 
 async def test_the_secret_is_neither_in_arguments_nor_in_the_environment(cluster):

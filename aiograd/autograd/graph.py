@@ -144,6 +144,8 @@ _numbers = itertools.count()
 class HookHandle:
     """Removes a registered hook."""
 
+    registered: int = 0  # hooks ever registered: while it stays the same, no node has got one
+
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove: Callable[[], None] | None = remove
 
@@ -156,6 +158,7 @@ class HookHandle:
         """
         key = next(_numbers)
         hooks[key] = hook
+        HookHandle.registered += 1
         return cls(lambda: hooks.pop(key, None))
 
     @classmethod
@@ -168,6 +171,7 @@ class HookHandle:
         # two equal entries.
         entry = _Once(hook)
         hooks.append(entry)
+        HookHandle.registered += 1
 
         def remove() -> None:
             """Remove this entry if it is still there."""

@@ -18,7 +18,7 @@ sent.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,9 @@ class Sweep:
         self._sinks: list[tuple[Node, Gradient]] = []
         self._halves = halves
         self.late: list[tuple[Any, Any, Half]] = []  # nodes, their gradients, and what waits
+        # Is shown each sink, and returns the gradient to give back. It may feed other entries: what
+        # they make ready runs in the same drain.
+        self.on_sink: Callable[[Node, Gradient], Gradient] | None = None
         self.failed: Node | None = None  # the node whose rule or hook raised
 
     def __contains__(self, node: Node) -> bool:
@@ -306,6 +309,8 @@ class Sweep:
                 grad = grad.copy()
         if self._capture and node in self._capture:
             self.captured[node] = grad
+        if self.on_sink is not None:
+            grad = self.on_sink(node, grad)
         self._sinks.append((node, grad))
 
     def _is_shared(self, grad: Gradient) -> bool:

@@ -38,6 +38,8 @@ _BUFFER: Final = 4 * SMALL
 _GLANCE: Final = 2048  # read at once while a large message is expected: what is more is copied
 _LENGTH: Final = struct.Struct("<Q")
 _EMPTY: Final = memoryview(b"")
+# The legal combinations of kind and flags, as in `LEGAL`, whose body is the whole message.
+_WHOLE: Final = frozenset(pair for pair in LEGAL if pair >> 16 != CHUNK and not pair & LARGE)
 
 
 @dataclass(slots=True)
@@ -188,16 +190,16 @@ class FrameReader:
         view, buffer = self._view, self._buffer
         while end - at >= HEADER_SIZE:
             magic, kind, flags, length, id, budget, target = _unpack_header(buffer, at)
-            if magic != MAGIC or kind << 16 | flags not in LEGAL:
-                raise _illegal(magic, kind, flags)
             body = at + HEADER_SIZE
-            if 0 < length <= SMALL and kind != CHUNK and not flags & LARGE:  # nearly all frames
-                after = body + length
+            if kind << 16 | flags in _WHOLE and 0 < length <= SMALL and magic == MAGIC:
+                after = body + length  # nearly all frames
                 if after > end:
                     break
                 frames.append(Frame(kind, flags, id, budget, target, view[body:after]))
                 at = after
                 continue
+            if magic != MAGIC or kind << 16 | flags not in LEGAL:
+                raise _illegal(magic, kind, flags)
             if kind == CHUNK and not flags & SHARED:
                 at = body + self._begin_chunk(target, length, view[body:end], frames)
                 continue

@@ -176,8 +176,12 @@ class Session:
             )
         # Whole pieces only: a piece that arrived in part is kept, and cut when it is sent again.
         kept, base = self.kept, self.base
-        while kept and base + len(kept[0]) <= position:
-            base += len(kept.popleft())
+        while kept:
+            after = base + len(kept[0])
+            if after > position:
+                break
+            base = after
+            kept.popleft()
         self.base, self.full = base, base + self._limit
 
     def _drop(self, position: int) -> None:

@@ -82,6 +82,25 @@ def test_an_entry_inside_the_graph_of_another_is_run_once():
     assert calls == [[4, 4, 4]]
 
 
+def test_what_a_sink_lets_somebody_feed_runs_in_the_same_drain():
+    x, w = leaf(), leaf()
+    first, second = x * 2, w * 3
+    sweep = played(first, second)
+
+    def feed_the_next(node, grad):
+        if node.variable is not x:
+            return grad
+        sweep.feed(second._node, grad)
+        return None
+
+    sweep.on_sink = feed_the_next
+    sweep.feed(first._node, np.ones(3))
+    found = {node.variable: grad for node, grad in sweep.drain()}
+    assert found[x] is None
+    assert found[w].tolist() == [6, 6, 6]
+    assert sweep.complete
+
+
 def test_capture_gives_gradients_of_inner_nodes():
     x = leaf()
     h = x * 2

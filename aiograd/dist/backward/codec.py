@@ -23,12 +23,13 @@ from collections.abc import Sequence
 from pickle import PickleBuffer
 from typing import Any, Final, Protocol
 
-import numpy as np
+from numpy import ndarray
 
 from aiograd.dist.backward.state import Answer
-from aiograd.wire.arrays import DTYPES
+from aiograd.wire.arrays import CODES, DTYPES
 from aiograd.wire.fastcodec import BORROW_FROM, flat_array
 
+_code_of: Final = CODES.get
 PackedArray = tuple[Any, ...]  # one of the two forms above
 PackedAnswer = tuple[int, list[PackedArray | list[Any] | None] | None, Any]
 
@@ -64,18 +65,21 @@ def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[Packe
                 arrays.append(None)
                 continue
             # The exact class: a subclass of ndarray would arrive as a plain array.
-            if gradient.__class__ is not np.ndarray:
+            if gradient.__class__ is not ndarray:
                 library = PACKERS.get(gradient.__class__)
                 foreign = None if library is None else library.pack(gradient, buffers)
                 if foreign is None:
                     return None
                 arrays.append(foreign)
                 continue
+            if gradient.nbytes < BORROW_FROM and (code := _code_of(gradient.dtype)) is not None:
+                # Copied as a whole, so it arrives contiguous and writable, whatever it is here.
+                arrays.append((gradient.shape, code, bytearray(gradient.tobytes())))
+                continue
             flags = gradient.flags
             if flags.c_contiguous and flags.writeable:
                 packed = flat_array(gradient, buffers)
-            # A small one is copied as a whole, below, and so arrives writable.
-            elif gradient.nbytes >= BORROW_FROM and 0 in gradient.strides:
+            elif 0 in gradient.strides:
                 packed = _broadcast(gradient, buffers)
             else:
                 # A copy is contiguous and writable, so the receiver may write to its array, too.
@@ -87,7 +91,7 @@ def encode(answers: Sequence[Answer], buffers: list[PickleBuffer]) -> list[Packe
     return encoded
 
 
-def _broadcast(array: np.ndarray, buffers: list[PickleBuffer]) -> PackedArray | None:
+def _broadcast(array: ndarray, buffers: list[PickleBuffer]) -> PackedArray | None:
     """Pack the distinct elements of a broadcast array, and the strides that repeat them."""
     once = array[tuple([slice(None) if stride else slice(1) for stride in array.strides])].copy()
     packed = flat_array(once, buffers)
@@ -108,9 +112,12 @@ def decode(answers: Sequence[Answer | PackedAnswer]) -> list[Answer]:
                 # A gradient is an array, a sparse array or a Tensor: only a packed one is a tuple,
                 # or a list if it is of another library.
                 if each.__class__ is tuple:
-                    repeated = len(each) > 3
-                    each = np.ndarray(each[0], DTYPES[each[1]], *each[2:])
-                    if repeated:
+                    if len(each) == 3:
+                        shape, code, memory = each
+                        each = ndarray(shape, DTYPES[code], memory)
+                    else:
+                        shape, code, *rest = each
+                        each = ndarray(shape, DTYPES[code], *rest)
                         # Several positions share one element, so a write would change them all.
                         each.flags.writeable = False
                 elif each.__class__ is list:

@@ -215,7 +215,8 @@ class Engine:
         # A peer that was lost while the context was open stays lost for it, even if the two find
         # each other again: messages of the context got lost with their session. The directory is
         # no help here: it may not know the successor of a worker yet that we have edges to.
-        gone = [peer for peer in context.edge_peers if peer in context.lost]
+        lost = context.lost
+        gone = [peer for peer in context.edge_peers if peer in lost] if lost else []
         known = context.topology
         if known is not None and not capture and not context.hooks:
             if known.fits(roots, gone, len(sends), len(receives), terms.keep):
@@ -342,7 +343,7 @@ class Engine:
         context = active.context
         # All messages of a drain at once: peers compute their parts in parallel.
         for message in active.state.collect(sinks):
-            began = perf_counter()
+            began = 0.0 if active.trace is None else perf_counter()
             if context.hooks and message.answers:
                 active.traced(_cross, context, message)
             self._post(active, message)

@@ -22,7 +22,6 @@ from aiograd.autograd.sweep import Sweep, plus
 from aiograd.dist.nodes import RecvNode, SendNode
 
 Loop = tuple[int, int, int]  # to tensor `slot` of the answered edge: what `edge` has for `place`
-Sink = tuple[Node, Any]
 
 
 def closes_loop(node: Node | None, context_id: int, incarnation: bytes) -> bool:
@@ -74,7 +73,8 @@ class Closing:
         self._found: dict[int, list[Any]] = {}  # gradients that came before they were wanted
         # Answered edges that wait for something of ours: how many pieces, and the slots so far.
         self.open: dict[SendNode, list[Any]] = {}
-        self._fed = False
+        # Each closed loop may make more nodes ready, whose results close the next loop of a chain.
+        sweep.on_sink = self.take
 
     def answered(
         self,
@@ -97,19 +97,11 @@ class Closing:
         else:
             self._feed(send, slots)
 
-    def take(self, sinks: list[Sink]) -> list[Sink]:
-        """Close loops with the results of a drain, and drain on; return what is left to send."""
-        left: list[Sink] = []
-        # Each closed loop may make more nodes ready, whose results close the next loop of a chain.
-        while True:
-            self._fed = False
-            for node, gradients in sinks:
-                if node.__class__ is RecvNode and node.loops:
-                    gradients = self._close(node, gradients)
-                left.append((node, gradients))
-            if not self._fed:
-                return left
-            sinks = self._sweep.drain()
+    def take(self, node: Node, gradients: Any) -> Any:
+        """Close loops with the gradients of a sink; return those that are left to send."""
+        if node.__class__ is not RecvNode or not node.loops:
+            return gradients
+        return self._close(node, gradients)
 
     def _close(self, node: Any, gradients: list[Any] | None) -> list[Any] | None:
         wanted = self._wanted.pop(node.edge, ())
@@ -150,7 +142,6 @@ class Closing:
             slots[slot] = gradient if old is None else plus(old, gradient)
 
     def _feed(self, send: SendNode, slots: list[Any]) -> None:
-        self._fed = True
         # Only "none": then the whole edge is, and nothing behind it needs to be computed.
         for each in slots:
             if each is not None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf, prod
 from typing import Any, Final, Protocol
 
-from aiograd.autograd.graph import Accumulate, Node, Part
+from aiograd.autograd.graph import Accumulate, HookHandle, Node, Part
 from aiograd.autograd.op.nodes import OpNode
 from aiograd.autograd.sweep import Half, Halves, contributions
 from aiograd.dist.backward.loops import Loop, cut
@@ -51,6 +51,7 @@ class Topology:
 
     __slots__ = (
         "_halves",
+        "_hooks_seen",
         "_opened",
         "_work",
         "awaited",
@@ -111,6 +112,7 @@ class Topology:
                 self.unreached.append(node)
             if node.loops:
                 self.closes_loops = True
+        self._hooks_seen = -1  # hooks that were registered when `fits` found none in here
         # Parts whose gradients are left to a peer: a hook on one of them would miss its gradient.
         self._opened: list[Any] = []
         for opened in self.loops.values():
@@ -150,7 +152,11 @@ class Topology:
         if self.condensed is not None and not self.condensed.fits(keep):
             return False
         # A hook that was added since is code of the user's: the drain must leave the loop, and loops
-        # must not pass it by. A pass with hooks is weighed anew each time.
+        # must not pass it by. A pass with hooks is weighed anew each time. Most programs register
+        # hooks before their passes or never, so one number mostly spares the look at every node.
+        registered = HookHandle.registered
+        if registered == self._hooks_seen:
+            return True
         for node in self.counts:
             if node.hooks is not None:
                 return False
@@ -159,6 +165,7 @@ class Topology:
         for part in self._opened:
             if part.hooks is not None:
                 return False
+        self._hooks_seen = registered
         return True
 
 
@@ -173,6 +180,7 @@ _ELEMENT: Final = 2.0  # nanoseconds for one element of a gradient, in a handful
 _PRODUCT: Final = 0.015  # per byte: for one term of both gradients of a product of matrices
 _DECOMPOSITION: Final = 10 * _PRODUCT  # the same of a solution, decomposition or general product
 
+_PASSING: Final = frozenset({Part, SendNode, RecvNode})  # nothing is computed at these nodes
 _PRODUCTS: Final = frozenset({"matmul", "bmm"})
 _DIVISIBLE: Final = frozenset({"matmul", "bmm", "linear"})
 _DECOMPOSITIONS: Final = frozenset(
@@ -188,7 +196,7 @@ def weigh(nodes: Iterable[Node]) -> float:
         if node.hooks is not None:
             return inf
         kind = node.__class__
-        if kind is Part or kind is SendNode or kind is RecvNode:
+        if kind in _PASSING:
             continue
         if kind is Accumulate:
             if node.variable._hooks:  # type: ignore[attr-defined]
@@ -209,11 +217,13 @@ def weigh(nodes: Iterable[Node]) -> float:
 def _work(name: str, node: Node) -> float:
     if name in _PRODUCTS:
         return _product(node)
-    shapes = [parent.shape for parent in node.parents if parent is not None]
-    elements = sum(map(prod, shapes))
+    elements = 0
+    for parent in node.parents:
+        if parent is not None:
+            elements += prod(parent.shape)
     if name in _DECOMPOSITIONS:
-        longest = max((max(shape, default=1) for shape in shapes), default=1)
-        return _DECOMPOSITION * _bytes(node) * elements * longest
+        sizes = [size for parent in node.parents if parent is not None for size in parent.shape]
+        return _DECOMPOSITION * _bytes(node) * elements * max(sizes, default=1)
     return _ELEMENT * elements
 
 

@@ -84,7 +84,6 @@ class Pass:
     context_id: int
     number: int
     late: bool
-    hold: Any = None  # gives back a partner's share when the pass ends, if a partner invited us
 
     def __init__(
         self,
@@ -113,6 +112,7 @@ class Pass:
             counts=topology.counts,
             halves=None if terms.create_graph else topology.halves(originator.incarnation),
         )
+        self.hold: Any = None  # gives back a partner's share at the end, if a partner invited us
         # A failure that was known here when the pass began: the pass undoes it by ending well.
         self.retries: BackwardFailed | None = None
         self._leaving = leaving  # what boundary hooks make of a gradient for a peer
@@ -216,8 +216,6 @@ class Pass:
         Computes only, and never awaits: with `feed` and `collect` on the loop, a pass needs no lock.
         """
         sinks = self.sweep.drain()
-        if self._closing is not None:
-            sinks = self._closing.take(sinks)
         if self.sweep.late and not self._is_urgent(sinks):
             sinks += self.sweep.drain_late()
         return sinks

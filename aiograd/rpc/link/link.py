@@ -655,7 +655,9 @@ class Link:
             and not payload.buffers
             and len(payload.data) <= SMALL
         ):
-            self.outbox.put(frame, NORMAL if frame.kind == REPLY else self._lane(frame))
+            kind = frame.kind
+            lane = NORMAL if kind == REPLY else NOW if kind == POST else self._lane(frame)
+            self.outbox.put(frame, lane)
             return True
         if self.state is LinkState.NEW:
             self.agent.links.dial(self)

@@ -135,7 +135,8 @@ class Outbox:
             body = body.data
         queue = self._queue
         header = pack_header(kind, frame.flags, len(body), frame.id, frame.budget, frame.target)
-        queue += (header, body)
+        queue.append(header)
+        queue.append(body)
         if lane == LAZY:
             self._lazy += 2
         if self.corked or self.scheduled:

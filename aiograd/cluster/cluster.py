@@ -146,6 +146,11 @@ class Cluster:
         return self._driver is not None and self._driver.running
 
     @property
+    def closing(self) -> bool:
+        """Whether `close` was called, or the start has failed."""
+        return self._closed is not None
+
+    @property
     def workers(self) -> list[Handle]:
         """Handles of the workers, without the driver, in order of rank."""
         if self._driver is None:  # not an empty list: a loop over it would do nothing

@@ -360,11 +360,13 @@ class DaskHosts(EngineHosts):
         """Forget a worker that Dask retired; one that was lost stays, until it is back."""
         assert self._cluster is not None
         name = peer.name
+        leaving = self._cluster.is_leaving(start)
+        super().departed(start, peer, why)
         self._release(name)
         if why is not None or self._cluster.restarts(name):
             return
         self._addresses.pop(name, None)
-        if self._cluster.is_leaving(start):
+        if leaving:
             # Scaled away: it joins again only if it is asked to.
             self._unwanted.update(self._drop(start))
         else:

@@ -179,11 +179,11 @@ class EngineHosts:
     def _departed(self, peer: PeerInfo, why: str | None) -> None:
         start = self.starts.get(peer.name)
         if start is not None:
-            start.end(0 if why is None else 1)
             self.departed(start, peer, why)
 
     def departed(self, start: EngineWorker, peer: PeerInfo, why: str | None) -> None:
         """Take note that a worker left, or was lost for a reason."""
+        start.end(0 if why is None else 1)
 
     async def close(self) -> None:
         """End what still runs for these hosts, and remove the driver's folder."""

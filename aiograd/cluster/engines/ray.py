@@ -25,7 +25,11 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
@@ -39,6 +43,7 @@ from aiograd.cluster.engines.engine import (
     refuse,
 )
 from aiograd.cluster.membership.collectives import mark_retrieved
+from aiograd.cluster.worker import run_to_completion
 from aiograd.errors import AiogradError, RpcError
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.options import Options
@@ -185,9 +190,14 @@ class RayHosts(EngineHosts):
             return None
         bundles = [dict(self._resources) for _ in names]
         make = functools.partial(placement_group, bundles, strategy=self._strategy)
+        # To its end, also if the start is cancelled: a group that nobody knows would stay.
+        group = await run_to_completion(self._make_group(make))
+        self._bundles |= {name: (group, number) for number, name in enumerate(names)}
+        return group
+
+    async def _make_group(self, make: Callable[[], Any]) -> Any:
         group = await self._ask("make a placement group", make)
         self._groups.append(group)
-        self._bundles |= {name: (group, number) for number, name in enumerate(names)}
         return group
 
     async def _wait_until_placed(self, group: Any) -> None:
@@ -227,9 +237,23 @@ class RayHosts(EngineHosts):
         """Follow one actor until it ends; how it ended is what Ray says of it."""
         name = start.plan.name
         try:
-            await _future(actor.join.remote())
+            joining = _future(actor.join.remote())
+            await asyncio.wait([joining], timeout=self.patience)
+            if not joining.done():
+                where = await self._ask("say where it is", _node_of, *self._bundles[name])
+                start.fail(
+                    RpcError(
+                        f"{name!r} did not join from Ray within {self.patience:g} s; its actor is "
+                        f"on {where}: look at its log there, or give more patience"
+                    )
+                )
+                await _evict(actor)
+                return
+            await joining
             await _future(actor.wait.remote())
             _kill(actor)
+            if cluster.is_leaving(start) and not cluster.restarts(name):
+                self._release(name)
             start.end(0)
         except Exception as error:
             _kill(actor)
@@ -251,19 +275,18 @@ class RayHosts(EngineHosts):
             self.spawn(_evict(actor))
 
     def departed(self, start: EngineWorker, peer: PeerInfo, why: str | None) -> None:
-        """Free what a worker held that is not to come back."""
-        assert self._cluster is not None
-        name = peer.name
-        if why is not None:  # perhaps it only cannot be reached
-            self.spawn(_evict(self._actors[name]))
-        elif self._cluster.is_leaving(start) and not self._cluster.restarts(name):
-            self._release(name)
+        """Kill the actor of a worker that was lost: perhaps it only cannot be reached."""
+        # One that left is closing its sockets now. It has ended when its actor says so.
+        if why is not None:
+            self.spawn(_evict(self._actors[peer.name]))
 
     def _release(self, name: str) -> None:
         """Make the bundle of a worker free, and remove a placement group that is not in use."""
+        if self._cluster is None or self._cluster.closing:
+            return  # all of them are removed, when all workers have ended
         group, number = self._bundles.pop(name, (None, 0))
-        if group is None or self._cluster is None or not self._cluster.driver_runs:
-            return  # the cluster is being closed, and removes all of them
+        if group is None:
+            return
         self._free.append((group, number))
         if not any(used is group for used, _ in self._bundles.values()):
             self._free = [each for each in self._free if each[0] is not group]
@@ -299,6 +322,14 @@ def _free_resources(wanted: Mapping[str, float]) -> tuple[dict[str, float], list
     free = ray.available_resources()
     alive = [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]
     return {key: free.get(key, 0.0) for key in wanted}, alive
+
+
+def _node_of(group: Any, number: int) -> str:
+    """Name the host on which Ray has placed a bundle."""
+    table = placement_group_table(group)
+    node = table.get("bundles_to_node_id", {}).get(number, "")
+    hosts = {each["NodeID"]: each["NodeManagerHostname"] for each in ray.nodes()}
+    return f"{hosts.get(node, 'an unknown host')} (node {node or 'unknown'})"
 
 
 def _future(reference: Any) -> asyncio.Future[Any]:

@@ -21,6 +21,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 
 from aiograd.rpc.affinity import close_in_children
 
@@ -30,6 +31,7 @@ __all__ = ["PrivateFolder", "is_listening", "remove_abandoned"]
 MAX_FOLDER_PATH = 80
 PREFIX = "aiograd-"
 LOCK, SECRET = "lock", "secret"
+MADE_WITHIN = 60.0  # seconds after which an empty folder is not about to be used
 _NAME = re.compile(PREFIX + r"[a-z0-9_]{8}")  # as `mkdtemp` makes them
 
 
@@ -56,6 +58,11 @@ class PrivateFolder:
 
     def close(self) -> None:
         """Remove the folder and all that is in it."""
+        # The lock last: a process that is killed in between leaves a folder that others can judge.
+        with contextlib.suppress(OSError):
+            for name in set(os.listdir(self.path)) - {LOCK}:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self.path, name))
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -77,8 +84,14 @@ def remove_abandoned(parent: str) -> None:
 
 def _remove_if_abandoned(folder: str) -> None:
     path = os.path.join(folder, LOCK)
-    # Without O_CREAT: a folder without a lock is not ours to judge.
-    lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        # Without O_CREAT: a folder without a lock is not ours to judge,
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        # unless it is empty: its owner was killed as it made or removed it.
+        if time.time() - os.stat(folder).st_mtime > MADE_WITHIN:
+            os.rmdir(folder)
+        return
     try:
         if not _try_lock(lock):
             return

@@ -104,3 +104,30 @@ def test_folders_that_only_look_like_ours_are_left_alone(temporary):
     PrivateFolder().close()
     assert len(list(temporary.iterdir())) == 3
     assert (temporary / "aiograd-checkpoints" / "lock").exists()
+
+
+def test_the_lock_goes_last_so_that_a_kill_in_between_leaves_what_can_be_judged(
+    temporary, monkeypatch
+):
+    folder = PrivateFolder()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder.path}/w")
+    with monkeypatch.context() as killed_here:
+        killed_here.setattr("shutil.rmtree", lambda path, ignore_errors: None)
+        folder.close()
+    assert os.listdir(folder.path) == ["lock"]
+    PrivateFolder().close()
+    assert not os.path.exists(folder.path)
+
+
+def test_an_empty_folder_is_removed_unless_somebody_has_just_made_it(temporary):
+    old, new, other = (temporary / f"aiograd-{name * 8}" for name in "abc")
+    for folder in (old, new, other):
+        folder.mkdir(mode=0o700)
+    (other / "file").touch()
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    PrivateFolder().close()
+    assert not old.exists()
+    assert new.exists()
+    assert other.exists()

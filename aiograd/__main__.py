@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AiogradError, ValueError) as error:
         print(f"aiograd: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before the worker has its own handler, as while it reads its secret
+        return 128 + signal.SIGINT
 
 
 def _plan_join(parser: argparse.ArgumentParser, given: argparse.Namespace) -> WorkerPlan:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from aiograd.cluster.config import WorkerPlan
@@ -33,6 +36,7 @@ from aiograd.cluster.processes.spawn import (
 from aiograd.cluster.processes.worker_main import new_event_loop
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, SecurityError
+from aiograd.observe.runfolder import remove_records
 
 __all__ = ["join_cluster", "run_ranks"]
 
@@ -44,6 +48,7 @@ JOIN_NOTICE = 1.0  # seconds without an answer of rank 0, before a line says who
 # Seconds that a rank whose loss ended another one has to exit itself: its interpreter may take
 # longer to end than the other one takes to notice.
 CAUSE_GRACE = 1.0
+EXIT_TIME = 2.0  # seconds beyond `Options.grace` for a worker to end after a signal
 REJOIN_PAUSE = 1.0  # seconds before a worker that was lost joins again
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # The last line of a traceback that says that another worker failed.
@@ -110,8 +115,13 @@ async def _run(environments: Sequence[dict[str, str]], command: Sequence[str]) -
         await _end(children)
 
 
-def _catch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """Give a future that ends with the number of the first signal to stop."""
+def _catch_signals(
+    loop: asyncio.AbstractEventLoop, within: float = math.inf
+) -> asyncio.Future[int]:
+    """Give a future that ends with the number of the first signal to stop.
+
+    The process then has so many seconds to end, before it is ended.
+    """
     signalled: asyncio.Future[int] = loop.create_future()
 
     def caught(number: int) -> None:
@@ -121,7 +131,25 @@ def _catch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
     for number in SIGNALS:
         with contextlib.suppress(NotImplementedError):  # Windows; Ctrl-C still interrupts
             loop.add_signal_handler(number, caught, number)
+            if within != math.inf:
+                # In the place of the loop's own, which does nothing; the loop hears of signals
+                # by its pipe. This one also runs while a function blocks the loop.
+                signal.signal(number, partial(_end_within, within))
     return signalled
+
+
+def _end_within(seconds: float, number: int, frame: FrameType | None) -> None:
+    """End this process after some time, if it has not ended by then."""
+
+    def end() -> None:
+        _say(f"aiograd: a function blocks the loop, so this process is ended after {seconds:g} s")
+        with contextlib.suppress(Exception):  # nothing may keep this process alive
+            remove_records(os.getpid())
+        os._exit(128 + number)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 async def _first_failure(children: Sequence[Child], signalled: asyncio.Future[int]) -> int:
@@ -200,7 +228,8 @@ def join_cluster(plan: WorkerPlan, rejoin: bool = False) -> int:
 
 
 async def _serve(plan: WorkerPlan, rejoin: bool) -> int:
-    signalled = _catch_signals(asyncio.get_running_loop())
+    # `Worker.close` takes its grace and a second; the rest is for the interpreter to end.
+    signalled = _catch_signals(asyncio.get_running_loop(), plan.options.grace + EXIT_TIME)
     while True:
         try:
             code, told = await _serve_once(plan, signalled)

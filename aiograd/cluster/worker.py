@@ -39,7 +39,7 @@ from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.observe import attach as attach_inspector
 from aiograd.observe.notes import Notes
-from aiograd.observe.runfolder import Registration, RunRecord
+from aiograd.observe.runfolder import Registration, RunRecord, remove_dead_records
 from aiograd.rpc import scope
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo, WorkerInfo
@@ -317,6 +317,9 @@ class Worker:
             if plan.background:
                 agent.links.on_rest = self._watchdog.rest
         if plan.network is None:  # before joining, too: others of this user can find a member
+            # Once for all workers of a local cluster: each would read the files of all others.
+            if plan.coordinator is None:
+                remove_dead_records()
             self._registration = Registration(self._run_record(agent, self._member))
         if self._coordinator is None:
             with self._bootstrap.refusal_for_loss():

@@ -142,6 +142,13 @@ def remove_records(pid: int) -> None:
     _tidy(where)
 
 
+def remove_dead_records() -> None:
+    """Remove the files of workers that were killed."""
+    where = folder()
+    if where is not None:
+        _tidy(where)
+
+
 def _tidy(where: Path) -> None:
     """Remove the files of workers that were killed, and the folder if nothing is left in it."""
     for _ in _read(where):

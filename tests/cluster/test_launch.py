@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from aiograd.__main__ import main
 from aiograd.cluster.api import get_worker_info
 from aiograd.cluster.launch import rank_environments
 from aiograd.cluster.worker import Worker
+from aiograd.errors import WorkerLost
 from aiograd.rpc.api import rpc_async
 from aiograd.rpc.options import Options
 
@@ -244,6 +246,98 @@ async def test_worker_obeys_a_signal_while_it_waits_for_rank_0(number, secret):
     process.send_signal(number)
     code, _, errors = await outcome(process)
     assert (code, errors) == (128 + number, "")
+
+
+async def _block() -> None:
+    print("blocked", flush=True)  # noqa: T201
+    time.sleep(600)  # noqa: ASYNC251
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_worker_obeys_a_signal_while_a_function_blocks_its_loop(number, kind, secret):
+    place = f"127.0.0.1:{free_port()}"
+    options = Options(secret_file=secret, grace=1.0)
+    # A grace that is short, and a loop: the command line has neither.
+    program = f"""
+        import sys
+        from aiograd.cluster.config import plan_join
+        from aiograd.cluster.launch import join_cluster
+        from aiograd.rpc.options import Options
+        options = Options(secret_file={secret!r}, grace=0.5, loop={kind!r})
+        sys.exit(join_cluster(plan_join({place!r}, "helper", {{}}, options, 20, {{}})))
+    """
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while len(boss.workers()) < 2:
+            await boss.member.changed.wait()
+        call = rpc_async("helper", _block)
+        assert await asyncio.to_thread(process.stdout.readline) == "blocked\n"
+        begun = time.monotonic()
+        process.send_signal(number)
+        code, _, errors = await outcome(process)
+        assert code == 128 + number
+        assert 2.0 < time.monotonic() - begun < 10
+        assert "a function blocks the loop" in errors
+        with pytest.raises(WorkerLost):
+            await call
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_worker_obeys_a_signal_while_a_partner_is_silent(number, secret):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = command("worker", "--join", place, "--name", "helper", "--secret-file", secret)
+        assert "waits for" in await asyncio.to_thread(process.stderr.readline)
+        begun = time.monotonic()
+        process.send_signal(number)
+        code, _, errors = await outcome(process)
+        assert (code, errors) == (128 + number, "")
+        assert time.monotonic() - begun < 3
+
+
+def test_worker_that_is_interrupted_while_it_reads_its_secret_shows_no_traceback(monkeypatch):
+    class Terminal:
+        @property
+        def buffer(self) -> Terminal:
+            return self
+
+        def readline(self) -> bytes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert main(["worker", "--join", "127.0.0.1:1", "--secret-file", "-"]) == 130
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_what_a_killed_worker_left_is_removed_by_the_next_one(secret, tmp_path):
+    place, options = f"127.0.0.1:{free_port()}", Options(secret_file=secret)
+    (tmp_path / "run").mkdir(mode=0o700)
+    environment = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    join = ("worker", "--join", place, "--secret-file", secret, "--name")
+
+    def left() -> set[str]:
+        found = {*tmp_path.glob("aiograd-*"), *tmp_path.glob("run/aiograd/*")}
+        return {str(each) for each in found}
+
+    async with Worker("boss", rank=0, rendezvous=place, options=options) as boss:
+        for name in ("first", "second"):
+            before = left()
+            process = command(*join, name, env=environment)
+            await joined(process)
+            assert len(left()) == 2  # a folder of sockets and a record; none of the one before
+            assert not before & left()
+            process.kill()
+            await outcome(process)
+            await boss.member.wait_gone(name)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])

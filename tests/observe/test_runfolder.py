@@ -42,6 +42,17 @@ def test_what_a_killed_worker_left_is_removed(runtime):
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_what_a_killed_worker_left_is_removed_when_the_next_one_starts(runtime):
+    registration = Registration(record())
+    os.close(registration.descriptors()[0])  # as the kernel does
+    registration._lock = -1
+    (left,) = runtime.iterdir()
+    async with ag.Worker("next", rank=0, world_size=1):
+        assert not left.exists()
+        assert [each.name for each in records()] == ["next"]
+
+
 def test_a_folder_that_others_could_write_to_is_not_used(runtime, tmp_path, monkeypatch):
     runtime.mkdir()
     runtime.chmod(0o755)

@@ -144,7 +144,9 @@ _numbers = itertools.count()
 class HookHandle:
     """Removes a registered hook."""
 
-    registered: int = 0  # hooks ever registered: while it stays the same, no node has got one
+    # The number of the latest hook: while it stays the same, no node has got one. No number comes
+    # twice; a count could show an old value again when several threads add to it.
+    registered: int = -1
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove: Callable[[], None] | None = remove
@@ -158,7 +160,7 @@ class HookHandle:
         """
         key = next(_numbers)
         hooks[key] = hook
-        HookHandle.registered += 1
+        HookHandle.registered = key  # after it can be found
         return cls(lambda: hooks.pop(key, None))
 
     @classmethod
@@ -171,7 +173,7 @@ class HookHandle:
         # two equal entries.
         entry = _Once(hook)
         hooks.append(entry)
-        HookHandle.registered += 1
+        HookHandle.registered = next(_numbers)
 
         def remove() -> None:
             """Remove this entry if it is still there."""

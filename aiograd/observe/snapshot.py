@@ -285,7 +285,7 @@ def _is_dict_of(kind: type, value: Any) -> bool:
 def _is_tally(value: Any) -> bool:
     """Whether this is what `rpc.observe.tally` counts; empty where nobody collects it."""
     if type(value) is not dict or not value:
-        return value == {}
+        return bool(value == {})
     calls, passes = value.get("calls"), value.get("passes")
     return type(calls) is dict and all(map(_is_histogram, (passes, *calls.values())))
 

@@ -112,7 +112,7 @@ class Topology:
                 self.unreached.append(node)
             if node.loops:
                 self.closes_loops = True
-        self._hooks_seen = -1  # hooks that were registered when `fits` found none in here
+        self._hooks_seen = -2  # `HookHandle.registered` when `fits` found no hooks in here
         # Parts whose gradients are left to a peer: a hook on one of them would miss its gradient.
         self._opened: list[Any] = []
         for opened in self.loops.values():

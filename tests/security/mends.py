@@ -360,8 +360,8 @@ PLANTS = [
     Plant(
         "M2",
         "dist/__init__.py",
-        "access.guard(graph_asked)",
-        "graph_asked",
+        "        if channel.restricts(sender):\n            # Operations",
+        "        if False:\n            # Operations",
         ("security/test_identity.py::test_a_partner_learns_nothing_of_the_graph_behind_its_edges",),
     ),
     Plant(
@@ -406,10 +406,9 @@ PLANTS = [
         "rref/refcount/owner.py",
         """        forks = self._abandoned.setdefault(fork[1], {})
         while""",
-        """        for forks in self._abandoned.values():
-            while len(forks) >= ABANDONED_LIMIT // 2:
-                self._abandoned.clear()
-                break
+        """        while sum(map(len, self._abandoned.values())) >= ABANDONED_LIMIT:
+            first = next(iter(self._abandoned))
+            self._forget_abandoned(next(iter(self._abandoned[first])))
         forks = self._abandoned.setdefault(fork[1], {})
         while""",
         (
@@ -425,6 +424,16 @@ PLANTS = [
 """,
         "",
         ("rref/refcount/test_protocol.py::test_given_up_creations_that_never_come_do_not_pile_up",),
+    ),
+    Plant(
+        "M4",
+        "rref/services.py",
+        "if number - low >= _PARTNERS_REQUESTS:",
+        "if False:",
+        (
+            "security/test_partner_limits.py"
+            "::test_numbers_of_fork_requests_under_way_are_few_and_small",
+        ),
     ),
     Plant(
         "M4",

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mutants shuffled browser open-page looking manifests clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mends mutants shuffled browser open-page looking manifests clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -172,6 +172,9 @@ hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=), mutated frames (FRAME
 	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/security/test_rogues.py -k mutated -o faulthandler_timeout=3600
 	@AIOGRAD_HOSTILE=$(or $(TRIALS),50) $(BIN)/python -m pytest tests/security/test_hostile.py -o faulthandler_timeout=7200
 	@AIOGRAD_HOSTILE=$(or $(FRAMES),100000) $(BIN)/python -m pytest tests/rpc/transport/test_sealed_stream.py -k change_of_a_bit -o faulthandler_timeout=3600
+
+mends: $(VENV)/.test.ok  ## take away each mend of an attack that worked once: its tests must fail
+	@$(BIN)/python tests/security/mends.py $(ARGS)
 
 N ?= 1000
 cuts: $(VENV)/.test.ok  ## cut connections under traffic, N times: every call runs exactly once

@@ -131,6 +131,22 @@ async def test_what_a_relay_changes_ends_the_link_with_a_typed_error(pair, way, 
     await until(lambda: a.limits["protocol"] + b.limits["protocol"] >= 1)
 
 
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_a_relay_changes_no_bit_of_an_argument_or_a_result(pair, way):
+    a, b, relay = pair
+
+    def altered(way_: str, data: bytes) -> bytes:
+        middle = len(data) // 2
+        if way_ != way or len(data) < 1000:
+            return data
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+    relay.change = altered
+    with pytest.raises(WorkerLost):
+        await a.call("b", str.swapcase, ("a" * 2000,), timeout=10)
+    assert a.limits["protocol"] + b.limits["protocol"] == 1
+
+
 async def test_records_that_change_places_end_the_link(pair):
     a, b, relay = pair
     kept: list[bytes] = []

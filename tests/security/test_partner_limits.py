@@ -273,6 +273,21 @@ async def test_values_of_one_partner_do_not_use_up_those_of_another(worker, monk
     await rogue.close()
 
 
+async def test_numbers_of_fork_requests_under_way_are_few_and_small(worker):
+    rogue = await rogue_of(worker)
+    rogue.send(service(2, "rref.fork"))
+    kinds = {}
+    for id, number in enumerate([4095, 4096, 1 << 40, 1 << 4000, 0], 1):
+        body = PLAIN.encode((number, 0, b""), None).data
+        rogue.send(frame(REQUEST, body, id=id, to=2))
+        async with asyncio.timeout(5):
+            kinds[number] = (await rogue.answers.get())[0]
+    assert [number for number, kind in kinds.items() if kind == REPLY] == [4095, 0]
+    taken = worker.parts[RRefs].protocol.owner_table._requests[rogue.incarnation]._taken
+    assert taken == {4095, 0}
+    await rogue.close()
+
+
 def test_small_messages_behind_a_large_one_take_constant_time_each():
     def seconds(count: int) -> float:
         inbox = Inbox()

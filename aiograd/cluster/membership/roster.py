@@ -192,8 +192,11 @@ class Membership(Generic[P]):
                 self._choose(peer)
             else:
                 self._highest_rank = max(self._highest_rank, peer.rank)
-        # A static world that has not started yet: one mistake ends the start for all.
-        if self.world_size is not None and not self.members:
+        # A static world that has not started yet: one mistake ends the start for all. Not that of a
+        # partner, which may make it on purpose.
+        if self.world_size is not None and partner and not clash and peer.rank >= self.world_size:
+            clash = f"rank {peer.rank} of {peer.name!r} is not in a world of {self.world_size}"
+        if self.world_size is not None and not self.members and not (partner and clash):
             self._largest = max(self._largest, world_size or 0)
             return self._assemble(peer, clash)
         # A running cluster goes on: the mistake is that of the newcomer alone.

@@ -250,6 +250,18 @@ def test_ranks_are_never_given_twice():
     assert membership.next_rank("x") == 8
 
 
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [(1, 3), (2, 9), (2, None), (7, 3)], ids=["rank", "more", "open", "far"]
+)
+def test_a_mistake_of_a_partner_does_not_end_the_start_of_a_static_world(rank, world_size):
+    membership = opened(A, B, world_size=3)
+    assert list(refusals(membership.join(peer("clinic", rank), world_size, partner=True))) == [
+        "clinic"
+    ]
+    assert membership.refusal is None
+    assert len(membership.join(C, 3, partner=True)) == 3
+
+
 def test_a_partner_that_chooses_the_last_rank_leaves_the_others():
     membership = opened(A)
     for rank in (RANKS - 1, RANKS - 2, 2):

@@ -317,7 +317,9 @@ class Cluster:
     async def _serve_dashboard(self) -> None:
         try:
             # By name: the page is above this layer, and needs more than the core does.
-            page = importlib.import_module("aiograd.views.page").load_dashboard()(self)
+            views = importlib.import_module("aiograd.views.page")
+            # In a thread: to load aiohttp takes up to a second, in which no message would be read.
+            page = (await asyncio.to_thread(views.load_dashboard))(self)
             self.dashboard = await page.start()
         except BaseException:
             await self._abort_start()

@@ -38,6 +38,7 @@ from aiograd.observe.snapshot import (
     LOST,
     SILENT,
     Data,
+    TallyRow,
     WorkerRow,
     from_json,
     of_partner,
@@ -130,9 +131,9 @@ class Inspector:
         """
         data = Tables(self._agent, self._members, viewer).read()
         data.taken, data.by = time.time(), self._agent.name
-        data.workers = [row] = [self._row(viewer)]
+        data.workers = [self._row(viewer)]
         if counting and viewer is None:  # a partner sees no functions, nor may it slow down calls
-            row.tally = tally.counting(self._agent).renew().as_dict()
+            data.tallies = _tallies(self._agent.name, tally.counting(self._agent).renew())
         data.reconcile()
         return data
 
@@ -358,6 +359,23 @@ class Inspector:
     def _check(self, sender: PeerInfo) -> None:
         if not self._agent.trusts(sender):
             raise NotAllowed(f"{sender.name} may not look at this cluster", self._agent.name)
+
+
+def _tallies(worker: str, counted: tally.Tally) -> list[TallyRow]:
+    found = [("call", name, each) for name, each in counted.calls.items()]
+    return [
+        # Copies: a snapshot must not change afterwards.
+        TallyRow(
+            worker,
+            kind,
+            function,
+            dict(each.outcomes),
+            list(tally.BOUNDS),
+            list(each.counts),
+            each.total,
+        )
+        for kind, function, each in [*found, ("pass", "", counted.passes)]
+    ]
 
 
 def versions(loop: asyncio.AbstractEventLoop) -> dict[str, str]:

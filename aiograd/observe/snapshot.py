@@ -7,7 +7,8 @@
               ├─ references    values by owner, line and type
               ├─ contexts      one row per worker that has a part of the context
               ├─ passes        backward passes, with whom each worker waits for
-              └─ collectives   barriers and gathers that are not complete
+              ├─ collectives   barriers and gathers that are not complete
+              └─ tallies       calls and passes by outcome and duration, for who collects them
 
 A call is in `pending` of its caller and in `running` of its callee, under one `key`. Ages and
 durations are seconds; None is what is not known. Ids are texts: JavaScript has no 64-bit integers.
@@ -62,8 +63,6 @@ class WorkerRow:
     blocked: float | None = None  # for how long its event loop has not answered
     stack: list[str] = field(default_factory=list)  # where it is blocked; the innermost line last
     at: str = ""  # the innermost line of user code in `stack`
-    # Calls and passes by outcome and duration (`rpc.observe.tally`), for those who collect them.
-    tally: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -154,6 +153,19 @@ class CollectiveRow:
     age: float | None = None  # since the first one came
 
 
+@dataclass(slots=True)
+class TallyRow:
+    """How often a function was called on a worker, or a pass begun there, and how long it took."""
+
+    worker: str
+    kind: str  # "call" or "pass"
+    function: str  # "" for passes
+    outcomes: dict[str, int]
+    bounds: list[float]  # of durations, in seconds
+    counts: list[int]  # between the bounds; the last one: longer than all of them
+    total: float | None  # seconds
+
+
 TABLES: Final[Mapping[str, type]] = {
     "workers": WorkerRow,
     "links": LinkRow,
@@ -163,6 +175,7 @@ TABLES: Final[Mapping[str, type]] = {
     "contexts": ContextRow,
     "passes": PassRow,
     "collectives": CollectiveRow,
+    "tallies": TallyRow,
 }
 
 
@@ -181,6 +194,7 @@ class Data:
     contexts: list[ContextRow] = field(default_factory=list)
     passes: list[PassRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
+    tallies: list[TallyRow] = field(default_factory=list)
 
     def worker(self, name: str) -> WorkerRow:
         """Return the row of a worker; KeyError if there is none."""
@@ -315,6 +329,8 @@ _FORMS: Final[Mapping[Any, Callable[[Any], bool]]] = {  # by the annotation of a
     "dict[str, str]": functools.partial(_is_dict_of, str),
     "dict[str, Any]": _is_tally,
     "list[str]": lambda value: type(value) is list and all(type(each) is str for each in value),
+    "list[int]": lambda value: type(value) is list and all(type(each) is int for each in value),
+    "list[float]": lambda value: type(value) is list and all(map(_is_number, value)),
 }
 # Whose row it is, by table: one worker tells of no other.
 _OWNERS: Final = {

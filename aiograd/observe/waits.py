@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiograd.observe.snapshot import GATHER, LOST, CallRow, Data, WorkerRow
 
@@ -50,8 +50,20 @@ class Finding:
     guilty: str = ""  # the line to look at first
 
 
+class _Chain(NamedTuple):
+    """A chain of calls, each of which waits for the next one."""
+
+    length: int
+    following: str | None  # the second of them
+    end: str
+
+
 class _Graph:
-    """The calls of a snapshot, and what each waits for."""
+    """The calls of a snapshot, and what each waits for.
+
+    A page asks once a second, on the loop of a worker that may have thousands of calls in a queue:
+    whatever is found for all of them takes time in proportion to their number, not to its square.
+    """
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -66,7 +78,12 @@ class _Graph:
         for row in data.running:
             if row.behind is not None and row.behind in self.edges:
                 self.edges[row.key].append(row.behind)
-        self.waited_for = {to for tos in self.edges.values() for to in tos}
+        self.waiters: dict[str, list[str]] = {}  # the edges backwards
+        for key, tos in self.edges.items():
+            for to in tos:
+                self.waiters.setdefault(to, []).append(key)
+        self._told: set[str] = set()  # calls of which everything that waits for them is told
+        self._chains: dict[str, _Chain] = {}  # the longest one from each call on, once asked for
 
     def age(self, key: str) -> float:
         """Return the age of a call, as its caller or its callee knows it."""
@@ -90,17 +107,48 @@ class _Graph:
         """Tell whether a call was made by one of these."""
         return key in self.pending and self.pending[key].parent in others
 
+    def tell(self, key: str, told: set[str]) -> None:
+        """Add a call, and everything that waits for it, to what is told."""
+        waiting = [key]
+        while waiting:
+            at = waiting.pop()
+            if at not in self._told:
+                self._told.add(at)
+                waiting += self.waiters.get(at, ())
+                told.add(at)
+
+    def longest(self, key: str) -> _Chain:
+        """Return the longest chain of calls from one on."""
+        return self._chains[key] if key in self._chains else self._measure(key)
+
     def chain(self, key: str) -> list[str]:
-        """Return the longest chain of calls from one on; it ends where a call comes again."""
-        longest: list[str] = []
-        stack = [(key, [key])]
-        steps = 10_000  # a graph of many calls must not take long
-        while stack and (steps := steps - 1):
-            at, path = stack.pop()
-            if len(path) > len(longest):
-                longest = path
-            stack += [(to, [*path, to]) for to in self.edges.get(at, ()) if to not in path]
-        return longest
+        """Return the calls of the longest chain from one on; it ends where one comes again."""
+        chain: dict[str, None] = {}
+        at: str | None = key
+        while at is not None and at not in chain:
+            chain[at] = None
+            at = self.longest(at).following
+        return list(chain)
+
+    def _measure(self, key: str) -> _Chain:
+        """Find the longest chains from one call on, and from all that it waits for."""
+        # Not recursive: a queue of thousands of calls is a chain of thousands.
+        path, rest = [key], [iter(self.edges.get(key, ()))]
+        self._chains[key] = _Chain(1, None, key)  # so far; an edge back to it ends there
+        while path:
+            to = next(rest[-1], None)
+            if to is None:
+                rest.pop()
+                to = path.pop()
+            elif to not in self._chains:
+                self._chains[to] = _Chain(1, None, to)
+                path.append(to)
+                rest.append(iter(self.edges.get(to, ())))
+                continue
+            rest_of_it = self._chains[to]
+            if path and rest_of_it.length >= self._chains[path[-1]].length:
+                self._chains[path[-1]] = _Chain(rest_of_it.length + 1, to, rest_of_it.end)
+        return self._chains[key]
 
 
 def find(data: Data, older: float = OLDER) -> list[Finding]:
@@ -146,25 +194,29 @@ def _find_cycles(edges: dict[str, list[str]]) -> Iterator[list[str]]:
     done: set[str] = set()
     for root in sorted(edges):
         # The path from the root, and for each call on it what is left to look at.
-        path, rest = [root], [iter(edges[root])]
+        path, rest = {root: None}, [iter(edges[root])]  # a dict: it may be thousands of calls long
         while path and root not in done:
             to = next(rest[-1], None)
             if to is None:
-                done.add(path.pop())
+                done.add(path.popitem()[0])
                 rest.pop()
             elif to in path:
-                yield path[path.index(to) :]
+                keys = list(path)
+                yield keys[keys.index(to) :]
             elif to not in done:
-                path.append(to)
+                path[to] = None
                 rest.append(iter(edges[to]))
 
 
 def _chains(graph: _Graph, told: set[str], older: float) -> Iterator[Finding]:
-    roots = [key for key in graph.pending if key not in graph.waited_for]
-    chains = [graph.chain(key) for key in roots if graph.age(key) >= older]
+    roots = [key for key in graph.pending if key not in graph.waiters and graph.age(key) >= older]
     # The longest first: a call that is part of one needs no line of its own.
-    for chain in sorted(chains, key=lambda chain: (-len(chain), -graph.age(chain[0]))):
-        if chain[-1] in told or all(key in told for key in chain):
+    for root in sorted(roots, key=lambda key: (-graph.longest(key).length, -graph.age(key))):
+        # Asked first: of a thousand calls in a queue, all chains end with the same one.
+        if graph.longest(root).end in told:
+            continue
+        chain = graph.chain(root)
+        if chain[-1] in told:
             continue
         rows = [graph.rows(key)[0] for key in chain]
         if len(chain) == 1 and rows[0].kind == "service":
@@ -178,8 +230,11 @@ def _chains(graph: _Graph, told: set[str], older: float) -> Iterator[Finding]:
         if len(chain) == 1:
             title = f"{rows[0].function} on {rows[0].callee}, since {seconds(age)}"
         places = [(row.callee, row.function) for row in rows]
-        first = places.index(places[-1])
-        if first < len(chain) - 1:
+        # Calls in one queue do not come back to it: only what has left it can.
+        queued = len(chain) - 1
+        while queued and not graph.is_made_by(chain[queued], chain[queued - 1 : queued]):
+            queued -= 1
+        if places.index(places[-1]) < queued:
             kind = "return"
             title = (
                 f"a chain of {len(chain)} calls comes back to {places[-1][1]} on {places[-1][0]}: "
@@ -227,9 +282,7 @@ def _waiting_for(graph: _Graph, row: WorkerRow, told: set[str]) -> Iterator[Hop]
     for call in sorted(calls, key=lambda each: -(each.age or 0.0)):
         if call.kind == "service" and call.function != GATHER:
             continue
-        told.add(call.key)
-        # Those that wait for it in turn are told with it.
-        told.update(key for key in graph.edges if call.key in graph.chain(key))
+        graph.tell(call.key, told)
         note = f"calls {call.function} on {row.name}"
         name = graph.rows(call.parent)[0].function if call.parent in graph.edges else ""
         yield Hop(call.caller, name, call.line, call.age, note)
@@ -254,9 +307,7 @@ def _barriers(graph: _Graph, told: set[str], older: float) -> Iterator[Finding]:
         hops = []
         for call in graph.data.pending:
             if call.function == GATHER and call.callee == row.root and call.caller in row.arrived:
-                told.add(call.key)
-                if call.parent is not None:
-                    told.update(key for key in graph.edges if call.key in graph.chain(key))
+                graph.tell(call.key, told)
                 name = graph.rows(call.parent)[0].function if call.parent in graph.edges else ""
                 hops.append(Hop(call.caller, name, call.line, call.age, "waits"))
         for name in row.missing:

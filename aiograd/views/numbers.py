@@ -36,8 +36,8 @@ collects (`rpc.observe.tally`); all others are read from tables that are there a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from aiograd.observe.snapshot import (
     BLOCKED,
@@ -47,6 +47,7 @@ from aiograd.observe.snapshot import (
     SILENT,
     STOPPED,
     Data,
+    TallyRow,
     WorkerRow,
 )
 
@@ -146,7 +147,7 @@ def _families(data: Data) -> Iterator[Family]:
     ]
     text, labels = "Limits that were reached", ("worker", "limit")
     yield Family("aiograd_limit_reached", COUNTER, text, labels, reached)
-    yield from _counted(known)
+    yield from _counted(data)
     info = [
         ((row.name, row.versions.get("aiograd", ""), row.versions.get("python", "")), 1.0)
         for row in known
@@ -154,35 +155,36 @@ def _families(data: Data) -> Iterator[Family]:
     yield Family("aiograd_info", GAUGE, "Versions", ("worker", "version", "python"), info)
 
 
-def _counted(rows: Sequence[WorkerRow]) -> Iterator[Family]:
+def _counted(data: Data) -> Iterator[Family]:
     """Give what workers have counted for us."""
-    calls: list[tuple[tuple[str, ...], float]] = []
-    durations: list[tuple[tuple[str, ...], Buckets]] = []
-    passes: list[tuple[tuple[str, ...], float]] = []
-    passing: list[tuple[tuple[str, ...], Buckets]] = []
-    for row in rows:
-        for function, found in row.tally.get("calls", {}).items():
-            outcomes = found["outcomes"].items()
-            calls += [((row.name, function, each), float(count)) for each, count in outcomes]
-            durations.append(((row.name, function), _buckets(found)))
-        if found := row.tally.get("passes"):
-            outcomes = found["outcomes"].items()
-            passes += [((row.name, each), float(count)) for each, count in outcomes]
-            passing.append(((row.name,), _buckets(found)))
+    calls = [row for row in data.tallies if row.kind == "call"]
+    passes = [row for row in data.tallies if row.kind == "pass"]
+    outcomes = [
+        ((row.worker, row.function, outcome), float(count))
+        for row in calls
+        for outcome, count in row.outcomes.items()
+    ]
     labels: tuple[str, ...] = ("worker", "function", "outcome")
-    yield Family("aiograd_calls", COUNTER, "Calls served", labels, calls)
+    yield Family("aiograd_calls", COUNTER, "Calls served", labels, outcomes)
     text = "How long calls took where they were served"
-    yield Family("aiograd_call_seconds", HISTOGRAM, text, ("worker", "function"), (), durations)
-    text = "Backward passes begun"
-    yield Family("aiograd_passes", COUNTER, text, ("worker", "outcome"), passes)
+    found = [((row.worker, row.function), _buckets(row)) for row in calls]
+    yield Family("aiograd_call_seconds", HISTOGRAM, text, ("worker", "function"), (), found)
+    ended = [
+        ((row.worker, outcome), float(count))
+        for row in passes
+        for outcome, count in row.outcomes.items()
+    ]
+    labels = ("worker", "outcome")
+    yield Family("aiograd_passes", COUNTER, "Backward passes begun", labels, ended)
     text = "How long backward passes took"
-    yield Family("aiograd_backward_seconds", HISTOGRAM, text, ("worker",), (), passing)
+    lasted = [((row.worker,), _buckets(row)) for row in passes]
+    yield Family("aiograd_backward_seconds", HISTOGRAM, text, ("worker",), (), lasted)
 
 
-def _buckets(found: Mapping[str, Any]) -> Buckets:
-    bounds = [*map(str, found["bounds"]), "+Inf"]
-    counts = itertools.accumulate(found["counts"])
-    return Buckets([*zip(bounds, map(float, counts), strict=True)], found["total"])
+def _buckets(row: TallyRow) -> Buckets:
+    bounds = [*map(str, row.bounds), "+Inf"]
+    counts = map(float, itertools.accumulate(row.counts))
+    return Buckets([*zip(bounds, counts, strict=True)], row.total or 0.0)
 
 
 def _oldest(data: Data, row: WorkerRow) -> float:

@@ -60,7 +60,7 @@ async def work(name):
     rng = random.Random(name)
     while True:
         function = train_step if rng.random() < 0.7 else evaluate
-        await ag.rpc_async(name, function, args=(rng.uniform(1.5, 6.0),))
+        await ag.rpc_async(name, function, args=(rng.uniform(1.0, 4.5),))
 
 
 async def run_pass():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from aiograd.observe.snapshot import (
@@ -54,6 +56,36 @@ def test_calls_that_wait_for_each_other_are_a_cycle():
     assert [hop.worker for hop in cycle.hops] == ["a", "b", "c"]
     assert [hop.line for hop in cycle.hops] == ["a.py:101", "b.py:102", "c.py:103"]
     assert cycle.hops[-1].note == "waits for a"
+
+
+def test_thousands_of_calls_that_wait_are_told_in_a_moment():
+    queue = World("driver", "a", "b")
+    before = None
+    for _ in range(3000):
+        outer = queue.call("driver", "a", "add")
+        before = queue.call("a", "b", "add", parent=outer, behind=before)
+    stopped = World("driver", "a")
+    stopped.data.workers[1].state = STOPPED
+    for _ in range(3000):
+        stopped.call("driver", "a", began=False)
+    began = time.process_time()
+    (chain,) = find(queue.data)
+    (worker,) = find(stopped.data)
+    # On the loop of a worker, once a second: a time that grows with the square takes minutes here.
+    assert time.process_time() - began < 2.0
+    assert chain.title.startswith("chain of 3001 calls")
+    assert (worker.kind, len(worker.hops)) == ("worker", 3000)
+
+
+def test_a_call_that_waits_for_two_is_part_of_the_longer_chain():
+    world = World("driver", "a", "b", "c")
+    first = world.call("driver", "a")
+    world.call("a", "b", parent=first)
+    second = world.call("a", "c", parent=first)
+    world.call("c", "b", "g", parent=second)
+    chain, *others = find(world.data)
+    assert others == []
+    assert [hop.worker for hop in chain.hops] == ["driver", "a", "c", "b"]
 
 
 def test_a_chain_that_comes_back_is_told_before_other_chains():

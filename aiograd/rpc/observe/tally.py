@@ -45,16 +45,6 @@ class Histogram:
         self.total += seconds
         self.outcomes[_outcome(error)] += 1
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data: it goes into the snapshot of a worker."""
-        # Copies: a snapshot must not change afterwards.
-        return {
-            "outcomes": dict(self.outcomes),
-            "bounds": list(BOUNDS),
-            "counts": list(self.counts),
-            "total": self.total,
-        }
-
 
 def _outcome(error: BaseException | None) -> str:
     if error is None:
@@ -76,13 +66,6 @@ class Tally:
             name = function if len(self.calls) < FUNCTIONS else OTHERS
             found = self.calls.setdefault(name, Histogram())
         found.add(seconds, error)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return {
-            "calls": {name: each.as_dict() for name, each in self.calls.items()},
-            "passes": self.passes.as_dict(),
-        }
 
 
 class CountingWorker(Protocol):

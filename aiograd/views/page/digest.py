@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from aiograd.observe.snapshot import CallRow, Data, LinkRow
-from aiograd.observe.waits import find
+from aiograd.observe.waits import Finding, find
 
 CALLS: Final = 300
 REFERENCES: Final = 300
@@ -35,7 +35,7 @@ def digest(data: Data) -> dict[str, Any]:
         "calls": [asdict(row) for row in calls[:CALLS]],
         "call_count": len(calls),
         "edges": _edges(data),
-        "findings": [_cut(asdict(each)) for each in find(data, OLDER)[:FINDINGS]],
+        "findings": [_finding(each) for each in find(data, OLDER)[:FINDINGS]],
         "references": [asdict(row) for row in data.references[:REFERENCES]],
         "reference_count": sum(row.count for row in data.references),
         "reference_bytes": sum(row.size for row in data.references),
@@ -54,8 +54,10 @@ def slim(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut(finding: dict[str, Any]) -> dict[str, Any]:
-    return {**finding, "hops": finding["hops"][:HOPS], "hop_count": len(finding["hops"])}
+def _finding(found: Finding) -> dict[str, Any]:
+    # Cut first: a thousand calls may wait for one worker.
+    count, found.hops = len(found.hops), found.hops[:HOPS]
+    return {**asdict(found), "hop_count": count}
 
 
 def _workers(data: Data) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@
   }
   function seconds(age) {
     if (age === null || age === undefined) return "–";
+    if (age < 0.001) return (age * 1e6).toFixed(0) + UNIT + "µs";
     if (age < 0.1) return (age * 1000).toFixed(1) + UNIT + "ms";
     if (age < 100) return age.toFixed(1) + UNIT + "s";
     const minutes = Math.floor(age / 60);
@@ -186,16 +187,21 @@
   // Bars of calls that were seen in the last minute: one lane per worker, more where calls overlap.
   function Timeline({ history, now }) {
     const span = 60, end = now.taken, begin = end - span;
-    const seen = new Map();
+    const seen = new Map(), all = [];
     for (const digest of history) {
       if (digest.taken < begin - 5) continue;
       for (const call of digest.calls || []) {
         if (call.state === "sent" || call.state === "waiting" || call.age === null) continue;
         const start = digest.taken - call.age;
-        seen.set(call.key + "@" + Math.round(start), { worker: call.callee, name: call.function, start: Math.max(start, begin), end: digest.taken });
+        // The same call as in the digest before; not one of a restarted worker, which begins its numbers anew.
+        const known = seen.get(call.key);
+        if (known && Math.abs(known.began - start) < 3) { known.end = digest.taken; continue; }
+        const made = { worker: call.callee, name: call.function, began: start, start: Math.max(start, begin), end: digest.taken };
+        seen.set(call.key, made);
+        all.push(made);
       }
     }
-    const bars = [...seen.values()].filter((bar) => bar.end > begin).sort((a, b) => a.start - b.start);
+    const bars = all.filter((bar) => bar.end > begin).sort((a, b) => a.start - b.start);
     if (!bars.length) return html`<p class="quiet">No call was seen in the last minute. Calls are looked at once a second: shorter ones are in the numbers of the overview.</p>`;
     const lanes = new Map();
     for (const bar of bars) {

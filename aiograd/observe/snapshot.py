@@ -291,6 +291,7 @@ _FORMS: Final[Mapping[Any, Callable[[Any], bool]]] = {  # by the annotation of a
     "float | None": _is_number,
     "dict[str, int]": functools.partial(_is_dict_of, int),
     "dict[str, str]": functools.partial(_is_dict_of, str),
+    "dict[str, Any]": lambda value: type(value) is dict,
     "list[str]": lambda value: type(value) is list and all(type(each) is str for each in value),
 }
 # Whose row it is, by table: one worker tells of no other.

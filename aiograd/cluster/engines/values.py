@@ -46,8 +46,11 @@ class RayReferences:
 
     def depart(self, value: Any, departure: Any) -> bytes:
         """Return the reference as Ray writes it; Ray keeps its value from then on."""
+        import ray
         from ray import cloudpickle
 
+        if not ray.is_initialized():
+            raise TypeError("Ray was shut down here, and its references with it")
         return bytes(cloudpickle.dumps(value))
 
     def arrive(self, data: Any, arrival: Any) -> Any:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -486,6 +487,33 @@ def test_the_program_of_the_page_runs_as_written(tmp_path, folder):
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert run(tmp_path, program).splitlines() == ["2 (3, 2)"]
     assert left_in(folder) == []
+
+
+@one_loop
+async def test_the_commands_of_the_page_start_a_dask_with_two_workers(folder):
+    page = Path(__file__).parents[3] / "docs" / "dask.md"
+    (commands,) = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    # One shell, in a group of its own: its children end with it.
+    shell = subprocess.Popen(  # noqa: ASYNC220
+        ["sh", "-c", commands.replace("8786", port) + "\nwait"],
+        env={**os.environ, "PATH": path},
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        client = await distributed.Client(f"127.0.0.1:{port}", asynchronous=True, timeout=60)
+        async with client:
+            await client.wait_for_workers(2, timeout=60)
+            async with ag.cluster.DaskCluster(client) as cluster:
+                await check_gradients(cluster)
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 LOOPS = """

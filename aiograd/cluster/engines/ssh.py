@@ -5,7 +5,7 @@ open as a lifeline, so neither a command line nor an environment nor a file has 
 worker ends when this process does, however it ends.
 
     driver                                       host
-    ssh -T host "exec python -c BOOT" ─────────▶ BOOT imports aiograd
+    ssh -T host "exec python -c BOOT" ─────────▶ a shell says that the login is over; BOOT imports
     check versions ◀──────────── hello ───────── stdout: process, Python, aiograd, numpy
     plan with invitation ──────── stdin ───────▶ `worker_main.main` joins the driver directly
     cluster.logs ◀──────────── stdout, stderr ── what it prints
@@ -56,9 +56,12 @@ _log = logging.getLogger("aiograd.cluster")
 # Logins at one host that are under way at the same time. OpenSSH's server drops connections at
 # random once 10 of all users have not logged in yet (MaxStartups).
 LOGINS: Final = 4
-KILL_GRACE: Final = 1.0  # seconds that a worker has to obey the kill, before its ssh is ended
+# Seconds that a worker has to obey the kill, before its ssh is ended. `Cluster.close` promises to
+# end within a second after its timeout, and waits for half of it before it kills.
+KILL_GRACE: Final = 0.4
 LOOKUP_TIMEOUT: Final = 5.0  # seconds for ssh to say which address a host has
 SHOWN_LINES: Final = 5  # of what ssh said, in the error
+LOGIN: Final = "aiograd-login"  # what the shell of the host says first
 MARK: Final = "aiograd-worker"  # the first word of the hello
 NO_COMMAND: Final = (126, 127)  # exit codes of a shell that cannot run the command
 SSH_FAILED: Final = 255  # exit code of ssh itself
@@ -228,7 +231,7 @@ def remote_command(python: Sequence[str] | None, share: int) -> str:
     else:
         line = f"exec {' '.join(map(_quote, python))} -c {code}"
     # By `sh`: the user's own shell may be another kind.
-    return f"exec sh -c {shlex.quote(line)}"
+    return f"exec sh -c {shlex.quote(f'echo {LOGIN}; {line}')}"
 
 
 def _quote(word: str) -> str:
@@ -289,6 +292,7 @@ class SSHWorker:
         self.plan = plan
         self.host = host
         self.pid: int | None = None  # on its host
+        self.logged_in = asyncio.Event()  # or failed to
         self._loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         try:
@@ -303,6 +307,7 @@ class SSHWorker:
         self.log: OutputLog = self._child.log
         self.ended: asyncio.Future[int] = self._child.exited
         self.ended.add_done_callback(self._say_end)
+        self.ended.add_done_callback(lambda _: self.logged_in.set())
 
     def _say_end(self, ended: asyncio.Future[int]) -> None:
         """Add to the log of a worker that failed on which host it was."""
@@ -318,26 +323,35 @@ class SSHWorker:
         self.log.add(f"{self.plan.name} on {self.host} ended ({describe_exit(code)}){why}")
 
     def _take_lines(self, stream: str, lines: list[str]) -> None:
-        if not self._hello.done() and stream == "stdout":
-            for i, line in enumerate(lines):
-                before, mark, text = line.partition(f"{MARK} ")
-                if mark:
-                    with contextlib.suppress(ValueError):
-                        self._hello.set_result(json.loads(text))
-                        lines = [*lines[:i], *([before] if before else []), *lines[i + 1 :]]
-                        break
+        if stream == "stdout" and not self._hello.done():
+            lines = [shown for line in lines if (shown := self._greet(line)) is not None]
         if lines:
             forward_lines(self.plan.name, stream, lines)
+
+    def _greet(self, line: str) -> str | None:
+        """Take a line of the login or of the hello; gives what is left to be shown of it."""
+        # What the shell of a login prints may stand before it on its line.
+        before, login, _ = line.partition(LOGIN)
+        if login:
+            self.logged_in.set()
+            return before or None
+        before, mark, text = line.partition(f"{MARK} ")
+        if mark and not self._hello.done():
+            with contextlib.suppress(ValueError):
+                told = json.loads(text)
+                if isinstance(told, dict):
+                    self.pid = told["pid"] if isinstance(told.get("pid"), int) else None
+                    self._hello.set_result(told)
+                    return before or None
+        return line
 
     async def hello(self) -> dict[str, Any]:
         """Wait until the far Python has said which one it is; EndedEarlyError if it never will."""
         waits: list[asyncio.Future[Any]] = [self._hello, self.ended]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if self._hello.done():
-            told = self._hello.result()
-            self.pid = int(told.get("pid", 0)) or None
-            return told
-        raise EndedEarlyError
+        if not self._hello.done():
+            raise EndedEarlyError
+        return self._hello.result()
 
     def send_plan(self, plan: WorkerPlan) -> None:
         """Send the plan, and with it the secret, to a far end that has said hello."""
@@ -462,9 +476,11 @@ class SSHHosts(EngineHosts):
         )
         start: SSHWorker | None = None
         try:
-            async with asyncio.timeout_at(deadline), self._logins[host]:
-                start = SSHWorker(plan, host, self._login.command(room, self._patience))
-                starts.append(start)
+            async with asyncio.timeout_at(deadline):
+                async with self._logins[host]:
+                    start = SSHWorker(plan, host, self._login.command(room, self._patience))
+                    starts.append(start)
+                    await start.logged_in.wait()
                 told = await start.hello()
         except TimeoutError:
             said = start.log.tail(SHOWN_LINES) if start is not None else ""

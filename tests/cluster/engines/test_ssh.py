@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,14 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.cluster.engines.ssh import Login, Room, explain_failure, parse_hosts, remote_command
+from aiograd.cluster.engines.ssh import (
+    LOGINS,
+    Login,
+    Room,
+    explain_failure,
+    parse_hosts,
+    remote_command,
+)
 from aiograd.errors import RpcError, WorkerLost
 from tests.support.hosts import network, possible
 from tests.support.processes import alive, gone
@@ -104,7 +112,8 @@ def test_the_far_command_has_only_what_all_shells_read_alike():
     assert "!" not in line  # csh looks it up in its history
     assert set(re.findall(r"\\.", line)) == {r"\n"}
     *_, inner = shlex.split(line)
-    assert inner.startswith("""exec "$HOME"/'my env/bin/python' -X dev -c """)
+    words = """exec "$HOME"/'my env/bin/python' -X dev -c """
+    assert inner.startswith(f"echo aiograd-login; {words}")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,6 @@ def test_every_failure_of_ssh_names_host_and_cure(code, said, cure):
 # ── with a command that looks like ssh ──────────────────────────────────────────────────────────
 
 
-@loop
 async def test_gradients_flow_through_workers_on_hosts(ssh):
     async with ag.cluster.SSHCluster(
         ["near1", "me@near2*2"], python=PYTHON, command=ssh
@@ -180,7 +188,7 @@ async def test_what_workers_print_is_shown_with_their_name_and_kept(ssh, capsys)
         await until(lambda: "from afar" in cluster.logs("worker0"))
     shown = capsys.readouterr().out
     assert "[worker0] from afar\n" in shown
-    assert "aiograd-worker" not in shown
+    assert "aiograd-" not in shown
 
 
 @loop
@@ -258,6 +266,19 @@ async def test_workers_of_a_driver_that_is_killed_end(ssh):
     async with asyncio.timeout(6):
         for pid in pids:
             await gone(pid)
+
+
+@loop
+async def test_few_logins_at_a_host_are_under_way_at_once(tmp_path):
+    # A server drops some of more than ten that have not logged in yet.
+    log = tmp_path / "log"
+    logs = f"import time; log = open({str(log)!r}, 'a')\n"
+    logs += "log.write('+'); log.flush(); time.sleep(0.3); log.write('-'); log.flush()"
+    ssh = fake_ssh(tmp_path, logs)
+    async with ag.cluster.SSHCluster(["near*9"], command=ssh) as cluster:
+        assert len(cluster) == 9
+    depth = list(itertools.accumulate(1 if each == "+" else -1 for each in log.read_text()))
+    assert (max(depth), depth[-1]) == (LOGINS, 0)
 
 
 # ── what does not fit ───────────────────────────────────────────────────────────────────────────
@@ -488,6 +509,30 @@ async def test_workers_on_other_hosts_are_reached_by_ssh_and_then_directly_by_tl
             """)
             assert tls == ["TLSv1.3", "TLSv1.3"]
             await driver.do("await cluster.close()")
+
+
+@real
+@pytest.mark.skipif(not possible(), reason="making network namespaces takes root and `ip`")
+@loop
+async def test_a_host_that_is_cut_off_is_lost_and_does_not_keep_the_cluster_open(tmp_path):
+    async with network(2) as (near, far):
+        with sshd(tmp_path, far.address, far.exec()) as words:
+            driver = await near.program()
+            options = "ag.Options(heartbeat=0.2, silence=1.0, grace=1.0, resume=1.0)"
+            given = f"ssh_options={words}, options={options}"
+            await driver.do(f"""
+                global cluster
+                cluster = await ag.cluster.SSHCluster(["{far.address}"], {given})
+            """)
+            pid = await driver.do("import os\nreturn await cluster['worker0'].call(os.getpid)")
+            far.plug("down")
+            with pytest.raises(AssertionError, match=r"WorkerLost|WorkerUnresponsive"):
+                await driver.do("import os\nawait cluster['worker0'].within(20).call(os.getpid)")
+            begun = time.monotonic()
+            await driver.do("await cluster.close()")
+            assert time.monotonic() - begun < 1.0 + 1.0 + 1.0  # grace, a second, a busy machine
+            await gone(pid)  # by itself: the cable is still cut
+            far.plug("up")
 
 
 @real

@@ -29,7 +29,7 @@ def run(*command: str, folder: Path, **environ: str) -> list[str]:
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith("met"))
 
 

@@ -41,7 +41,7 @@ def execute(*command: str, folder: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=200
     )
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line)
 
 

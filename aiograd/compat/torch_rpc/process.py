@@ -27,6 +27,7 @@ from aiograd.compat.torch_rpc.failures import NO_AGENT, translate
 from aiograd.compat.torch_rpc.meeting import Meeting
 from aiograd.errors import AiogradError
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.observe.watchdog import Watchdog
 from aiograd.rpc.options import Options
 
 T = TypeVar("T")
@@ -101,19 +102,22 @@ class LocalWorker:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout)
-        if self._worker is not None and self._worker.running:
-            self.agent.pool.close()  # nobody has closed the worker: its idle threads wait for work
+        if self._worker is not None and self._worker.running:  # nobody has closed the worker
+            self.agent.pool.close()  # else its idle threads would wait for work
+            if Watchdog in self.agent.parts:
+                self.agent.parts[Watchdog].close()
         self._join_threads()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _join_threads(self) -> None:
-        """Wait for the threads of the pool, but not for a function that does not return.
+        """Wait for the threads of the worker, but not for a function that does not return.
 
         A program may end right after this. A thread that waits for the interpreter inside of
         torch's C++ code would then abort the process.
         """
-        names, end = (f"aiograd-{self.name}", self._thread.name), time.monotonic() + _JOIN
+        names = (f"aiograd-{self.name}", f"aiograd-watchdog-{self.name}", self._thread.name)
+        end = time.monotonic() + _JOIN
         for thread in threading.enumerate():
             if thread.name in names and thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))

@@ -129,19 +129,17 @@ class RRef(Generic[T]):
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
         """Return the type of the value, asked for once; a future of it if not `blocking`."""
-        if self._type is None:
+        found = self._type
+        if found is None:
             if self.is_owner():
-                made = Future()
-                made.set_result(type(self.local_value()))
-                self._type = made
+                found = self._type = Future()
+                found.set_result(type(self.local_value()))
             else:
                 found = _call_async(self.owner_name(), _fetch_type, self._rref, timeout=timeout)
                 self._type = found
-                # A failure is not remembered: the next use asks again.
+                # A failure is not remembered, perhaps from right now on: the next use asks again.
                 found.add_done_callback(self._forget_failed_type)
-                if not blocking:
-                    return found
-        return self._type.wait() if blocking else self._type
+        return found.wait() if blocking else found
 
     def _forget_failed_type(self, found: Any) -> None:
         try:

@@ -162,10 +162,11 @@ crashpoints: $(VENV)/.test.ok  ## a fault at every boundary of small programs: A
 	@.venv-fuzz/bin/python -m pip install -q --disable-pip-version-check -e . atheris
 	@touch $@
 
-RUNS ?= 1250000
-fuzz: .venv-fuzz/.ok  ## the decoders under atheris, four of them: RUNS= inputs each
+# Not RUNS, which `failures` has set to 3 by now.
+INPUTS ?= 1250000
+fuzz: .venv-fuzz/.ok  ## the decoders under atheris, four of them (INPUTS=1250000 each)
 	@set -e; for target in data fault frames hello; do echo "── $$target"; \
-	    .venv-fuzz/bin/python tests/security/fuzz.py $$target -runs=$(RUNS) -print_final_stats=1; done
+	    .venv-fuzz/bin/python tests/security/fuzz.py $$target -runs=$(INPUTS) -print_final_stats=1; done
 
 hostile: $(VENV)/.test.ok  ## bad handshakes (STRANGERS=), mutated frames (FRAMES=), hostile partners (TRIALS=) at size
 	@AIOGRAD_HOSTILE=$(or $(STRANGERS),20000) $(BIN)/python -m pytest tests/security/test_strangers.py -k bad_handshakes -o faulthandler_timeout=3600

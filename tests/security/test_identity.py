@@ -226,6 +226,28 @@ async def test_a_partner_that_wants_new_names_gets_the_rank_of_its_own(registry)
     await rogue.close()
 
 
+async def test_a_partner_does_not_take_the_place_of_a_worker_of_an_engine(registry):
+    rogue = await clinic(registry)
+    registry.coordinator.assign = lambda key: ("worker9", 9)
+    assert await ask(rogue, "cluster.place", True, "tcp://10.0.0.1:40000") == FAULT
+    await rogue.close()
+
+
+async def test_a_partner_does_not_put_its_link_to_sleep(workers):
+    """Nobody would notice that it is gone, and what it holds would stay."""
+    async with workers("restricted", "trusted") as (first, second):
+        links = [
+            here.agent.links.get(there.agent.incarnation)
+            for here, there in ((first, second), (second, first))
+        ]
+        for link in links:
+            assert link.restricted
+            connection = link.connection
+            link.sleep_received(link.session.received, link.session.number & 0xFFFFFFFF)
+            await asyncio.sleep(0)
+            assert link.connection is connection
+
+
 async def test_a_partner_that_joins_with_the_last_rank_leaves_the_others(registry):
     network = registry.agent.runtime.network.memory
     rogue = await Rogue.connect(network, "memory:0", SECRET, name="clinic", rank=RANKS - 1)

@@ -151,6 +151,9 @@ class Coordinator:
     def _on_place(self, sender: PeerInfo, named: bool, key: str) -> tuple[str, int]:
         if type(key) is not str:
             raise ProtocolError("cluster.place: malformed key", sender.name)
+        if key and self._agent.restricts(sender):
+            # Keys are those of the workers of an engine, and can be guessed.
+            raise NotAllowed("a partner has no place of an engine", self._agent.name)
         if key:
             place = self.assign(key)
             if place is None:

@@ -579,6 +579,10 @@ class Link:
 
     def sleep_received(self, position: int, connection: int) -> None:
         """Take note that the peer needs no connection for now."""
+        if self.restricted:
+            # A partner is never asked for this. Asleep, its link would tell nobody that it is gone,
+            # and what is kept for it would stay.
+            return
         if self.session.role == "dials":
             self._follow_into_sleep(position, connection)
         else:

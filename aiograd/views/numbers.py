@@ -83,7 +83,7 @@ class Family(NamedTuple):
         return f"{self.name}_total" if self.kind == COUNTER else self.name
 
 
-Of = Callable[[Data, WorkerRow], float | None]
+Of = Callable[[WorkerRow], float | None]
 
 _COUNTERS: Final = {
     "pending_calls": "Calls made that have not ended",
@@ -96,19 +96,12 @@ _COUNTERS: Final = {
     "buffered_bytes": "Bytes that wait to be sent",
 }
 _PER_WORKER: Final[tuple[tuple[str, str, str, Of], ...]] = (
-    ("calls_started", COUNTER, "Calls made", lambda _, row: row.started),
-    (
-        "oldest_call_seconds",
-        GAUGE,
-        "Age of the oldest pending call",
-        lambda d, row: _oldest(d, row),
-    ),
-    ("owned_bytes", GAUGE, "Bytes of shared values", lambda data, row: _owned(data, row)),
-    ("optimizer_steps", COUNTER, "Steps of optimisers", lambda _, row: row.steps),
-    ("loop_lag_seconds", GAUGE, "How long a message waits for the loop", lambda _, row: row.lag),
-    ("memory_bytes", GAUGE, "Resident memory", lambda _, row: row.memory),
-    ("cpu_seconds", COUNTER, "Processor time", lambda _, row: row.cpu),
-    ("threads", GAUGE, "Threads", lambda _, row: row.threads),
+    ("calls_started", COUNTER, "Calls made", lambda row: row.started),
+    ("optimizer_steps", COUNTER, "Steps of optimisers", lambda row: row.steps),
+    ("loop_lag_seconds", GAUGE, "How long a message waits for the loop", lambda row: row.lag),
+    ("memory_bytes", GAUGE, "Resident memory", lambda row: row.memory),
+    ("cpu_seconds", COUNTER, "Processor time", lambda row: row.cpu),
+    ("threads", GAUGE, "Threads", lambda row: row.threads),
 )
 
 
@@ -128,9 +121,23 @@ def _families(data: Data) -> Iterator[Family]:
         found = [((row.name,), float(row.counters[name])) for row in known if name in row.counters]
         yield Family(f"aiograd_{name}", GAUGE, text, ("worker",), found)
     for name, kind, text, of in _PER_WORKER:
-        values = [(row.name, of(data, row)) for row in known]
+        values = [(row.name, of(row)) for row in known]
         found = [((worker,), float(value)) for worker, value in values if value is not None]
         yield Family(f"aiograd_{name}", kind, text, ("worker",), found)
+    oldest = {row.name: 0.0 for row in known}
+    for call in data.pending:
+        if call.caller in oldest:
+            oldest[call.caller] = max(oldest[call.caller], call.age or 0.0)
+    owned = {row.name: 0.0 for row in known}
+    for reference in data.references:
+        if reference.owner in owned:
+            owned[reference.owner] += reference.size
+    for name, text, sums in (
+        ("oldest_call_seconds", "Age of the oldest pending call", oldest),
+        ("owned_bytes", "Bytes of shared values", owned),
+    ):
+        found = [((worker,), value) for worker, value in sums.items()]
+        yield Family(f"aiograd_{name}", GAUGE, text, ("worker",), found)
     links = [link for link in data.links if link.worker != link.peer]
     sizes: dict[tuple[str, ...], float] = {}
     up: dict[tuple[str, ...], float] = {}
@@ -185,12 +192,3 @@ def _buckets(row: TallyRow) -> Buckets:
     bounds = [*map(str, row.bounds), "+Inf"]
     counts = map(float, itertools.accumulate(row.counts))
     return Buckets([*zip(bounds, counts, strict=True)], row.total or 0.0)
-
-
-def _oldest(data: Data, row: WorkerRow) -> float:
-    ages = [each.age or 0.0 for each in data.pending if each.caller == row.name]
-    return max(ages, default=0.0)
-
-
-def _owned(data: Data, row: WorkerRow) -> float:
-    return float(sum(each.size for each in data.references if each.owner == row.name))

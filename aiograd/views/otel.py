@@ -47,7 +47,7 @@ def _reader(
     scraper: Scraper, name: str, part: str
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def read(_: CallbackOptions) -> Iterable[Observation]:
-        for family in families(scraper.snapshot()):
+        for family in scraper.families():
             if family.name == name:
                 yield from _observations(family, part)
 

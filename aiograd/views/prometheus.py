@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector as Base
 
 from aiograd.rpc.agent import Agent
-from aiograd.views.numbers import COUNTER, GAUGE, HISTOGRAM, families
+from aiograd.views.numbers import COUNTER, GAUGE, HISTOGRAM
 from aiograd.views.scrape import Scraper
 
 _KINDS: Final = {
@@ -42,7 +42,7 @@ class Collector(Base):
 
     def collect(self) -> Iterator[Any]:
         """Give the metrics as Prometheus wants them."""
-        for family in families(self._scraper.snapshot()):
+        for family in self._scraper.families():
             metric = _KINDS[family.kind](family.name, family.help, labels=family.labels)
             for values, number in family.samples:
                 metric.add_metric(values, number)

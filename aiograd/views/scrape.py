@@ -16,9 +16,10 @@ from typing import Final
 from aiograd.observe import Part
 from aiograd.observe.snapshot import BLOCKED, Data, WorkerRow
 from aiograd.rpc.agent import Agent, current_agent
+from aiograd.views.numbers import Family, families
 
 TIMEOUT: Final = 3.0  # seconds: more than `inspect` takes for workers that do not answer
-_FRESH: Final = 0.5  # seconds for which several instruments share a snapshot
+_FRESH: Final = 0.5  # seconds for which several instruments share the numbers
 
 
 class Scraper:
@@ -29,17 +30,18 @@ class Scraper:
         self._cluster = cluster
         self._part: Part = self._agent.parts[Part]
         self._lock = threading.Lock()
-        self._last: tuple[float, Data] | None = None
+        self._last: tuple[float, list[Family]] | None = None
 
-    def snapshot(self) -> Data:
-        """Return a snapshot that is at most half a second old."""
+    def families(self) -> list[Family]:
+        """Return the numbers of a snapshot that is at most half a second old."""
         with self._lock:
             now = time.monotonic()
             if self._last is None or now - self._last[0] > _FRESH:
-                self._last = now, self._take()
+                self._last = now, families(self.snapshot())
             return self._last[1]
 
-    def _take(self) -> Data:
+    def snapshot(self) -> Data:
+        """Take a snapshot, in bounded time."""
         agent, inspector = self._agent, self._part.inspector
         if threading.get_ident() == agent.thread:  # in tests, and where a program prints its own
             return inspector.here(counting=True)

@@ -17,6 +17,7 @@ from aiograd.observe.snapshot import (
     RUNNING,
     SILENT,
     STOPPED,
+    CallRow,
     Data,
     WorkerRow,
 )
@@ -160,7 +161,7 @@ class Rates:
 
     def update(self, data: Data) -> dict[str, dict[str, float]]:
         """Take in a snapshot; the rates by worker, empty for those that were not there before."""
-        now = {row.name: _totals(data, row) for row in data.workers if row.cpu is not None}
+        now = _totals(data)
         passed = data.taken - self._taken
         rates = {
             name: {key: max(0.0, (value - before[key]) / passed) for key, value in totals.items()}
@@ -171,14 +172,17 @@ class Rates:
         return rates
 
 
-def _totals(data: Data, row: WorkerRow) -> dict[str, float]:
-    links = [each for each in data.links if each.worker == row.name and each.peer != row.name]
-    return {
-        "cpu": row.cpu or 0.0,
-        "calls": float(row.started),
-        "sent": float(sum(each.sent for each in links)),
-        "received": float(sum(each.received for each in links)),
+def _totals(data: Data) -> dict[str, dict[str, float]]:
+    found = {
+        row.name: {"cpu": row.cpu, "calls": float(row.started), "sent": 0.0, "received": 0.0}
+        for row in data.workers
+        if row.cpu is not None
     }
+    for link in data.links:
+        if link.peer != link.worker and link.worker in found:
+            found[link.worker]["sent"] += link.sent
+            found[link.worker]["received"] += link.received
+    return found
 
 
 def top(
@@ -189,19 +193,37 @@ def top(
     paint: Paint = plain,
 ) -> list[str]:
     """Return the screen of `aiograd top`: workers, then what runs there, the oldest first."""
+    workers = sorted(
+        data.workers, key=lambda row: (-_sort_key(row, rates.get(row.name, {}), sort), row.rank)
+    )
+    lines = _live_workers(workers, rates)
+    for i, row in enumerate(workers, 1):
+        lines[i] = _paint_word(lines[i], row.state, paint)
+    room = max(3, height - 4)
+    if len(lines) > room:
+        lines = [*lines[:room], f"… and {len(lines) - room} more"]
+    room = height - len(lines) - 2
+    calls = [row for row in data.running if row.kind != "service"]
+    if calls and room > 1:
+        calls.sort(key=lambda row: -(row.age or 0.0))
+        lines += ["", *_live_calls(calls[: room - 1])]
+    return lines
 
-    def key(row: WorkerRow) -> tuple[float, int]:
-        rate = rates.get(row.name, {})
-        by = {
-            "calls": rate.get("calls", 0.0),
-            "cpu": rate.get("cpu", 0.0),
-            "memory": float(row.memory or 0),
-            "lag": row.lag or 0.0,
-            "bytes": rate.get("sent", 0.0) + rate.get("received", 0.0),
-        }
-        return -by.get(sort, 0.0), row.rank
 
-    workers = sorted(data.workers, key=key)
+def _sort_key(row: WorkerRow, rate: Mapping[str, float], sort: str) -> float:
+    by = {
+        "calls": rate.get("calls", 0.0),
+        "cpu": rate.get("cpu", 0.0),
+        "memory": float(row.memory or 0),
+        "lag": row.lag or 0.0,
+        "bytes": rate.get("sent", 0.0) + rate.get("received", 0.0),
+    }
+    return by.get(sort, 0.0)
+
+
+def _live_workers(
+    workers: Sequence[WorkerRow], rates: Mapping[str, Mapping[str, float]]
+) -> list[str]:
     rows = [
         ("worker", "state", "cpu", "memory", "lag", "calls/s", "out/s", "in/s", "called", "values")
     ]
@@ -221,30 +243,22 @@ def top(
                 _count(row, "owner_rrefs"),
             )
         )
-    lines = columns(rows, right=range(2, 10))
-    for i, row in enumerate(workers, 1):
-        lines[i] = _paint_word(lines[i], row.state, paint)
-    room = max(3, height - 4)
-    if len(lines) > room:
-        lines = [*lines[:room], f"… and {len(lines) - room} more"]
-    calls = sorted(
-        (row for row in data.running if row.kind != "service"), key=lambda row: -(row.age or 0.0)
-    )
-    room = height - len(lines) - 2
-    if calls and room > 1:
-        table = [("running", "on", "at", "since", "for")]
-        table += [
-            (
-                clean(row.function),
-                clean(row.callee),
-                short_path(row.at),
-                seconds(row.age),
-                clean(row.caller),
-            )
-            for row in calls[: room - 1]
-        ]
-        lines += ["", *columns(table, right=(3,))]
-    return lines
+    return columns(rows, right=range(2, 10))
+
+
+def _live_calls(calls: Iterable[CallRow]) -> list[str]:
+    rows = [("running", "on", "at", "since", "for")]
+    rows += [
+        (
+            clean(row.function),
+            clean(row.callee),
+            short_path(row.at),
+            seconds(row.age),
+            clean(row.caller),
+        )
+        for row in calls
+    ]
+    return columns(rows, right=(3,))
 
 
 # ── stuck and stacks ────────────────────────────────────────────────────────────────────────────

@@ -58,4 +58,5 @@ async def opened(url: str, *, scheme: str = "light", size: Any = WIDE) -> AsyncI
 async def show(page: Any, view: str) -> None:
     """Choose a view as a user does."""
     await page.click(f'nav a[href="#/{view}"]')
-    await page.wait_for_selector(f'nav a[href="#/{view}"][aria-current="page"]')
+    # By a locator: `wait_for_selector` gives handles, which the client keeps with the page.
+    await page.locator(f'nav a[href="#/{view}"][aria-current="page"]').wait_for()

@@ -6,8 +6,9 @@
     kill · restart · scale       ──▶ the others, a change every few seconds
     the page, in Chromium if there is one, else its events alone: shows each change within SOON
 
-At the end: memory of the process that serves the page, of worker0 and of the page itself, after the
-warm-up and at the end. More than DRIFT of growth is a fault, in runs long enough to say so.
+At the end: memory of the process that serves the page (and has Playwright's client in it, if there
+is a browser), of worker0 and of the page itself, in ten steps. Growth is a fault in runs that are
+long enough to say so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from aiograd.testing.soak.run import SETTLED, held
 from tests.support.browser import MISSING, opened, show
 
 SOON = 15.0  # seconds until the page must show a change: snapshots are taken once a second
-DRIFT = 0.05  # by how much memory may have grown
+DRIFT = 0.05  # by how much memory may have grown, as a fraction
+SLACK = 2_000_000  # and in bytes: five minutes of history are a good part of a page's memory
 MOST = 5  # workers
 VIEWS = ("calls", "waits", "references", "contexts", "logs", "profile", "overview")
 
@@ -63,7 +65,7 @@ class InBrowser:
         """Read the first number of the overview."""
         await show(self._page, "overview")
         tile = f'.tile b:text-is("{well} of {workers}")'
-        await self._page.wait_for_selector(tile, timeout=SOON * 1e3)
+        await self._page.locator(tile).wait_for(timeout=SOON * 1e3)
 
     async def look_around(self) -> None:
         """Click on the next view."""
@@ -140,21 +142,26 @@ class Report:
     calls: int = 0
     passes: int = 0
 
-    def growth(self, name: str) -> float:
-        """Return by how much memory has grown between the second and the last fifth."""
+    def growth(self, name: str) -> tuple[float, float]:
+        """Return by how much memory has grown since the second fifth: bytes, and a fraction."""
         samples = self.memory[name]
         fifth = len(samples) // 5
         if not fifth or not any(samples):
-            return 0.0
-        before, after = samples[fifth : 2 * fifth], samples[-fifth:]
-        return statistics.median(after) / statistics.median(before) - 1.0
+            return 0.0, 0.0
+        before = statistics.median(samples[fifth : 2 * fifth])
+        grown = statistics.median(samples[-fifth:]) - before
+        return grown, grown / before
 
     def faults(self) -> list[str]:
         """Return what breaks a promise."""
         if self.seconds < SETTLED:
             return []
-        grown = ((name, self.growth(name)) for name in self.memory)
-        return [f"{name} has grown by {by:.1%}" for name, by in grown if by > DRIFT]
+        grown = [(name, *self.growth(name)) for name in self.memory]
+        return [
+            f"{name} has grown by {size / 1e6:.1f} MB, {by:.1%}"
+            for name, size, by in grown
+            if by > DRIFT and size > SLACK
+        ]
 
     def __str__(self) -> str:
         lines = [
@@ -164,7 +171,7 @@ class Report:
         for name, samples in self.memory.items():
             steps = samples[:: max(1, len(samples) // 10)]
             megabytes = " ".join(f"{each / 1e6:.1f}" for each in steps)
-            lines.append(f"  {name:<8} {megabytes} MB; grown by {self.growth(name):+.1%}")
+            lines.append(f"  {name:<8} {megabytes} MB; grown by {self.growth(name)[1]:+.1%}")
         return "\n".join(lines)
 
 
@@ -253,10 +260,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between changes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--events", action="store_true", help="without a browser")
     given = parser.parse_args(arguments)
     if MISSING:
         print(f"only the events are looked at, not the page: {MISSING}")
-    report = asyncio.run(keep_open(given.seconds, given.every, not MISSING, given.seed))
+    browser = not (MISSING or given.events)
+    report = asyncio.run(keep_open(given.seconds, given.every, browser, given.seed))
     print(report)
     faults = report.faults()
     print("\n".join(faults) if faults else "nothing has grown")

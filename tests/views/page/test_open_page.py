@@ -20,9 +20,9 @@ async def test_every_change_of_the_cluster_is_shown(seed):
 
 
 def test_memory_that_grows_is_a_fault_of_a_long_run():
-    steady, growing = [100] * 50, list(range(100, 150))
+    steady, growing = [10**8] * 50, [million * 10**6 for million in range(100, 150)]
     report = Report(SETTLED, {"server": steady, "worker0": growing, "page": [0] * 50})
-    assert report.faults() == ["worker0 has grown by 26.2%"]
+    assert report.faults() == ["worker0 has grown by 30.0 MB, 26.2%"]
     report.seconds = SETTLED - 1  # it is still finding its level
     assert report.faults() == []
     assert "+26.2%" in str(report)

@@ -114,6 +114,7 @@ class Worker:
         self._why_left = ""  # known when all is closed
         self._tick: asyncio.TimerHandle | None = None
         self._signals: list[int] = []  # on which it leaves
+        self._leaves_on: int | None = None  # the one that came
         self._watchdog: Watchdog | None = None
         self._registration: Registration | None = None  # in the run folder
 
@@ -423,8 +424,9 @@ class Worker:
 
         For SIGTERM of Slurm and Kubernetes, which kill what has not ended after a grace period;
         leaving takes `Options.grace` + 1 s at most. Then the main task is cancelled, so `finally`
-        clauses run. A second signal does what it did before. Only on the loop of the main thread,
-        as with `loop.add_signal_handler`; closing the worker removes the handlers.
+        clauses run. More signals of the kind change nothing: schedulers send several. Only on the
+        loop of the main thread, as with `loop.add_signal_handler`; closing the worker in another
+        way removes the handlers.
         """
         loop = self.agent.loop
         self.agent.here()
@@ -433,16 +435,13 @@ class Worker:
             self._signals.append(number)
 
     def _leave_and_exit(self, number: int) -> None:
+        if self._leaves_on is not None:
+            return
+        self._leaves_on = number
         _log.warning("%s: leaves on %s", self.name, signal.Signals(number).name)
-        self._ignore_signals()
         closing = self.agent.loop.create_task(self.close())
         # In a callback: a loop passes SystemExit on, and whoever runs it cancels all tasks.
         closing.add_done_callback(lambda _: sys.exit(128 + number))
-
-    def _ignore_signals(self) -> None:
-        while self._signals:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.agent.loop.remove_signal_handler(self._signals.pop())
 
     async def close(self, graceful: bool = True, timeout: float | None = None) -> None:
         """Leave the cluster, within `timeout` (default `Options.grace`) + 1 s.
@@ -536,8 +535,9 @@ class Worker:
         """Close everything that is open, even if this is cancelled meanwhile."""
         if self._tick is not None:
             self._tick.cancel()
-        if self._signals:
-            self._ignore_signals()
+        if self._leaves_on is None:  # else until the process ends: `finally` clauses may run
+            while self._signals:
+                self.agent.loop.remove_signal_handler(self._signals.pop())
         if self._watchdog is not None:
             self._watchdog.close()
         if self._registration is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -81,6 +83,13 @@ class World:
     async def close(self, workers: list[Worker], **settings: Any) -> None:
         """Let all workers leave at once."""
         await asyncio.gather(*(worker.close(**settings) for worker in workers))
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Make a folder with a short path: sockets are not put below the long ones of pytest."""
+    with tempfile.TemporaryDirectory(prefix="ag-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture

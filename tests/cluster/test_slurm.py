@@ -17,6 +17,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import WorkerClosed
+from tests.support.hosts import network, possible
 from tests.support.slurm import batch_environment, fake_srun
 from tests.support.waiting import until
 
@@ -45,18 +46,18 @@ RANKS = """
 
 @contextlib.contextmanager
 def job(
-    tmp_path: Path, tasks: int, script: str, program: str, *words: str
+    short_path: Path, tasks: int, script: str, program: str, *words: str
 ) -> Iterator[subprocess.Popen]:
     """Run a batch script as Slurm does, on a simulated cluster of one host."""
-    bin = fake_srun(tmp_path)
-    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    bin = fake_srun(short_path)
+    (short_path / "program.py").write_text(textwrap.dedent(program))
     process = subprocess.Popen(
-        ["bash", str(ROOT / "deploy/slurm" / script), str(tmp_path / "program.py"), *words],
-        env=batch_environment(tmp_path, bin, tasks),
+        ["bash", str(ROOT / "deploy/slurm" / script), str(short_path / "program.py"), *words],
+        env=batch_environment(short_path, bin, tasks),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        cwd=short_path,
         start_new_session=True,
     )
     try:
@@ -67,33 +68,33 @@ def job(
         process.communicate()
 
 
-def left_behind(tmp_path: Path) -> list[str]:
+def left_behind(short_path: Path) -> list[str]:
     """What the job left in the shared folder and in the temporary one."""
-    home = [each for each in os.listdir(tmp_path / "home") if each.startswith(".aiograd-4711")]
-    return home + [each for each in os.listdir(tmp_path) if re.fullmatch(r"aiograd-\w{8}", each)]
+    home = [each for each in os.listdir(short_path / "home") if each.startswith(".aiograd-4711")]
+    return home + [each for each in os.listdir(short_path) if re.fullmatch(r"aiograd-\w{8}", each)]
 
 
-def test_ranks_of_srun_meet_at_a_file_and_leave_nothing(tmp_path):
+def test_ranks_of_srun_meet_at_a_file_and_leave_nothing(short_path):
     program = RANKS.replace("LOOP", "asyncio.run(main())")
-    with job(tmp_path, 3, "ranks.sbatch", program) as process:
+    with job(short_path, 3, "ranks.sbatch", program) as process:
         output, errors = process.communicate(timeout=50)
     assert process.returncode == 0, errors
     everyone = "ranks {'worker0': 0, 'worker1': 1, 'worker2': 2}"
     assert output.splitlines() == [everyone] * 3
-    assert left_behind(tmp_path) == []
+    assert left_behind(short_path) == []
 
 
-def test_the_program_of_the_page_runs_as_written(tmp_path):
+def test_the_program_of_the_page_runs_as_written(short_path):
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/slurm.md").read_text(), re.DOTALL)
-    with job(tmp_path, 2, "ranks.sbatch", program) as process:
+    with job(short_path, 2, "ranks.sbatch", program) as process:
         output, errors = process.communicate(timeout=50)
     assert sorted(output.splitlines()) == ["worker0 of 2", "worker1 of 2"], errors
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("run", ["asyncio.run(main())", "import uvloop; uvloop.run(main())"])
-def test_ranks_leave_in_order_when_slurm_sends_sigterm(tmp_path, run):
-    with job(tmp_path, 3, "ranks.sbatch", RANKS.replace("LOOP", run), "wait") as process:
+def test_ranks_leave_in_order_when_slurm_sends_sigterm(short_path, run):
+    with job(short_path, 3, "ranks.sbatch", RANKS.replace("LOOP", run), "wait") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         assert all(line.startswith("ranks") for line in lines), process.communicate()
@@ -105,24 +106,24 @@ def test_ranks_leave_in_order_when_slurm_sends_sigterm(tmp_path, run):
     assert errors.count("leaves on SIGTERM") == 3
     # The ranks end with 143; bash, which was signalled as well, says so of itself or of srun.
     assert process.returncode in (143, -signal.SIGTERM)
-    assert left_behind(tmp_path) == []
+    assert left_behind(short_path) == []
 
 
-def test_the_file_of_a_job_that_was_killed_does_not_mislead_the_next_one(tmp_path):
+def test_the_file_of_a_job_that_was_killed_does_not_mislead_the_next_one(short_path):
     program = RANKS.replace("LOOP", "asyncio.run(main())")
-    with job(tmp_path, 2, "ranks.sbatch", program, "wait") as process:
+    with job(short_path, 2, "ranks.sbatch", program, "wait") as process:
         assert process.stdout is not None
         for _ in range(2):
             assert process.stdout.readline().startswith("ranks")
-    assert left_behind(tmp_path) != []  # killed, so nothing could be removed
-    for path in (tmp_path / "bin").iterdir():
+    assert left_behind(short_path) != []  # killed, so nothing could be removed
+    for path in (short_path / "bin").iterdir():
         path.unlink()
-    (tmp_path / "bin").rmdir()
-    with job(tmp_path, 2, "ranks.sbatch", program) as process:  # requeued under the same id
+    (short_path / "bin").rmdir()
+    with job(short_path, 2, "ranks.sbatch", program) as process:  # requeued under the same id
         output, errors = process.communicate(timeout=50)
     assert process.returncode == 0, errors
     assert output.splitlines() == ["ranks {'worker0': 0, 'worker1': 1}"] * 2
-    assert left_behind(tmp_path) == []
+    assert left_behind(short_path) == []
 
 
 DRIVER = """
@@ -142,13 +143,41 @@ DRIVER = """
 """
 
 
-def test_workers_that_join_from_tasks_of_slurm_are_not_ranks_of_the_job(tmp_path):
+def test_workers_that_join_from_tasks_of_slurm_are_not_ranks_of_the_job(short_path):
     # Each has SLURM_PROCID and a size of the world; the coordinator gives them other ranks.
-    with job(tmp_path, 2, "driver.sbatch", DRIVER) as process:
+    with job(short_path, 2, "driver.sbatch", DRIVER) as process:
         output, errors = process.communicate(timeout=50)
     assert process.returncode == 0, errors
     assert output == "['0', '1'] [0, 1, 2]\n"
-    assert left_behind(tmp_path) == []
+    assert left_behind(short_path) == []
+
+
+@pytest.mark.skipif(not possible(), reason="making network namespaces takes root and `ip`")
+@loop
+async def test_ranks_on_several_hosts_meet_at_a_file_whatever_its_file_system_is(tmp_path):
+    place = f"file:{tmp_path}/meet"
+    async with network(2) as hosts:
+        ranks = [await host.program() for host in hosts]
+        starts = []
+        for rank, program in enumerate(ranks):
+            environment = {
+                "SLURM_PROCID": f"{rank}",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_ID": "0",
+                "AIOGRAD_RENDEZVOUS": place,
+            }
+            starts.append(
+                program.start(f"""
+                    import os
+                    os.environ.update({environment})
+                    worker = await ag.init_rpc()
+                    return await ag.all_gather(worker.addresses[-1].split(":")[1])
+                """)
+            )
+        found = await asyncio.gather(*starts)
+        told = {f"worker{rank}": host.address for rank, host in enumerate(hosts)}
+        assert found == [told, told]
 
 
 # ── leaving on a signal ─────────────────────────────────────────────────────────────────────────

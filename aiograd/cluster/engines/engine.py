@@ -25,6 +25,7 @@ from aiograd.cluster.config import DRIVER, JOIN_TIMEOUT, WorkerPlan
 from aiograd.cluster.joining.folders import PrivateFolder
 from aiograd.cluster.joining.invitation import Invitation
 from aiograd.cluster.joining.listening import listen_host, resolve_once
+from aiograd.cluster.joining.rendezvous import read_secret_file
 from aiograd.cluster.processes.spawn import OutputLog
 from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError
@@ -103,10 +104,17 @@ class EngineHosts:
     kind = "on an engine"
 
     def __init__(self, options: Options, patience: float = JOIN_TIMEOUT) -> None:
-        if isinstance(options.secret, Mapping):
+        if isinstance(options.secret, Mapping) or isinstance(options.secret_file, Mapping):
             raise ValueError("a cluster is one party, with one secret for all its workers")
-        self.options, self.patience = options, check_timeout(patience)
-        self._secret = options.secret or Secret(os.urandom(32))
+        if options.secret is not None:
+            self._secret = Secret(options.secret)
+        elif options.secret_file is not None:
+            self._secret = read_secret_file(os.fspath(options.secret_file))
+        else:
+            self._secret = Secret(os.urandom(32))
+        # Workers get it with the invitation: the file is on this host.
+        self.options = replace(options, secret_file=None)
+        self.patience = check_timeout(patience)
         self._folder: PrivateFolder | None = None  # of the driver's Unix socket
         self._cluster: Cluster | None = None
         self.starts: dict[str, EngineWorker] = {}  # the latest of each name
@@ -150,10 +158,14 @@ class EngineHosts:
             self._folder = PrivateFolder()
             listen.append(f"unix:{self._folder.path}/driver")
         elsewhere = [address for address, locality in await self.nodes() if locality != here]
-        if elsewhere or not listen:
-            towards = join_address(elsewhere[0] if elsewhere else "127.0.0.1", 1)
-            host, port = await listen_host(self.options, towards, resolve_once)
-            listen.append(join_address(host, port))
+        # Also if the user says where: a host that seems to be this one may be a container of it.
+        if elsewhere or not listen or self.options.listen is not None:
+            towards = {join_address(each, 1) for each in elsewhere or ["127.0.0.1"]}
+            routes = [listen_host(self.options, each, resolve_once) for each in towards]
+            places = set(await asyncio.gather(*routes))
+            # Several networks lead to the workers: at all addresses of this host.
+            place = places.pop() if len(places) == 1 else ("0.0.0.0", 0)
+            listen.append(join_address(*place))
         return replace(driver, listen=tuple(listen))
 
     def attach(self, cluster: Cluster) -> Invitation:

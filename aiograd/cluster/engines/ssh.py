@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from aiograd.cluster.cluster import Cluster, StartedWorker
 from aiograd.cluster.config import JOIN_TIMEOUT, THREAD_VARIABLES, WorkerPlan, check_count
-from aiograd.cluster.engines.engine import EngineHosts
+from aiograd.cluster.engines.engine import EngineCluster, EngineHosts
 from aiograd.cluster.joining.invitation import check_versions, own_versions
 from aiograd.cluster.processes.spawn import (
     Child,
@@ -45,7 +45,7 @@ from aiograd.cluster.processes.spawn import (
 from aiograd.cluster.processes.worker_main import KILL
 from aiograd.cluster.worker import run_to_completion
 from aiograd.errors import RpcError
-from aiograd.rpc.options import Options, check_timeout
+from aiograd.rpc.options import Options
 from aiograd.rpc.transport.interfaces import locality
 from aiograd.rpc.transport.network import is_loopback
 
@@ -61,6 +61,7 @@ LOGINS: Final = 4
 KILL_GRACE: Final = 0.4
 LOOKUP_TIMEOUT: Final = 5.0  # seconds for ssh to say which address a host has
 SHOWN_LINES: Final = 5  # of what ssh said, in the error
+FAILURE_LINES: Final = 20  # of what a worker said that did not join
 LOGIN: Final = "aiograd-login"  # what the shell of the host says first
 MARK: Final = "aiograd-worker"  # the first word of the hello
 NO_COMMAND: Final = (126, 127)  # exit codes of a shell that cannot run the command
@@ -109,7 +110,7 @@ CURES: Final = (
 )
 
 
-class SSHCluster(Cluster):
+class SSHCluster(EngineCluster):
     """Workers `worker0 … worker{n-1}` on other hosts by ssh, and this process as `driver`.
 
     `hosts` are what `ssh` takes, each with the number of workers it has room for: "hostA",
@@ -146,8 +147,8 @@ class SSHCluster(Cluster):
         options = options or Options()
         rooms = parse_hosts(hosts)
         login = Login(_words(command, "command"), tuple(ssh_options), python_words(python))
-        far = SSHHosts(rooms, login, options, check_timeout(patience))
-        super().__init__(far, far.room if n is None else n, None, options, patience=patience)
+        far = SSHHosts(rooms, login, options, patience)
+        super().__init__(far, far.room if n is None else n, options, patience)
 
 
 # ── what to run ─────────────────────────────────────────────────────────────────────────────────
@@ -293,6 +294,7 @@ class SSHWorker:
         self.host = host
         self.pid: int | None = None  # on its host
         self.logged_in = asyncio.Event()  # or failed to
+        self.failure: RpcError | None = None  # for a cluster that waits until it has joined
         self._loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         try:
@@ -310,7 +312,7 @@ class SSHWorker:
         self.ended.add_done_callback(lambda _: self.logged_in.set())
 
     def _say_end(self, ended: asyncio.Future[int]) -> None:
-        """Add to the log of a worker that failed on which host it was."""
+        """Note on which host a worker was that failed, and what to do."""
         code = ended.result()
         if code <= 0 or self.pid is None:
             return
@@ -320,7 +322,10 @@ class SSHWorker:
                 ": it cannot dial the driver; let its firewall pass, or give "
                 "Options(listen=..., advertise=..., ports=...)"
             )
-        self.log.add(f"{self.plan.name} on {self.host} ended ({describe_exit(code)}){why}")
+        said = self.log.tail(FAILURE_LINES)
+        text = f"{self.plan.name} on {self.host} ended ({describe_exit(code)}){why}"
+        self.failure = RpcError(f"{text}; it said:\n{said}")
+        self.log.add(text)
 
     def _take_lines(self, stream: str, lines: list[str]) -> None:
         if stream == "stdout" and not self._hello.done():
@@ -378,8 +383,8 @@ class SSHHosts(EngineHosts):
     def __init__(
         self, rooms: Sequence[Room], login: Login, options: Options, patience: float
     ) -> None:
-        super().__init__(options)
-        self._rooms, self._login, self._patience = list(rooms), login, patience
+        super().__init__(options, patience)
+        self._rooms, self._login = list(rooms), login
         self._taken: dict[str, Room] = {}  # by name of the worker; it keeps its host
         self._logins = {room.host: asyncio.Semaphore(LOGINS) for room in rooms}
 
@@ -422,7 +427,7 @@ class SSHHosts(EngineHosts):
         """Log in for each place; returns when every far Python has said hello and got its plan."""
         self.attach(cluster)
         rooms = self._assign(cluster, [name for name, _ in places])
-        deadline = asyncio.get_running_loop().time() + self._patience
+        deadline = asyncio.get_running_loop().time() + self.patience
         starts: list[SSHWorker] = []
         tasks = [
             asyncio.ensure_future(self._start(cluster, name, rank, room, deadline, starts))
@@ -478,14 +483,14 @@ class SSHHosts(EngineHosts):
         try:
             async with asyncio.timeout_at(deadline):
                 async with self._logins[host]:
-                    start = SSHWorker(plan, host, self._login.command(room, self._patience))
+                    start = SSHWorker(plan, host, self._login.command(room, self.patience))
                     starts.append(start)
                     await start.logged_in.wait()
                 told = await start.hello()
         except TimeoutError:
             said = start.log.tail(SHOWN_LINES) if start is not None else ""
             raise RpcError(
-                f"{host} did not start a worker within {self._patience:g} s: does "
+                f"{host} did not start a worker within {self.patience:g} s: does "
                 f"`ssh {host} true` work?" + (f" It said:\n{said}" if said else "")
             ) from None
         except EndedEarlyError:

@@ -182,6 +182,20 @@ async def test_the_secret_is_neither_in_a_command_line_nor_in_an_environment(ssh
 
 
 @loop
+async def test_a_secret_file_of_the_driver_is_needed_on_no_other_host(ssh, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").touch(mode=0o600)
+    (tmp_path / "secret").write_text("0123456789abcdef")
+    # The far end would not find a file that only this one names so.
+    options = ag.Options(secret_file="secret")
+    async with ag.cluster.SSHCluster(["near"], command=ssh, options=options) as cluster:
+        assert bytes(cluster.driver.invitation().secret) == b"0123456789abcdef"
+        assert len(cluster) == 1
+    with pytest.raises(ValueError, match="one party"):
+        ag.cluster.SSHCluster(["near"], options=ag.Options(secret_file={"a": "secret"}))
+
+
+@loop
 async def test_what_workers_print_is_shown_with_their_name_and_kept(ssh, capsys):
     async with ag.cluster.SSHCluster(["near"], python=PYTHON, command=ssh) as cluster:
         await cluster["worker0"].call(print, "from afar")
@@ -385,12 +399,22 @@ async def test_a_worker_that_cannot_reach_the_driver_says_from_where_and_where_t
     with pytest.raises(RpcError) as caught:
         await ag.cluster.SSHCluster(["far"], **settings)
     text = str(caught.value)
-    assert "worker 'worker0' ended (exit code 1) before it joined; it said:" in text
-    assert "nobody answered at tcp:192.0.2.1:9" in text
-    assert text.endswith(
+    assert text.startswith(
         "worker0 on far ended (exit code 1): it cannot dial the driver; let its firewall pass, or "
-        "give Options(listen=..., advertise=..., ports=...)"
+        "give Options(listen=..., advertise=..., ports=...); it said:\n"
     )
+    assert "nobody answered at tcp:192.0.2.1:9" in text
+
+
+@loop
+async def test_the_driver_listens_beyond_this_host_if_it_is_told_to(ssh):
+    # As for a container of this machine, whose ssh is at a port of localhost.
+    options = ag.Options(listen="0.0.0.0:0", allow_plaintext=True)
+    settings = {"command": ssh, "options": options}
+    async with ag.cluster.SSHCluster(["near"], **settings) as cluster:
+        assert any(each.startswith("tcp:") for each in cluster.driver.addresses)
+    async with ag.cluster.SSHCluster(["near"], command=ssh) as cluster:
+        assert all(each.startswith("unix:") for each in cluster.driver.addresses)
 
 
 # ── with a real server ──────────────────────────────────────────────────────────────────────────

@@ -236,7 +236,10 @@ def rpc_sync(
     future: Future[Any] = Future(loop=agent.loop)
     ended = Latch(future)  # before the call: it may end before this thread gets to the next line
     agent.call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1), future=future)
-    return ended.wait(agent)
+    try:
+        return ended.wait(agent)
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del future, ended
 
 
 @overload
@@ -317,27 +320,37 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         raise
     future: asyncio.Future[Any] = agent.loop.create_future()
     ended = Latch(future)
-    context = contextvars.copy_context()
-
-    async def work() -> None:
-        try:
-            value = await awaitable
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
-        except BaseException as error:
-            future.set_exception(_settable(error))
-        else:
-            future.set_result(value)
-
     # The task is made on the loop, in a copy of this thread's context: current worker, autograd
     # context and deadline are the caller's.
-    def start() -> None:
-        task = agent.spawn(work(), context)
-        future.add_done_callback(lambda _: task.cancel())
+    agent.from_thread(_start, agent, awaitable, future, contextvars.copy_context())
+    try:
+        return ended.wait(agent)  # type: ignore[no-any-return]
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del future, ended
 
-    agent.from_thread(start)
-    return ended.wait(agent)  # type: ignore[no-any-return]
+
+def _start(
+    agent: Agent,
+    awaitable: Awaitable[Any],
+    future: asyncio.Future[Any],
+    context: contextvars.Context,
+) -> None:
+    task = agent.spawn(_resolve(future, awaitable), context)
+    future.add_done_callback(lambda _: task.cancel())
+
+
+async def _resolve(future: asyncio.Future[Any], awaitable: Awaitable[Any]) -> None:
+    try:
+        value = await awaitable
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except BaseException as error:
+        future.set_exception(_settable(error))
+    else:
+        future.set_result(value)
+    finally:  # as above
+        del future
 
 
 def inline(func: F) -> F:

@@ -250,6 +250,10 @@ class Execution:
             value = await invocation.func(*invocation.args, **(invocation.kwargs or {}))
         except asyncio.CancelledError as error:
             self.fail(invocation, _ended_with_loop(self._host.name) or error)
+            # The task keeps the error, whose traceback holds this frame and those of the function.
+            # Without this they would hold the task in turn, and the function's arguments, until
+            # the next garbage collection.
+            invocation.task = None
             if invocation.abandoned:
                 raise
         except BaseException as error:  # SystemExit in a function must not end the worker
@@ -325,6 +329,7 @@ class Execution:
         invocation.bucket = None
         if invocation.id in self.running:
             self._abandon(invocation)
+            self._cancel_waits(invocation)
 
     def abandon_all(self) -> None:
         """Abandon everything: the peer is gone."""
@@ -340,10 +345,13 @@ class Execution:
         scope = invocation.context.get(SCOPE)
         if scope is None or not isinstance(scope.call, RunningCall):
             return
-        # A caller whose time is over cancels its call, too. What the thread waits for has the same
-        # deadline, and its error says so.
-        if scope.deadline - self._loop.time() > _ABOUT_NOW:
+        left = scope.deadline - self._loop.time()
+        if left > _ABOUT_NOW:
             scope.call.cancel()
+        elif scope.call.waits:
+            # Its time is over, here or at its caller. Calls that the thread waits for have the same
+            # deadline, and their error says so; what else it waits for (`run_sync`) has none.
+            self._loop.call_later(left + _ABOUT_NOW, scope.call.cancel)
 
     def _abandon(self, invocation: Invocation) -> None:
         if invocation.abandoned:
@@ -457,12 +465,16 @@ class StreamSource:
                 raise TypeError(f"rpc_stream needs a generator function, this one gave {kind}")
         except asyncio.CancelledError as error:
             execution.fail(invocation, _ended_with_loop(self._host.name) or error)
+            invocation.task = None  # as in `_perform`
             if invocation.abandoned:
                 raise
         except BaseException as error:
             execution.fail(invocation, error)
         else:
             execution.succeed(invocation, None)
+        finally:
+            # The invocation holds this source, and the traceback of an error this frame.
+            invocation.args, invocation.kwargs, invocation.stream = (), None, None
 
     async def _drive_async(self, generator: Any) -> None:
         try:

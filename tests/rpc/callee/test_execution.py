@@ -1,14 +1,18 @@
-"""Calls that their callers cancel while a thread runs them."""
+"""Calls that are cancelled or fail: what they wait for ends, and what they held is freed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from aiograd.errors import DeadlineExceeded
-from aiograd.rpc.api import rpc_async, rpc_sync, run_sync
+from aiograd.rpc.api import rpc_async, rpc_stream, rpc_sync, run_sync
 from tests.support.waiting import until
 
 SEEN: list[Any] = []
@@ -88,3 +92,82 @@ async def test_threads_see_the_deadline_of_their_call_and_not_a_cancellation(age
             await rpc_async("worker1", call_on, args=("worker0",), timeout=0.1)
         await until(lambda: DeadlineExceeded in SEEN)
         assert asyncio.CancelledError not in SEEN
+
+
+def run_long() -> None:
+    run_sync(sleep_long("coroutine"))
+
+
+async def test_a_coroutine_that_a_thread_waits_for_ends_with_the_time_of_its_call(agents):
+    async with agents(2):
+        with pytest.raises(DeadlineExceeded):
+            await rpc_async("worker1", run_long, timeout=0.1)
+        await until(lambda: "coroutine was cancelled" in SEEN)
+
+
+# ── what is kept ────────────────────────────────────────────────────────────────────────────────
+
+
+class Argument:
+    """Something to look after."""
+
+
+KEPT: list[weakref.ref[Argument]] = []
+
+
+async def wait(argument: Argument) -> None:
+    KEPT.append(weakref.ref(argument))
+    await asyncio.sleep(60)
+
+
+async def generate(argument: Argument) -> AsyncIterator[int]:
+    KEPT.append(weakref.ref(argument))
+    while True:
+        yield 1
+        await asyncio.sleep(0.01)
+
+
+async def generate_one(argument: Argument) -> AsyncIterator[int]:
+    KEPT.append(weakref.ref(argument))
+    yield 1
+
+
+def wait_in_thread(argument: Argument) -> None:
+    KEPT.append(weakref.ref(argument))
+    rpc_sync("worker0", asyncio.sleep, args=(60,))
+
+
+def run_in_thread(argument: Argument) -> None:
+    KEPT.append(weakref.ref(argument))
+    run_sync(asyncio.sleep(60))
+
+
+def fail_in_thread(argument: Argument) -> None:
+    KEPT.append(weakref.ref(argument))
+    rpc_sync("worker0", int, args=("no number",))
+
+
+async def read(function: Any, argument: Argument) -> None:
+    if function in (generate, generate_one):
+        async for _ in rpc_stream("worker1", function, args=(argument,)):
+            pass
+    else:
+        await rpc_async("worker1", function, args=(argument,))
+
+
+FUNCTIONS = [wait, generate, generate_one, wait_in_thread, run_in_thread, fail_in_thread]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+async def test_arguments_of_a_call_are_freed_when_it_ends_without_a_collection(agents, function):
+    KEPT.clear()
+    async with agents(2):
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(TimeoutError, ValueError):
+                async with asyncio.timeout(0.1):
+                    await read(function, Argument())
+            await until(lambda: KEPT and KEPT[0]() is None)
+        finally:
+            gc.enable()

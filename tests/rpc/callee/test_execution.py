@@ -84,6 +84,7 @@ async def test_threads_of_a_cancelled_coroutine_do_not_wait_either(agents):
         await until(lambda: "worker0 began" in SEEN)
         call.cancel()
         await until(lambda: asyncio.CancelledError in SEEN)
+        assert "worker0 was cancelled" in SEEN
 
 
 async def test_threads_see_the_deadline_of_their_call_and_not_a_cancellation(agents):
@@ -169,5 +170,6 @@ async def test_arguments_of_a_call_are_freed_when_it_ends_without_a_collection(a
                 async with asyncio.timeout(0.1):
                     await read(function, Argument())
             await until(lambda: KEPT and KEPT[0]() is None)
+            assert len(KEPT) == 1
         finally:
             gc.enable()

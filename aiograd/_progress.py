@@ -5,8 +5,8 @@
         bar.say(f"step {step}: loss {loss:.3f}")    # a line above it that stays
 
 `Display` has one line for all bars of a process: `ag.progress` uses it, here and from other workers
-(`rpc/progress.py`). Where no terminal is attached (a pipe, a file, a notebook, a dumb terminal)
-there is no bar, and lines are just printed.
+(`rpc/progress.py`), in a terminal and below the cell of a notebook. Where nobody watches (a pipe, a
+file, a dumb terminal) there is no bar, and lines are just printed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Shown:
 class Display:
     """The bars of one process in one line: those with the same title are added up.
 
-    May be used from any thread. Nothing is written where no terminal is attached.
+    May be used from any thread. Nothing is written where nobody watches.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class Display:
         self._to, self._clock = to, clock
         self._bars: dict[Any, _Shown] = {}
         self._drawn = -1.0
+        self._width = 0  # columns of what a notebook shows now
 
     def update(self, key: Any, title: str, done: int, total: int | None) -> None:
         """Show a bar, or how far it is now; drawn ten times a second at most."""
@@ -155,7 +156,7 @@ class Display:
         """Print a line that stays; the bars make room for it."""
         to = sys.stdout if self._to is None else self._to
         if to is not None:
-            clear = _CLEAR if self._watched(to) and self._bars else ""
+            clear = self._over(to, "") if self._watched(to) and self._bars else ""
             to.write(f"{clear}{text}\n")
             to.flush()
             self._draw()
@@ -174,12 +175,26 @@ class Display:
         if to is None or not self._watched(to):
             return
         room = shutil.get_terminal_size().columns - 1
-        to.write(_CLEAR + self.line()[:room])
+        to.write(self._over(to, self.line()[:room]))
         to.flush()
+
+    def _over(self, to: TextIO, line: str) -> str:
+        """Return what replaces the line that is shown by another one."""
+        if not _is_notebook(to):
+            return _CLEAR + line
+        # Notebooks go back to the start of the line, but erase none: spaces do.
+        blank = " " * self._width
+        self._width = len(line)
+        return f"\r{blank}\r{line}"
 
     @staticmethod
     def _watched(to: TextIO) -> bool:
-        return to.isatty() and os.environ.get("TERM") != "dumb"
+        return _is_notebook(to) or (to.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def _is_notebook(to: TextIO) -> bool:
+    """Whether what is written appears below a cell."""
+    return type(to).__module__.startswith("ipykernel.")
 
 
 def _group_line(title: str, bars: list[_Shown], now: float) -> str:

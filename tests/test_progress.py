@@ -1,4 +1,4 @@
-"""A bar in a terminal, nothing anywhere else."""
+"""A bar in a terminal and below a cell, nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -169,3 +169,32 @@ def test_what_is_said_stands_above_the_bars_of_a_display():
     assert screen.seen() == ["half", "done", ""]
     Display(page).say("just a line")
     assert page.getvalue() == "just a line\n"
+
+
+class Cell(io.StringIO):
+    """What is below a notebook's cell: it goes back to the start of a line, but erases nothing."""
+
+    __module__ = "ipykernel.iostream"
+
+    def seen(self) -> list[str]:
+        lines = []
+        for line in self.getvalue().split("\n"):
+            shown = ""
+            for piece in line.split("\r"):
+                shown = piece + shown[len(piece) :]
+            lines.append(shown.rstrip())
+        return lines
+
+
+def test_a_notebook_shows_the_bars_below_its_cell():
+    cell, clock = Cell(), Clock()
+    display = Display(cell, clock)
+    display.update("a", "loading", 1, 2)
+    assert cell.seen() == [f"loading {'█' * 15}{'░' * 15} 1/2"]
+    display.say("half of it")
+    assert cell.seen() == ["half of it", f"loading {'█' * 15}{'░' * 15} 1/2"]
+    clock.now = 1.0
+    display.update("a", "b", 3, None)
+    display.remove("a")
+    assert cell.seen() == ["half of it", ""]
+    assert "\x1b" not in cell.getvalue()

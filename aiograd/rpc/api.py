@@ -44,6 +44,7 @@ from aiograd.rpc.caller.streams import Stream
 from aiograd.rpc.directory import To
 from aiograd.rpc.future import Future
 from aiograd.rpc.options import check_timeout
+from aiograd.rpc.scope import RunningCall, current_scope
 
 if TYPE_CHECKING:
     from aiograd.rpc.agent import Agent
@@ -235,7 +236,10 @@ def rpc_sync(
     future: Future[Any] = Future(loop=agent.loop)
     ended = Latch(future)  # before the call: it may end before this thread gets to the next line
     agent.call(to, func, args, kwargs, timeout=timeout, frame=sys._getframe(1), future=future)
-    return ended.wait(agent)
+    try:
+        return ended.wait(agent)
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del future, ended
 
 
 @overload
@@ -316,27 +320,37 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         raise
     future: asyncio.Future[Any] = agent.loop.create_future()
     ended = Latch(future)
-    context = contextvars.copy_context()
-
-    async def work() -> None:
-        try:
-            value = await awaitable
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
-        except BaseException as error:
-            future.set_exception(_settable(error))
-        else:
-            future.set_result(value)
-
     # The task is made on the loop, in a copy of this thread's context: current worker, autograd
     # context and deadline are the caller's.
-    def start() -> None:
-        task = agent.spawn(work(), context)
-        future.add_done_callback(lambda _: task.cancel())
+    agent.from_thread(_start, agent, awaitable, future, contextvars.copy_context())
+    try:
+        return ended.wait(agent)  # type: ignore[no-any-return]
+    finally:  # an error's traceback holds this frame, which must not hold the error in turn
+        del future, ended
 
-    agent.from_thread(start)
-    return ended.wait(agent)  # type: ignore[no-any-return]
+
+def _start(
+    agent: Agent,
+    awaitable: Awaitable[Any],
+    future: asyncio.Future[Any],
+    context: contextvars.Context,
+) -> None:
+    task = agent.spawn(_resolve(future, awaitable), context)
+    future.add_done_callback(lambda _: task.cancel())
+
+
+async def _resolve(future: asyncio.Future[Any], awaitable: Awaitable[Any]) -> None:
+    try:
+        value = await awaitable
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except BaseException as error:
+        future.set_exception(_settable(error))
+    else:
+        future.set_result(value)
+    finally:  # as above
+        del future
 
 
 def inline(func: F) -> F:
@@ -433,11 +447,11 @@ class Group(Generic[E_co]):
 
             await group.within(3, return_exceptions=True).call(load, "data")
 
-        None is what `rpc_async` takes: the rest of the surrounding call's time, else
-        `Options.timeout`.
+        None keeps the timeout that the group has. Without one it is what `rpc_async` takes: the
+        rest of the surrounding call's time, else `Options.timeout`.
         """
         same: Group[Any] = Group(self.names)
-        same._timeout = None if seconds is None else check_timeout(seconds)
+        same._timeout = self._timeout if seconds is None else check_timeout(seconds)
         same._return_exceptions = return_exceptions
         return same
 
@@ -585,6 +599,9 @@ def _agent_off_loop(instead: str) -> Agent:
     """Return the current agent, if this thread can wait for its loop; else raise WrongThread."""
     if asyncio._get_running_loop() is not None:
         raise WrongThread(f"this is an event loop's thread, blocking would stop it: {instead}")
+    call = current_scope().call
+    if isinstance(call, RunningCall) and call.cancelled:
+        raise asyncio.CancelledError("the call that this thread runs was cancelled")
     agent = current_agent()
     # No loop runs in this thread, yet it is the one that should run the agent's, for example
     # between two `run_until_complete`: nothing would ever answer.
@@ -605,12 +622,24 @@ class Latch:
         future.add_done_callback(lambda _: self._lock.release())
 
     def wait(self, agent: Agent) -> Any:
-        """Block until the future is done; return its result or raise its error."""
+        """Block until the future is done; return its result or raise its error.
+
+        CancelledError when the call that this thread runs is cancelled.
+        """
+        scope = current_scope()
+        call = scope.call if isinstance(scope.call, RunningCall) else None
+        if call is not None:
+            call.begin_wait(self._future)
+            if call.cancelled:
+                agent.loop.call_soon_threadsafe(self._future.cancel)
         try:
             agent.pool.acquire(self._lock)  # a thread of the pool lets another one work meanwhile
         except BaseException:  # an interrupt: the result is no longer wanted
             agent.loop.call_soon_threadsafe(self._future.cancel)
             raise
+        finally:
+            if call is not None:
+                call.end_wait(self._future)
         if self._future.cancelled() and agent.closed:
             raise WorkerClosed(f"{agent.name} was shut down", agent.name)
         try:

@@ -7,12 +7,43 @@ ContextVars, so the agent must be found without them.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
 from aiograd.errors import WorkerClosed
 from aiograd.rpc.directory import PeerInfo
+
+
+class RunningCall:
+    """The identity of a call that runs here, and what its thread waits for."""
+
+    # Without `__init__` and slots: one is made for every call, and few calls set anything of it.
+    cancelled: bool = False  # its caller wants no result any more
+    waits: list[asyncio.Future[Any]] | None = None  # futures that its thread blocks on
+
+    def begin_wait(self, future: asyncio.Future[Any]) -> None:
+        """Note that a thread of the call blocks on a future of its loop."""
+        waits = self.waits
+        if waits is None:
+            waits = self.__dict__.setdefault("waits", [])  # a call may have several threads
+        waits.append(future)
+
+    def end_wait(self, future: asyncio.Future[Any]) -> None:
+        """Note that the thread goes on."""
+        assert self.waits is not None
+        self.waits.remove(future)
+
+    def cancel(self) -> None:
+        """Cancel what the call's thread waits for, now and from now on. Call it on the loop.
+
+        The thread itself cannot be stopped, but calls that it makes can.
+        """
+        # In this order; the thread adds its future first and then looks at the flag.
+        self.cancelled = True
+        for future in list(self.waits or ()):
+            future.cancel()
 
 
 class CallScope:
@@ -33,6 +64,7 @@ class CallScope:
         # The identity of the call: calls that it makes are known as its children by it. Two scopes
         # of one call, with and without a recording, share it. None outside of any call. Not the
         # scope itself: an object that refers to itself is freed only by the garbage collector.
+        # A `RunningCall` unless the function has ended before anything else happens.
         self.call: object | None = call
 
     def recorded(self, recording: Any) -> CallScope:

@@ -835,6 +835,8 @@ async def test_a_group_within_seconds_limits_every_call_and_leaves_the_group_alo
         group = Group([1, 2])
         with pytest.raises(DeadlineExceeded):
             await group.within(0.05).call(wait_forever)
+        late = await group.within(0.05).within(return_exceptions=True).call(wait_forever)
+        assert [type(error) for error in late] == [DeadlineExceeded] * len(late)
         late = await group.within(0.05, return_exceptions=True).map(boom_or_wait, [False, False])
         assert [type(error) for error in late] == [DeadlineExceeded] * 2
         assert await group.call(name_now) == ["worker1", "worker2"]

@@ -10,7 +10,7 @@
 What runs right here cannot be cancelled and has ended before anything else happens, so it is not
 tracked. Everything else is tracked until it is answered: a coroutine is cancelled when its caller
 cancels the call, or its time is over. A thread cannot be stopped: its result is dropped, and it
-counts as abandoned until it returns.
+counts as abandoned until it returns. The calls that it waits for are cancelled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aiograd.rpc.envelope import pack_value
 from aiograd.rpc.extension import Departure
 from aiograd.rpc.observe.tracing import visit
 from aiograd.rpc.runtime.thread_shares import ThreadShares
-from aiograd.rpc.scope import SCOPE, CallScope, enter_scope
+from aiograd.rpc.scope import SCOPE, CallScope, RunningCall, enter_scope
 from aiograd.wire.codec import Codec
 from aiograd.wire.framing import Frame
 from aiograd.wire.messages import CALL, ITEM, POST
@@ -42,6 +42,7 @@ from aiograd.wire.safecodec import DataCodec
 
 WINDOW: Final = 8  # items of a stream on their way: enough to hide the journey, few to stop soon
 AGES: Final = 1e9  # seconds; nobody waits longer, and clocks cannot count much further
+_ABOUT_NOW: Final = 0.1  # seconds that deadlines of one moment may differ between two workers
 _END: Final = object()
 
 
@@ -199,7 +200,8 @@ class Execution:
             invocation.came = self._loop.time()
         if invocation.kind == CALL:
             assert invocation.context is not None
-            invocation.context.run(enter_scope, CallScope(deadline, self._guest, None, object()))
+            scope = CallScope(deadline, self._guest, None, RunningCall())
+            invocation.context.run(enter_scope, scope)
 
     def deadline(self, budget: float) -> float:
         """Return the loop time at which a call that has come just now must have ended."""
@@ -248,6 +250,10 @@ class Execution:
             value = await invocation.func(*invocation.args, **(invocation.kwargs or {}))
         except asyncio.CancelledError as error:
             self.fail(invocation, _ended_with_loop(self._host.name) or error)
+            # The task keeps the error, whose traceback holds this frame and those of the function.
+            # Without this they would hold the task in turn, and the function's arguments, until
+            # the next garbage collection.
+            invocation.task = None
             if invocation.abandoned:
                 raise
         except BaseException as error:  # SystemExit in a function must not end the worker
@@ -316,17 +322,36 @@ class Execution:
         invocation = self.running.get(id)
         if invocation is not None:
             self._abandon(invocation)
+            self._cancel_waits(invocation)
 
     def expired(self, invocation: Invocation) -> None:
         """Abandon an invocation whose deadline has come."""
         invocation.bucket = None
         if invocation.id in self.running:
             self._abandon(invocation)
+            self._cancel_waits(invocation)
 
     def abandon_all(self) -> None:
         """Abandon everything: the peer is gone."""
         for invocation in list(self.running.values()):
             self._abandon(invocation)
+            self._cancel_waits(invocation)
+
+    def _cancel_waits(self, invocation: Invocation) -> None:
+        """Cancel the calls that an abandoned invocation waits for in a thread."""
+        # The value of a creation (with a token) may be wanted by others.
+        if invocation.token is not None or invocation.context is None:
+            return
+        scope = invocation.context.get(SCOPE)
+        if scope is None or not isinstance(scope.call, RunningCall):
+            return
+        left = scope.deadline - self._loop.time()
+        if left > _ABOUT_NOW:
+            scope.call.cancel()
+        elif scope.call.waits:
+            # Its time is over, here or at its caller. Calls that the thread waits for have the same
+            # deadline, and their error says so; what else it waits for (`run_sync`) has none.
+            self._loop.call_later(left + _ABOUT_NOW, scope.call.cancel)
 
     def _abandon(self, invocation: Invocation) -> None:
         if invocation.abandoned:
@@ -440,12 +465,16 @@ class StreamSource:
                 raise TypeError(f"rpc_stream needs a generator function, this one gave {kind}")
         except asyncio.CancelledError as error:
             execution.fail(invocation, _ended_with_loop(self._host.name) or error)
+            invocation.task = None  # as in `_perform`
             if invocation.abandoned:
                 raise
         except BaseException as error:
             execution.fail(invocation, error)
         else:
             execution.succeed(invocation, None)
+        finally:
+            # The invocation holds this source, and the traceback of an error this frame.
+            invocation.args, invocation.kwargs, invocation.stream = (), None, None
 
     async def _drive_async(self, generator: Any) -> None:
         try:

@@ -282,19 +282,19 @@ class _Fingerprint:
     __slots__ = ("_cells", "_functions", "_globals")
 
     def __init__(self) -> None:
-        self._functions: list[tuple[Any, Any, Any, Any, int]] = []
+        self._functions: list[tuple[Any, Any, Any, Any, dict[str, Any]]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._cells: list[tuple[Any, Any]] = []
 
     def matches(self, root: Any) -> bool:
         """Whether `root`, the function itself, and all that it refers to are still the same."""
-        for other, code, defaults, keywords, marks in self._functions:
+        for other, code, defaults, keywords, attributes in self._functions:
             func = root if other is None else other
             if (
                 func.__code__ is not code
                 or func.__defaults__ is not defaults
                 or func.__kwdefaults__ is not keywords
-                or len(func.__dict__) != marks
+                or func.__dict__ != attributes
             ):
                 return False
         # Also for names that are missing: a helper that is defined later makes a difference.
@@ -318,8 +318,8 @@ class _Fingerprint:
         # None for the root: a fingerprint that held it would keep its function alive, and with it
         # its own entry in the table.
         other = func if root is not None else None
-        marks = len(func.__dict__)
-        self._functions.append((other, code, func.__defaults__, func.__kwdefaults__, marks))
+        attributes = dict(func.__dict__)  # a copy: they are set in place
+        self._functions.append((other, code, func.__defaults__, func.__kwdefaults__, attributes))
         root = func if root is None else root
         values = [*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values()]
         values.extend(func.__dict__.values())

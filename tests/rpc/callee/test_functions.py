@@ -75,12 +75,15 @@ def test_the_same_content_is_the_same_shipment(shipper):
         "f.__defaults__ = (5,)",
         "f.__code__ = (lambda x: x).__code__",
         "f.mark = 1",
+        "f.limit = 4",
+        "g.limit = 4",
         "g.__defaults__ = (1,)",
     ],
 )
 def test_a_change_anywhere_is_noticed(shipper, change):
     source = "import cmath as m\nN = 2\ndef g(x):\n    return x\n"
-    cell = module_of(source + "def f(x):\n    return g(x) * N + m.pi")
+    source += "def f(x):\n    return g(x) * N + m.pi\nf.limit = g.limit = 3"
+    cell = module_of(source)
     before = shipper.of(cell.f, None)
     assert shipper.of(cell.f, None) is before
     cell.run(change)

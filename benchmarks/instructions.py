@@ -4,11 +4,12 @@
     python benchmarks/instructions.py --against ../old         # this tree beside another one
     python benchmarks/instructions.py --only reference --keep /tmp/out   # for callgrind_annotate
 
-Two workers share one process and one loop (uvloop, if it is installed) and talk over a socket, so
-that every step of both counts once, and no scheduler has a say. Only the repetitions are counted:
-callgrind is switched on and off around them. It slows the process down about fifty times, so its
-clock shows a fiftieth of the time that it computes: else timers, which batch what nobody waits for,
-would fire fifty times as often per operation as in real programs. Both take a few lines of C.
+Two workers share one process and one loop (uvloop, if it is installed) and talk over a Unix socket,
+so that every step of both counts once, and no scheduler has a say. Only the repetitions are
+counted: callgrind is switched on and off around them. It slows the process down about fifty times,
+so its clock shows a fiftieth of the time that it computes: else timers, which batch what nobody
+waits for, would fire fifty times as often per operation as in real programs. Both take a few lines
+of C.
 
 Runs of one tree differ by less than 0.5 %. What is not seen: time in the kernel, and work that two
 processes do at the same time. Needs valgrind with its headers and a C compiler.
@@ -23,7 +24,6 @@ import gc
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -254,9 +254,7 @@ if find_spec("torch") is not None:
 async def _run(operation: Operation, shim: str) -> None:
     import aiograd as ag
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"unix:{Path(shim).parent}/meeting-{os.getpid()}"
     options = ag.Options(secret=b"of this measurement alone")
 
     async def join(name: str, rank: int) -> None:

@@ -337,8 +337,10 @@ class Agent:
             kwargs = as_dict(kwargs)
         if frame is None:
             frame = sys._getframe(1)
-        ship = self.shipper.named if link.restricted else self.shipper.of
-        shipment = ship(func, link.peer)
+        if link.restricted:
+            shipment = self.shipper.named(func, link.peer)
+        else:
+            shipment = self.shipper.of(func, link.peer)
         if shipment.idempotent and keep is None and not once:
             return retry_call(self, to, func, args, kwargs, timeout, frame, future)
         scope = current_scope()

@@ -501,7 +501,6 @@ class ValueStore:
     def _announced(self, sender: PeerInfo, token: bytes) -> tuple[RefId, RefId, CallSite]:
         """Return the id of a new value, the creator's fork, and the call site."""
         rank, stamp, number = ref_id = unpack_id(token)
-        creator = self._messenger.party(sender)
         # An id of another worker could name a value that somebody else creates here.
         if stamp != stamp_of(sender.incarnation):
             raise NotAllowed("a value is created under an id of its creator", self._agent.name)
@@ -510,7 +509,8 @@ class ValueStore:
         if restricted:
             self._messenger.check_room(sender, 1)
         # The creator's own fork: see `Protocol.create`, `create_here`.
-        fork = ref_id if creator is self._me else (rank, stamp, number + 1)
+        mine = sender.incarnation == self._me.incarnation
+        fork = ref_id if mine else (rank, stamp, number + 1)
         # The call site is text of the creator's choice, kept with every value: not for partners.
         site = b"" if restricted else token[ID_SIZE:]
         return ref_id, fork, self._call_sites.decode(site)

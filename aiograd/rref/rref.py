@@ -131,15 +131,15 @@ class RRef(Generic[T_co]):
         """
         if type(self.record) is OwnerRecord:
             return self._refs.wait(self, timeout, "RRef.to_here")
-        frame = sys._getframe(1)
-        if frame.f_code is _AWAIT:
-            assert frame.f_back is not None
-            frame = frame.f_back
         if (creation := self._call) is not None:
             # Only the first fetch can piggyback on the creation, and only before that has left.
             self._call = None
             if timeout is None and self._refs.piggyback_fetch(self, creation):
                 return creation
+        frame = sys._getframe(1)
+        if frame.f_code is _AWAIT:
+            assert frame.f_back is not None
+            frame = frame.f_back
         return self._refs.ask(self, "rref.fetch", timeout=timeout, carry=True, frame=frame)
 
     def __await__(self) -> Generator[Any, None, T_co]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 from collections import deque
 from typing import Any, Final, Protocol
 
@@ -120,19 +121,20 @@ class Callee:
             frame.body,
         )
         channel, host, outbox, running = self._channel, self._host, self._outbox, self._running
-        keep = flags & KEEP
+        keep, is_op = flags & KEEP, target.kind == "op"
         simple = (
             target.error is None
             and budget > 0
             # The result store wants to know of other functions before they run (`_announce`).
-            and (not keep or target.kind == "op")
+            and (not keep or is_op)
             and host.profiles is None  # a recording wants to know when each began and ended
             and host.fault_injector is None  # wants to see replies one by one
-            and (host.wrapper is None or target.kind == "op")
+            and (host.wrapper is None or is_op)
         )
         light = LIGHT.get(target.func) if target.builtin else None
         here = target.mode == INLINE or light is not None
-        deadline = self.execution.deadline(budget)
+        # Ops make no calls, so nothing asks for their deadline.
+        deadline = math.inf if is_op else self.execution.deadline(budget)
         boxes, func = host.travellers.boxes, target.func
         token = None
         for id, entry in enumerate(entries, first):
@@ -165,7 +167,7 @@ class Callee:
                     self.execution.start(invocation)
                     continue
                 try:
-                    if target.kind != "op":  # ops make no calls, so nothing asks for their deadline
+                    if not is_op:
                         self.execution.enter_scope(context, deadline)
                     value = context.run(func, *args)
                     if token is not None:

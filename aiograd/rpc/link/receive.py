@@ -217,7 +217,8 @@ class Receiver:
             return
         entries = decode_batch(frame.body)
         self._once.take_batch(frame.id, len(entries))
-        self._callee.accept_batch(frame, self._target(frame.target), entries)
+        target = self._targets.get(frame.target) or self._target(frame.target)
+        self._callee.accept_batch(frame, target, entries)
 
     def _on_numbered(self, frame: Frame) -> None:
         if self._once.fresh(frame.id):

@@ -68,12 +68,6 @@ class OpenCall:
         self.body: Any = body  # an entry of a batch, or the bytes of a frame of its own
         self.sealed: bool = False  # no change is possible any more
 
-    def piggyback(self) -> bool:
-        """Let the reply bring a copy of the result; False if the call cannot be changed."""
-        if not self.sealed:
-            self.flags |= PIGGYBACK
-        return not self.sealed
-
 
 class _Parcel:
     """A large message on its way out."""
@@ -203,8 +197,9 @@ class Outbox:
 
         Nothing is to be added to a call that was asked, so full batches of them leave at once: the
         peer works while the others are asked (`benchmarks/peers`, rref.batch1000)."""
-        if not call.piggyback():
+        if call.sealed:
             return False
+        call.flags |= PIGGYBACK
         self._asked += 1
         if self._asked >= _BATCH and not self.corked:
             self._asked = 0
@@ -261,8 +256,8 @@ class Outbox:
             self._put_batch(head, first + half, entries[half:])
             return
         kind, flags, budget, target = head
-        header = pack_header(kind, flags | BATCH, len(body), first, budget, target)
-        self._queue += (header, body)
+        self._queue.append(pack_header(kind, flags | BATCH, len(body), first, budget, target))
+        self._queue.append(body)
 
     def _seal(self, calls: list[OpenCall]) -> None:
         """Queue open calls for good; those that are alike and follow each other as batches."""
@@ -305,8 +300,10 @@ class Outbox:
         self.corked = False
         if self.scheduled:
             return
-        if len(self._queue) > self._lazy or self._batch or self._open or self._parcels:
-            self.flush()
+        if self._batch or self._open:
+            self._close_batch()
+        if len(self._queue) > self._lazy or self._parcels:
+            self._write_queue()
         elif self._queue and not self._delayed:
             self._delay()
 

@@ -309,19 +309,17 @@ async def test_an_open_call_can_be_asked_for_a_copy_until_the_tick_ends(outbox, 
     calls = [kept(id) for id in (1, 2, 3)]
     for call in calls:
         outbox.put_open(call)
-    assert calls[1].piggyback()
+    assert outbox.piggyback(calls[1])
     assert not outbox.empty
     await turn()
-    assert not calls[0].piggyback()
+    assert not outbox.piggyback(calls[0])
     found = [(frame.flags & PIGGYBACK, frame.id) for frame in wire.frames()]
     assert found == [(0, 1), (PIGGYBACK, 2), (0, 3)]
 
 
 async def test_open_calls_that_are_alike_share_a_frame(outbox, wire):
     for id in range(1, 41):
-        call = kept(id)
-        outbox.put_open(call)
-        call.piggyback()
+        outbox.put_open(kept(id, KEPT | PIGGYBACK))
     await turn()
     assert len(wire.writes) == 1
     assert [frame.flags for frame in wire.frames()] == [KEPT | PIGGYBACK | BATCH] * 2
@@ -338,7 +336,7 @@ async def test_what_could_change_a_value_ends_the_time_to_ask_for_a_copy(outbox,
         outbox.put_batched((CALL, FAST, 1.0, 4), 2, (1,))
     else:
         outbox.put_open(kept(2, flags=FAST | KEEP))
-    assert not call.piggyback()
+    assert not outbox.piggyback(call)
     await turn()
     assert [frame.id for frame in wire.frames()] == [1, 2]
 
@@ -368,7 +366,7 @@ async def test_a_full_batch_of_calls_that_were_asked_leaves_before_the_tick_ends
         outbox.put_open(call)
     assert all(outbox.piggyback(call) for call in calls[:32])
     assert sum(len(decode_batch(frame.body)) for frame in wire.frames()) == 32
-    assert not calls[0].piggyback()
+    assert not outbox.piggyback(calls[0])
     assert outbox.piggyback(calls[32])
     await turn()
     assert [frame.flags & PIGGYBACK for frame in wire.frames()] == [PIGGYBACK, PIGGYBACK, 0]

@@ -509,7 +509,9 @@ class Agent:
         """Tell a service that a peer could not take a post for it (see `post_refused`)."""
         callback = self.post_refused.get(service) if type(service) is str else None
         if callback is None:
-            _log.error("%s: %s refused %.80r: %.500r", self.name, peer.name, service, error)
+            link = self.links.get(peer.incarnation)
+            if link is None or link.may_log():  # a partner may say so of posts that never were
+                _log.error("%s: %s refused %.80r: %.500r", self.name, peer.name, service, error)
             return
         try:
             callback(peer, error)

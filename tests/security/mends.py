@@ -386,6 +386,23 @@ PLANTS = [
     ),
     Plant(
         "M3",
+        "rpc/agent.py",
+        "if link is None or link.may_log():",
+        "if True:",
+        (
+            "security/test_partner_limits.py"
+            "::test_posts_that_a_partner_says_it_refused_leave_few_lines",
+        ),
+    ),
+    Plant(
+        "M3",
+        "cluster/membership/coordinator.py",
+        "if peer.incarnation != self._agent.incarnation and self._may_log(peer):",
+        "if peer.incarnation != self._agent.incarnation:",
+        ("security/test_identity.py::test_refused_joins_of_a_partner_leave_few_lines",),
+    ),
+    Plant(
+        "M3",
         "rpc/link/listener.py",
         "if level == logging.WARNING or self._rate.allows():",
         "if True:",

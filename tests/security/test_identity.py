@@ -210,6 +210,20 @@ async def test_a_malformed_member_does_not_join_and_others_still_can(registry, w
     await rogue.close()
 
 
+async def test_refused_joins_of_a_partner_leave_few_lines(registry, caplog):
+    caplog.set_level(logging.INFO, "aiograd")
+    rogue = await clinic(registry)
+    body = join_frame(rogue, own_info(rogue), 5)  # another world size than ours
+    rogue.send(service(1, "cluster.join"))
+    for number in range(1, 201):
+        rogue.send(frame(REQUEST, body, id=number, to=1))
+        async with asyncio.timeout(5):
+            assert (await rogue.answers.get())[0] == FAULT
+    lines = [record for record in caplog.records if "refused clinic" in record.getMessage()]
+    assert 0 < len(lines) < 60  # of 200, in a few seconds
+    await rogue.close()
+
+
 async def test_one_name_uses_one_rank_however_often_it_asks(registry):
     rogue = await clinic(registry)
     for _ in range(100):

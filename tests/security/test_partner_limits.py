@@ -243,6 +243,20 @@ async def test_log_lines_of_a_partner_are_few_over_all_its_links_and_escaped(wor
     assert not any("\nERROR forged" in line or "\x1b" in line for line in lines)
 
 
+async def test_posts_that_a_partner_says_it_refused_leave_few_lines(worker, caplog):
+    caplog.set_level(logging.DEBUG, "aiograd")
+    rogue = await rogue_of(worker)
+    fault = PLAIN.encode((("ValueError", "text", ("text",), None), "nothing", ""), None).data
+    for number in range(1, 300):
+        rogue.send(frame(FAULT, fault, id=10_000 + number, to=1))
+    rogue.send(frame(CALL, arguments(1), id=1, to=1))
+    async with asyncio.timeout(5):
+        assert (await rogue.answers.get())[0] == REPLY
+    lines = [record for record in caplog.records if "clinic refused" in record.getMessage()]
+    assert 0 < len(lines) < 60
+    await rogue.close()
+
+
 async def test_handshakes_that_begin_no_session_leave_no_link(worker):
     peer = replace(worker.directory.get("worker0"), name="clinic", incarnation=bytes(16))
     for word in (LOOK, RESUME):

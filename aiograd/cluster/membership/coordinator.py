@@ -265,11 +265,16 @@ class Coordinator:
             reply = self._joining.pop(peer.incarnation, None)
             if reply is not None and not reply.done():
                 reply.set_exception(RpcError(why))
-                if peer.incarnation != self._agent.incarnation:
+                if peer.incarnation != self._agent.incarnation and self._may_log(peer):
                     _log.warning(
                         "%s: refused %s (rank %d): %s", self._agent.name, peer.name, peer.rank, why
                     )
             self._member.notify()
+
+    def _may_log(self, peer: PeerInfo) -> bool:
+        """Whether a line about a newcomer may be written now: a partner may ask on and on."""
+        agent = self._agent
+        return not agent.restricts(peer) or agent.accounts.of(peer.name).log_rate.allows()
 
     def _announce(
         self, update: Update[PeerInfo], to: Sequence[PeerInfo]

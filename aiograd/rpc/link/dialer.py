@@ -481,7 +481,8 @@ class Reconnection:
         where = link.address or link.host or "a local address"
         name, here = link.peer.name, self._dialer.name
         if self._why:
-            _log.info("%s: the connection to %s at %s broke: %s", here, name, where, self._why)
+            if link.may_log():
+                _log.info("%s: the connection to %s at %s broke: %s", here, name, where, self._why)
         else:
             _log.debug("%s wakes the connection to %s at %s", here, name, where)
         # The side that waits gives the other one a moment first: nearly always it dials. Of a link

@@ -69,6 +69,9 @@ class LinkEnd(Protocol):
     def opened(self, transport: Any, received: int = 0) -> None:
         """Go on over a proven connection; the peer has the first `received` bytes."""
 
+    def may_log(self) -> bool:
+        """Whether a line about the peer may be written now."""
+
 
 class LinkTable(Protocol):
     """What of the links of this worker is needed to tell peers apart."""

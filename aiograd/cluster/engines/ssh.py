@@ -26,7 +26,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,7 +40,6 @@ from aiograd.cluster.processes.spawn import (
     describe_exit,
     forward_lines,
     plan_bytes,
-    worker_environment,
 )
 from aiograd.cluster.processes.worker_main import KILL
 from aiograd.cluster.worker import run_to_completion
@@ -244,6 +243,11 @@ def _seconds(patience: float) -> int:
     return max(1, math.ceil(min(patience, 1e6)))
 
 
+def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give ssh the environment of this process, without a secret that it might send along."""
+    return {name: value for name, value in environment.items() if name != "AIOGRAD_SECRET"}
+
+
 # ── what came of it ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -298,9 +302,7 @@ class SSHWorker:
         self._loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         try:
-            self._child = Child(
-                plan.name, command, worker_environment(os.environ), self._take_lines
-            )
+            self._child = Child(plan.name, command, ssh_environment(os.environ), self._take_lines)
         except OSError as error:
             raise RpcError(
                 f"cannot run {command[0]}: {error.strerror}; install OpenSSH's client, or "
@@ -405,7 +407,7 @@ class SSHHosts(EngineHosts):
     async def _address(self, host: str) -> str:
         """Ask ssh which name or address a host has for it: users have aliases."""
         words = [*self._login.program, *self._login.options, "-G", "--", host]
-        environment = worker_environment(os.environ)
+        environment = ssh_environment(os.environ)
         with contextlib.suppress(OSError):  # the start says so
             asked = Child(f"ssh-{host}", words, environment, lambda stream, lines: None)
             asked.release()

@@ -116,6 +116,20 @@ def test_the_far_command_has_only_what_all_shells_read_alike():
     assert inner.startswith(f"echo aiograd-login; {words}")
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "tcsh", "fish"])
+def test_the_shells_of_users_pass_the_far_command_on(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} on this machine")
+    line = remote_command(("env", "WORD=two words", sys.executable), 2)
+    # Without a plan it ends: its standard input is empty.
+    done = subprocess.run([shell, "-c", line], input="", capture_output=True, text=True)
+    login, hello = done.stdout.splitlines()
+    assert (login, done.stderr, done.returncode) == ("aiograd-login", "", 1)
+    told = json.loads(hello.removeprefix("aiograd-worker "))
+    assert told["aiograd"] == ag.__version__
+    assert "error" not in told
+
+
 @pytest.mark.parametrize(
     ("code", "said", "cure"),
     [
@@ -165,8 +179,12 @@ def _papers() -> tuple[str, str, str]:
 
 
 @loop
-async def test_the_secret_is_neither_in_a_command_line_nor_in_an_environment(ssh, tmp_path):
+async def test_the_secret_is_neither_in_a_command_line_nor_in_an_environment(
+    ssh, tmp_path, monkeypatch
+):
     secret = b"0123456789abcdef"
+    monkeypatch.setenv("AIOGRAD_SECRET", secret.decode())  # ssh might send it along
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     options = ag.Options(secret=secret)
     async with ag.cluster.SSHCluster(
         ["near*99"], 1, python=PYTHON, command=ssh, options=options
@@ -179,6 +197,17 @@ async def test_the_secret_is_neither_in_a_command_line_nor_in_an_environment(ssh
             assert form not in calls
             assert form not in cluster.logs("worker0")
         assert threads == "1"  # the host's cores, divided among those it has room for
+
+
+@loop
+async def test_a_worker_alone_on_its_host_computes_on_all_cores(ssh, monkeypatch):
+    cores = str(len(os.sched_getaffinity(0)))
+    for set_by_user, used in ((None, cores), ("7", "7")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if set_by_user is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
+        async with ag.cluster.SSHCluster(["near"], command=ssh) as cluster:
+            assert await cluster["worker0"].call(os.getenv, "OMP_NUM_THREADS") == used
 
 
 @loop

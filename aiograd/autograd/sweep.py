@@ -41,6 +41,7 @@ _NOBODY: frozenset[Node] = frozenset()
 # A node in two halves, each its rules and the parents they are for: one to run, one to defer.
 Half = tuple[list[Any], list[Node | None]]
 Halves = Mapping[Node, tuple[Half, Half]]
+OnSink = Callable[[Node, Gradient], Gradient]
 
 
 def contributions(entries: Iterable[Node]) -> dict[Node, int]:
@@ -100,9 +101,7 @@ class Sweep:
         self._sinks: list[tuple[Node, Gradient]] = []
         self._halves = halves
         self.late: list[tuple[Any, Any, Half]] = []  # nodes, their gradients, and what waits
-        # Is shown each sink, and returns the gradient to give back. It may feed other entries: what
-        # they make ready runs in the same drain.
-        self.on_sink: Callable[[Node, Gradient], Gradient] | None = None
+        self._on_sink: OnSink | None = None  # of the drain that is running
         self.failed: Node | None = None  # the node whose rule or hook raised
 
     def __contains__(self, node: Node) -> bool:
@@ -168,18 +167,24 @@ class Sweep:
         self._ours.discard(node)
         return self._grads.pop(node)
 
-    def drain(self) -> list[tuple[Node, Gradient]]:
-        """Run everything that is ready, and return the sinks that are now known."""
+    def drain(self, on_sink: OnSink | None = None) -> list[tuple[Node, Gradient]]:
+        """Run everything that is ready, and return the sinks that are now known.
+
+        `on_sink` is shown each sink, and returns the gradient to give back. It may feed other
+        entries: what they make ready runs in the same drain.
+        """
         if not self._ready:
             sinks, self._sinks = self._sinks, []
             return sinks
         # Rules and hooks that get Tensors are recorded with create_graph, and only then. Set per
         # drain and not per node, and reset even if a hook raises.
         token = recording.set(self.create_graph)
+        self._on_sink = on_sink
         try:
             self._run_ready()
         finally:
             recording.reset(token)
+            self._on_sink = None  # it may refer to this sweep, and would keep it alive
         sinks, self._sinks = self._sinks, []
         return sinks
 
@@ -309,8 +314,8 @@ class Sweep:
                 grad = grad.copy()
         if self._capture and node in self._capture:
             self.captured[node] = grad
-        if self.on_sink is not None:
-            grad = self.on_sink(node, grad)
+        if self._on_sink is not None:
+            grad = self._on_sink(node, grad)
         self._sinks.append((node, grad))
 
     def _is_shared(self, grad: Gradient) -> bool:

@@ -93,9 +93,8 @@ def test_what_a_sink_lets_somebody_feed_runs_in_the_same_drain():
         sweep.feed(second._node, grad)
         return None
 
-    sweep.on_sink = feed_the_next
     sweep.feed(first._node, np.ones(3))
-    found = {node.variable: grad for node, grad in sweep.drain()}
+    found = {node.variable: grad for node, grad in sweep.drain(feed_the_next)}
     assert found[x] is None
     assert found[w].tolist() == [6, 6, 6]
     assert sweep.complete

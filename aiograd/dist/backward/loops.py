@@ -73,8 +73,6 @@ class Closing:
         self._found: dict[int, list[Any]] = {}  # gradients that came before they were wanted
         # Answered edges that wait for something of ours: how many pieces, and the slots so far.
         self.open: dict[SendNode, list[Any]] = {}
-        # Each closed loop may make more nodes ready, whose results close the next loop of a chain.
-        sweep.on_sink = self.take
 
     def answered(
         self,
@@ -98,7 +96,10 @@ class Closing:
             self._feed(send, slots)
 
     def take(self, node: Node, gradients: Any) -> Any:
-        """Close loops with the gradients of a sink; return those that are left to send."""
+        """Close loops with the gradients of a sink; return those that are left to send.
+
+        `Sweep.drain` calls it for each sink. A closed loop may make more nodes ready, whose results
+        close the next loop of a chain in the same drain."""
         if node.__class__ is not RecvNode or not node.loops:
             return gradients
         return self._close(node, gradients)

@@ -215,7 +215,7 @@ class Pass:
 
         Computes only, and never awaits: with `feed` and `collect` on the loop, a pass needs no lock.
         """
-        sinks = self.sweep.drain()
+        sinks = self.sweep.drain(None if self._closing is None else self._closing.take)
         if self.sweep.late and not self._is_urgent(sinks):
             sinks += self.sweep.drain_late()
         return sinks

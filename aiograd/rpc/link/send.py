@@ -57,14 +57,13 @@ Head = tuple[int, int, float, int]  # kind, flags, budget and target, which a ba
 class OpenCall:
     """A queued call that may still change: whether its reply brings a copy of the result."""
 
-    __slots__ = ("body", "flags", "head", "id", "sealed")
+    __slots__ = ("body", "head", "id", "sealed")
 
-    head: tuple[int, int, float, int]
+    head: tuple[int, int, float, int]  # with PIGGYBACK, once a copy is asked for
     id: int
 
     def __init__(self, head: Head, id: int, body: Any) -> None:
         self.head, self.id = head, id
-        self.flags: int = head[1]
         self.body: Any = body  # an entry of a batch, or the bytes of a frame of its own
         self.sealed: bool = False  # no change is possible any more
 
@@ -186,7 +185,7 @@ class Outbox:
         A copy that comes with the reply is as of the end of its call. So nothing that could change
         the value may be sent before the copy is asked for, except ops whose results stay as well.
         """
-        if self._batch or (self._open and not call.flags & OP):
+        if self._batch or (self._open and not call.head[1] & OP):
             self._close_batch()
         self._open.append(call)
         if not self.scheduled and not self.corked:
@@ -199,12 +198,13 @@ class Outbox:
         peer works while the others are asked (`benchmarks/peers`, rref.batch1000)."""
         if call.sealed:
             return False
-        call.flags |= PIGGYBACK
+        kind, flags, budget, target = call.head
+        call.head = (kind, flags | PIGGYBACK, budget, target)
         self._asked += 1
         if self._asked >= _BATCH and not self.corked:
             self._asked = 0
             first = self._open[:_BATCH]
-            if all(each.flags & PIGGYBACK for each in first):
+            if all(each.head[1] & PIGGYBACK for each in first):
                 del self._open[:_BATCH]
                 self._seal(first)
                 self._write_queue()
@@ -266,18 +266,17 @@ class Outbox:
         following = 0  # the id that would continue the run
         for call in calls:
             call.sealed = True
-            kind, _, budget, target = call.head
-            own = (kind, call.flags, budget, target)
-            alone = isinstance(call.body, bytes)
-            if run and (alone or own != head or call.id != following or len(run) >= _BATCH):
+            alone = call.body.__class__ is bytes
+            if run and (alone or call.head != head or call.id != following or len(run) >= _BATCH):
                 self._put_batch(head, following - len(run), run)
                 run = []
             if alone:
+                kind, flags, budget, target = call.head
                 body = call.body
-                header = pack_header(kind, call.flags, len(body), call.id, budget, target)
+                header = pack_header(kind, flags, len(body), call.id, budget, target)
                 self._queue += (header, body)
             else:
-                head, following = own, call.id + 1
+                head, following = call.head, call.id + 1
                 run.append(call.body)
         if run:
             self._put_batch(head, following - len(run), run)

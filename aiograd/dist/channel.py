@@ -130,8 +130,12 @@ class Channel:
         else:
             self._agent.pool.submit(job)
         await job.done
-        if job.error is not None:
-            raise job.error
+        error, job.error = job.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:  # its traceback holds this frame, which must not hold the error in turn
+            del error
         return job.result  # type: ignore[no-any-return]
 
     def yield_core(self) -> None:

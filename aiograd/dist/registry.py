@@ -186,6 +186,10 @@ class ContextRegistry:
         if len(self._released) > REMEMBERED:
             self._forget_old()
         self.engine.released(context)
+        # The traceback of a failure holds the frames that hold the context: all that was computed in
+        # them would stay until the next garbage collection. Timers that were cancelled stay in the
+        # loop until their time, with the variables that name the context.
+        context.failure, context.totals = None, {}
         for peer in context.recipients.values():
             if peer.name != self.channel.name:
                 self._releases.setdefault(peer.incarnation, (peer, []))[1].append(context.id)

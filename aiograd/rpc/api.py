@@ -326,7 +326,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
     try:
         return ended.wait(agent)  # type: ignore[no-any-return]
     finally:  # an error's traceback holds this frame, which must not hold the error in turn
-        del future, ended
+        del future, ended, awaitable
 
 
 def _start(
@@ -350,7 +350,7 @@ async def _resolve(future: asyncio.Future[Any], awaitable: Awaitable[Any]) -> No
     else:
         future.set_result(value)
     finally:  # as above
-        del future
+        del future, awaitable
 
 
 def inline(func: F) -> F:

@@ -35,7 +35,8 @@ def find_culprit(
             seen.add(id(part))
             failure = _failure(codec, part, departure)
             if failure is not None:
-                value, name, error = part, path, failure
+                # Its traceback holds this frame, which must not hold the error in turn.
+                value, name, error = part, path, failure.with_traceback(None)
                 break
         else:
             break

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 import aiograd as ag
 from aiograd.dist.registry import ContextRegistry
+from aiograd.errors import BackwardFailed
 from tests.support.waiting import until, until_not
 
 
@@ -129,3 +134,75 @@ async def test_a_worker_that_is_told_to_leave_does_its_part_of_a_pass_first():
 
 async def count_passes(worker: ag.Handle) -> int:
     return (await worker.call(ag.debug_info))["backward_passes"]
+
+
+class Failing(ag.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no gradient today")
+
+
+def fail_later(x: ag.Tensor) -> ag.Tensor:
+    return Failing.apply(x)
+
+
+async def yield_multiples(x: ag.Tensor) -> AsyncIterator[ag.Tensor]:
+    for k in range(3):
+        yield x * k
+
+
+async def fail_there(x: ag.Tensor, ctx: ag.Context) -> None:
+    y = await ag.rpc_async("worker0", fail_later, args=(x,))
+    with pytest.raises(BackwardFailed):
+        await ctx.backward(y.sum())
+    with pytest.raises(BackwardFailed):
+        _ = ctx.gradients
+
+
+async def fail_here(x: ag.Tensor, ctx: ag.Context) -> None:
+    y = fail_later(await ag.rpc_async("worker0", ag.exp, args=(x,)))
+    with pytest.raises(BackwardFailed):
+        await ctx.backward(y.sum())
+
+
+async def fail_grad(x: ag.Tensor, ctx: ag.Context) -> None:
+    y = await ag.rpc_async("worker0", fail_later, args=(x,))
+    with pytest.raises(BackwardFailed):
+        await ag.grad(y.sum(), [x])
+
+
+async def time_out(x: ag.Tensor, ctx: ag.Context) -> None:
+    y = await ag.rpc_async("worker0", slow, args=(x,))
+    with pytest.raises(BackwardFailed):
+        await ctx.backward(y.sum(), timeout=0.05)
+
+
+async def read_stream(x: ag.Tensor, ctx: ag.Context) -> None:
+    total = ag.zeros(2)
+    async for y in ag.rpc_stream("worker0", yield_multiples, args=(x,)):
+        total = total + y
+    await ctx.backward(total.sum())
+
+
+@pytest.mark.parametrize("work", [fail_there, fail_here, fail_grad, time_out, read_stream])
+async def test_a_context_that_was_left_keeps_no_tensors_until_the_next_collection(work):
+    async with ag.LocalCluster(1):
+        gc.collect()
+        gc.disable()
+        try:
+            kept = await leave_after(work)
+            await until(lambda: kept() is None)
+            assert ag.debug_info()["contexts"] == 0
+        finally:
+            gc.enable()
+
+
+async def leave_after(work: Any) -> weakref.ref[ag.Tensor]:
+    x = ag.ones(2, requires_grad=True)
+    async with ag.context() as ctx:
+        await work(x, ctx)
+    return weakref.ref(x)

@@ -118,8 +118,7 @@ class Engine:
         entries = find(roots, create_graph=create_graph, allow_leaf=False)
         context.roots = [node for node, _ in entries]
         terms = Terms(retain_graph or create_graph, create_graph, True)
-        active = self._start(context, terms, entries, ())
-        await self._finish(active, seconds)
+        await self._finish(self._start(context, terms, entries, ()), seconds)
 
     def from_value(
         self, value: Any, context_id: int | None, retain_graph: bool
@@ -152,8 +151,10 @@ class Engine:
         seconds = self._budget(None)
         terms = Terms(retain_graph, create_graph, False)
         active = self._start(context, terms, entries, capture)
-        await self._finish(active, seconds)
-        captured, condensed = active.state.sweep.captured, active.state.topology.condensed
+        state, finish = active.state, self._finish(active, seconds)
+        del active  # it holds the error of a pass that fails, whose traceback holds this frame
+        await finish
+        captured, condensed = state.sweep.captured, state.topology.condensed
         if condensed is None:
             return captured
         return {node: captured.get(condensed.wanted.get(node, node)) for node in capture}
@@ -241,6 +242,7 @@ class Engine:
     async def _finish(self, active: ActivePass, seconds: float) -> None:
         """Wait for the end of a pass we started; end it everywhere if it does not end well."""
         state, done = active.state, active.done
+        late: PassTimedOut | None = None
         assert done is not None
         try:
             if not done.done() and seconds != math.inf:
@@ -263,6 +265,8 @@ class Engine:
             self.passes.discard(active.key)
             if active.trace is not None:
                 active.trace.end(None if state.over else sys.exception())
+            # The traceback of an error holds this frame, which must not hold the error in turn.
+            del active, done, late
 
     def _succeeded(self, active: ActivePass) -> None:
         """Decide that a pass ended well. From here on nobody may show it as failed."""
@@ -338,6 +342,7 @@ class Engine:
             self.abort.failed(active, error)
         finally:
             active.draining = False
+            del active  # it holds the error that the pass ends with, whose cause holds this frame
 
     def _send(self, active: ActivePass, sinks: list[tuple[Node, Any]]) -> None:
         context = active.context

@@ -59,8 +59,11 @@ class Stream(AsyncIterator[T]):
         await self._wait()
         if not self._items:
             error, self._error = self._error, None
-            if error is not None:
-                raise error
+            try:
+                if error is not None:
+                    raise error
+            finally:  # its traceback holds this frame, which must not hold the error in turn
+                del error
             raise StopAsyncIteration
         value, waits, error = self._items.popleft()
         # Credits go back for half a window at a time: one message for four items, while the sender
@@ -70,10 +73,13 @@ class Stream(AsyncIterator[T]):
             self._channel.send_control(CREDIT, self._future.info.id, self._taken)
             self._taken = 0
         # After the credit was given back: the next items need not wait for what this one waits for.
-        for each in waits:
-            await each
-        if error is not None:
-            raise error
+        try:
+            while waits:
+                await waits.pop(0)
+            if error is not None:
+                raise error
+        finally:  # as above
+            del error
         return value
 
     async def _wait(self) -> None:

@@ -57,16 +57,20 @@ class Result:
 class PointRunner(Runner):
     """One round, in which the coordinator is lost and one more fault happens."""
 
+    late = 2 * ELECTION
+
     def __init__(self, world: World, point: Point) -> None:
         super().__init__(world, SuccessionPlan(point.seed, MEMBERS, 1))
         self.point = point
         self.victims: list[str] = []
         self._counting = False
         self._over = 0.0  # loop time from which on boundaries do not count
+        self._members: frozenset[str] = frozenset()
 
     def draw(self, number: int, names: list[str], leader: str) -> Round:
         """Lose the coordinator, in the middle of an admission."""
         self.world.loop.boundary, self.world.wire.on_write = self._callback, self._reached
+        self._members = frozenset(names)
         fault = Fault(1.0, "crash", leader, amount=1.0, on="cluster.change")
         return Round("crash point", (fault,), joins=(0.0,))
 
@@ -82,6 +86,8 @@ class PointRunner(Runner):
     def _reached(self, node: Node) -> None:
         if not self._counting or self.world.loop.time() > self._over or not node.alive:
             return
+        if node.name not in self._members:
+            return  # a newcomer that has not joined is no part of the election
         self.victims.append(node.name)
         if len(self.victims) == self.point.at + 1:
             self._counting = False

@@ -74,6 +74,9 @@ def run(plan: SuccessionPlan, *, trace: bool = False) -> Report:
 class Runner:
     """Plays the rounds of one plan."""
 
+    # Seconds after which no fault comes any more: what a message triggers comes a little later.
+    late: float = 2 * LATER
+
     def __init__(self, world: World, plan: SuccessionPlan) -> None:
         self.world, self.plan = world, plan
         self.cluster: Cluster = Cluster(world)
@@ -147,7 +150,7 @@ class Runner:
         await player.play()
         await self._until(lambda: not player.waiting, TRIGGERED if player.waiting else 0.0)
         player.stop()
-        await asyncio.sleep(2 * LATER)  # what the last message has triggered comes a little later
+        await asyncio.sleep(self.late)
         must = self._must_stay(drawn, leader, names)
         last = max([fault.at for fault in happened], default=began)
         ended = max([fault.at + fault.seconds for fault in happened], default=began)

@@ -54,6 +54,9 @@ _log = logging.getLogger("aiograd.cluster")
 _PAUSE_PER_MEMBER: Final = 0.002  # seconds
 _LONGEST_PAUSE: Final = 0.25
 _FEW: Final = 8  # members up to which nobody is held for that
+# Seconds for which losses wait for others: workers of one host end within a few milliseconds, and
+# WorkerLost is promised within a second.
+_LOSS_PAUSE: Final = 0.02
 
 # Seconds for a member to acknowledge a change, for the electorate: it may be stopped for a while.
 _ACKNOWLEDGE: Final = 10.0
@@ -444,9 +447,8 @@ class Coordinator:
             self._loss_timer = None
         if not self._losses or self.resigned or self._agent.closed:
             return
-        others = max(len(self._membership.members) - _FEW, 0)
-        pause = min(others * _PAUSE_PER_MEMBER, _LONGEST_PAUSE)
-        self._next_losses = self._agent.loop.time() + pause
+        many = len(self._membership.members) > _FEW
+        self._next_losses = self._agent.loop.time() + (_LOSS_PAUSE if many else 0.0)
         losses, self._losses = self._losses, []
         self._apply(self._membership.lost_all(losses))
         self._member.notify()

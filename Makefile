@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures soak sim crashpoints cuts fuzz hostile mends mutants shuffled browser open-page looking manifests clean
+.PHONY: help demo test check style types stubs cov oracle torch programs compat cluster-dask cluster-ray cluster-mpi bench peers figures examples docs wheel notebooks many scaling failures hosts soak sim succession crashpoints cuts fuzz hostile mends mutants shuffled browser open-page looking manifests clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -141,6 +141,10 @@ RUNS ?= 3
 failures: $(VENV)/.test.ok  ## the failure table: what is promised, and measured on both loops (RUNS=3)
 	@AIOGRAD_FIGURES=$(RUNS) $(BIN)/python -m pytest tests/failures
 
+CUT ?= 20
+hosts: $(VENV)/.test.ok  ## three hosts in network namespaces, as root, with a cut of CUT=20 seconds
+	@AIOGRAD_CUT=$(CUT) $(BIN)/python -m pytest tests/cluster/test_hosts.py
+
 SECONDS ?= 20
 EVERY ?= $(if $(filter 20,$(SECONDS)),4,12)
 soak: $(VENV)/.test.ok  ## workers that work while they are killed: SECONDS=900 EVERY=12
@@ -151,6 +155,10 @@ COUNT ?= 1
 sim: $(VENV)/.test.ok  ## replay simulated seeds: SEED= COUNT= TRACE=1 SHRINK=1 BUG=all
 	@$(BIN)/python -m aiograd.testing.simulator $(SEED) --count $(COUNT) \
 	    $(if $(TRACE),--trace) $(if $(SHRINK),--shrink) $(if $(BUG),--bug $(BUG))
+
+succession: $(VENV)/.test.ok  ## coordinators that are lost: SEED= COUNT= TRACE=1 POINTS=1 BUG=all
+	@$(BIN)/python -m aiograd.testing.simulator.succession $(SEED) --count $(COUNT) \
+	    $(if $(TRACE),--trace) $(if $(POINTS),--points) $(if $(BUG),--bug $(BUG))
 
 crashpoints: $(VENV)/.test.ok  ## a fault at every boundary of small programs: ALL=1 SAMPLE= SEED= ONLY= CASE= TRACE=1
 	@$(BIN)/python -m aiograd.testing.simulator.crashpoints --seed $(SEED) $(if $(SAMPLE),--sample $(SAMPLE)) \

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextvars import Token
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,9 +32,7 @@ from aiograd.cluster.joining.bootstrap import Bootstrap
 from aiograd.cluster.joining.folders import is_listening
 from aiograd.cluster.joining.invitation import Invitation
 from aiograd.cluster.membership.coordinator import Coordinator
-from aiograd.cluster.membership.member import Lose, Member
-from aiograd.cluster.membership.roster import Membership
-from aiograd.cluster.membership.succession import first_version
+from aiograd.cluster.membership.member import Member
 from aiograd.dist import attach as attach_autograd
 from aiograd.errors import RpcError, RRefError, WorkerClosed
 from aiograd.observe import attach as attach_inspector
@@ -156,9 +154,9 @@ class Worker:
     def coordinator(self) -> Coordinator:
         """The coordinator's part of this worker; RpcError if another worker is the coordinator."""
         self.agent  # noqa: B018 - raises when there is none
-        if self._coordinator is None:
+        if self._leads is None:
             raise RpcError(f"{self.name} is not the coordinator of this cluster")
-        return self._coordinator
+        return self._leads
 
     @property
     def running(self) -> bool:
@@ -304,6 +302,7 @@ class Worker:
                 agent.dialer.exit_is_reported = lambda peer: peer.incarnation != leader
         self._member = Member(agent, plan.world_size, coordinator)
         self._member.take_over = self._take_over
+        self._member.make_probe = self._bootstrap.make_probe
         if coordinator is None:
             # A cluster that a driver leads ends with it.
             elects = plan.rendezvous is not None and plan.world_size is None
@@ -355,15 +354,16 @@ class Worker:
             started=time.time(),
         )
 
-    def _take_over(self, term: int, members: Sequence[PeerInfo]) -> Lose:
+    def _take_over(self, term: int, lost: PeerInfo, why: str) -> None:
         """Become the coordinator in place of one that was lost."""
-        member = self.member
-        membership = Membership.inherit(
-            self.agent.info, first_version(term), members, member.highest_rank
-        )
-        self._coordinator = Coordinator(member, True, membership)
+        self._coordinator = Coordinator.succeed(self.member, lost, why)
         self._bootstrap.lead_on(self.agent)
-        return self._coordinator.lose
+
+    @property
+    def _leads(self) -> Coordinator | None:
+        """The coordinator's part of this worker, while it is the coordinator."""
+        coordinator = self._coordinator
+        return None if coordinator is None or coordinator.resigned else coordinator
 
     async def _start_cluster(self, coordinator: Coordinator) -> None:
         """Join as the coordinator; if the start is refused, let all ranks get the reason."""
@@ -499,7 +499,7 @@ class Worker:
         self, agent: Agent, member: Member, deadline: float, leaks: list[RRefError]
     ) -> None:
         """Return when no call is under way: anywhere if all leave together, else here."""
-        coordinator = self._coordinator
+        coordinator = self._leads
         if coordinator is not None and member.world_size is None:
             # In a static world each member is closed by its own program; in an open one they serve
             # until they are dismissed.
@@ -525,7 +525,7 @@ class Worker:
                 break
 
     async def _leave_roster(self, member: Member) -> None:
-        if self._coordinator is None:
+        if self._leads is None:
             await member.leave()
         else:
             # Members that lose their coordinator take that for a failure: it goes last.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import Host, network, possible
+from tests.support.hosts import Host, Program, network, possible
 from tests.support.namespaces import ip
 
 pytestmark = [
@@ -174,3 +174,137 @@ async def test_a_wrong_network_is_an_error_within_the_patience(options):
         for word in ("RpcError", f"{hosts[0].address}:29500", os.uname().nodename, "rank 0"):
             assert word in str(caught.value)
         assert socket.gethostname() in str(caught.value)
+
+
+# ── cuts and losses ─────────────────────────────────────────────────────────────────────────────
+
+
+async def _cluster(hosts: list[Host], options: str, names: str) -> list[Program]:
+    """Start an open cluster: the first worker on the first host, the others in turn."""
+    programs = [await hosts[i % len(hosts)].program() for i in range(len(names))]
+    place = f"{hosts[0].address}:29500"
+    await programs[0].do(
+        f"worker = await ag.init_rpc('{names[0]}', rank=0, rendezvous='{place}',"
+        f" options=ag.Options({options}))"
+    )
+    for program, name in zip(programs[1:], names[1:], strict=True):
+        await program.do(
+            f"worker = await ag.join('{place}', '{name}', options=ag.Options({options}))"
+        )
+    return programs
+
+
+async def _agree(programs: list[Program], names: list[str], within: float = 15.0) -> None:
+    """Wait until these know each other, and follow one coordinator."""
+
+    async def settled() -> bool:
+        views = [await program.do(VIEW) for program in programs]
+        return len({view[0] for view in views}) == 1 and all(view[1] == names for view in views)
+
+    async with asyncio.timeout(within):
+        while not await settled():
+            await asyncio.sleep(0.1)
+
+
+VIEW = "return worker.member.leader.name, sorted(each.name for each in ag.workers())"
+LONG = float(os.environ.get("AIOGRAD_CUT", 0))  # seconds; `make hosts` cuts for 20
+
+
+async def test_the_coordinator_is_cut_off_and_comes_back(options):
+    # Short silences, so that a cut of a few seconds means what one of 20 s means by default.
+    quick = options if LONG else f"{options}, heartbeat=0.3, silence=1.5, resume=1.0"
+    seconds = LONG or 12.0  # the kernel's own time of 6 s does not change
+    async with network(3) as hosts:
+        # a and d are on the first host, b and e on the second, c on the third.
+        first, *others = await _cluster(hosts, quick, "abcde")
+        alone, cut_off = [others[0], others[1], others[3]], [others[2]]
+        began = asyncio.get_running_loop().time()
+        hosts[0].plug("down")
+        # Two of five are cut off; the other three elect one of them.
+        await _agree(alone, ["b", "c", "e"], within=16)
+        assert (await alone[0].do(VIEW))[0] == "b"
+        assert await alone[0].do(EVERYBODY) == ["b", "c", "e"]
+        await asyncio.sleep(max(0.0, began + seconds - asyncio.get_running_loop().time()))
+        hosts[0].plug("up")
+        # The old coordinator hears of its successor, and sends newcomers there.
+        async with asyncio.timeout(15):
+            while not await first.do("return worker.member.dismissed.done()"):
+                await asyncio.sleep(0.1)
+            for program in cut_off:
+                while not await program.do("return worker.member.dismissed.done()"):
+                    await asyncio.sleep(0.1)
+        assert "b became the coordinator" in await first.do(
+            "return worker.member.dismissed.result().why"
+        )
+        newcomer = await hosts[0].program()
+        await newcomer.do(
+            f"worker = await ag.join('{hosts[0].address}:29500', 'n', options=ag.Options({quick}))"
+        )
+        await _agree([*alone, newcomer], ["b", "c", "e", "n"])
+        assert await newcomer.do(EVERYBODY) == ["b", "c", "e", "n"]
+
+
+WORK = """
+    import numpy as np
+
+    def double(x): return x * 2
+    async def slow(x):
+        await asyncio.sleep(0.3)
+        return x + 1
+    async def call(to):
+        return await ag.rpc_async(to, slow, args=(1,), timeout=30)
+    async def step(to):
+        async with ag.context() as ctx:
+            x = ag.tensor([1.0, 2.0], requires_grad=True)
+            y = await ag.rpc_async(to, double, args=(x,), timeout=30)
+            await asyncio.sleep(0.3)
+            z = await ag.rpc_async(to, double, args=(y,), timeout=30)
+            await ctx.backward(z.sum())
+            return ctx.gradients[x].numpy().tolist()
+    others = [each.name for each in ag.workers() if each.name != worker.name]
+    jobs = [(each, "call", call(each)) for each in others for _ in range(CALLS)]
+    jobs += [(each, "pass", step(each)) for each in others for _ in range(PASSES)]
+    found = await asyncio.gather(*[job for _, _, job in jobs], return_exceptions=True)
+    return [
+        [to, kind, type(each).__name__ if isinstance(each, Exception) else each]
+        for (to, kind, _), each in zip(jobs, found)
+    ]
+"""
+
+
+async def test_the_loss_of_the_coordinator_fails_only_what_touches_it(options):
+    async with network(3) as hosts:
+        first, *others = await _cluster(hosts, options, "abcdef")
+        # 5 members with 5 peers each, 4 calls and now and then a pass: 100 calls and 10 passes, and
+        # those to the coordinator.
+        work = [
+            WORK.replace("CALLS", "5").replace("PASSES", "1" if i % 2 == 0 else "0")
+            for i in range(5)
+        ]
+        jobs = [program.start(code) for program, code in zip(others, work, strict=True)]
+        await asyncio.sleep(0.15)  # in the middle of calls and passes, which take 0.3 s and more
+        first.kill()
+        began = asyncio.get_running_loop().time()
+        found = [each for job in jobs for each in await asyncio.wait_for(job, 40)]
+        untouched = [each for each in found if each[0] != "a"]
+        calls = [value for _, kind, value in untouched if kind == "call"]
+        passes = [value for _, kind, value in untouched if kind == "pass"]
+        assert calls == [2] * 100
+        assert passes == [[4.0, 4.0]] * 12
+        for _, kind, value in (each for each in found if each[0] == "a"):
+            expected = (
+                ("WorkerLost", 2)
+                if kind == "call"
+                else (*("WorkerLost", "BackwardFailed", "UnknownContext"), [4.0, 4.0])
+            )
+            assert value in expected
+        await _agree(others, list("bcdef"))
+        assert asyncio.get_running_loop().time() - began < 10
+        # Joins work again, at any member.
+        newcomer = await hosts[1].program()
+        told = await others[3].do("return [e for e in worker.addresses if e.startswith('tcp:')][0]")
+        await newcomer.do(
+            f"worker = await ag.join('{told.removeprefix('tcp:')}', 'n',"
+            f" options=ag.Options({options}))"
+        )
+        await _agree([*others, newcomer], [*"bcdef", "n"])

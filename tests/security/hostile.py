@@ -297,6 +297,8 @@ SERVICES: Final = [
     "cluster.join",
     "cluster.coordinator",
     "cluster.elect",
+    "cluster.term",
+    "cluster.confirmed",
     "cluster.succeed",
     "cluster.welcome",
     "cluster.change",
@@ -546,7 +548,7 @@ async def disturb_the_cluster(mole: Mole) -> None:
     term = mole.rng.choice([1, 1 << 31, 1 << 4000])
     for peer in (lab.info, registry.info):
         _post_with_peer(mole, link, "cluster.elect", term, 1 << 60, peer)
-        mole.post(link, "cluster.succeed", term, (term << 32) + 1, [], (tuple(peer.identity), ""))
+        mole.post(link, "cluster.succeed", (term << 32) + 1, [], [(tuple(peer.identity), "")])
     for name in ("", ".all", ".stacks", ".stacks.all"):
         mole.post(link, f"inspect{name}")
     mole.post(link, "inspect.host", [lab.incarnation.hex()])

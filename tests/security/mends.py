@@ -254,7 +254,7 @@ PLANTS = [
     ),
     Plant(
         "S18",
-        "cluster/membership/member.py",
+        "cluster/membership/forms.py",
         "        and 0 <= peer.rank < RANKS\n",
         "",
         ("security/test_identity.py::test_a_malformed_member_does_not_join_and_others_still_can",),
@@ -468,7 +468,7 @@ PLANTS = [
     ),
     Plant(
         "M5",
-        "cluster/membership/member.py",
+        "cluster/membership/forms.py",
         "        and is_name(peer.name)\n",
         "",
         ("security/test_identity.py::test_a_malformed_change_of_the_roster_changes_nothing",),

@@ -77,6 +77,8 @@ SERVICES = [
     "cluster.report",
     "cluster.coordinator",
     "cluster.elect",
+    "cluster.term",
+    "cluster.confirmed",
     "cluster.succeed",
     "cluster.gather",
     "no.such.service",

@@ -34,7 +34,8 @@ from aiograd.cluster.joining.listening import (
     tell_with,
 )
 from aiograd.cluster.joining.rendezvous import Refusal, Rendezvous, RendezvousFile, find_secret
-from aiograd.cluster.membership.member import CONFIRM_TIMEOUT, check_peer
+from aiograd.cluster.membership.forms import check_peer
+from aiograd.cluster.membership.member import CONFIRM_TIMEOUT
 from aiograd.cluster.processes.malloc import free_one_large_array
 from aiograd.errors import AuthError, ProtocolError, RpcError, SecurityError, WorkerLost
 from aiograd.rpc.agent import Agent
@@ -71,8 +72,11 @@ class Bootstrap:
         self._runtime = Runtime(plan.network, spin=plan.spin, crowded=plan.crowded)
         self._deadline = math.inf  # loop time; for everything until the coordinator answers
         self._folder: PrivateFolder | None = None  # of our Unix sockets
-        self._written: str | None = None  # path of the rendezvous file, if this rank 0 wrote it
+        # Path and content of the rendezvous file, if this worker wrote it.
+        self._written: tuple[str, RendezvousFile] | None = None
         self._began = 0.0  # wall time
+        # Name, rank and secret of the agent's probes.
+        self._known: tuple[str, int, bytes | Mapping[str, bytes]] | None = None
         self.secret: Secret | None = None  # the one that all members share, once it is known
         self._next_notice = math.inf  # loop time of the next line about who is waited for
         self._secret_from_file = False  # the secret is the one that was in the rendezvous file
@@ -112,8 +116,9 @@ class Bootstrap:
         if rank is None:
             name, rank = await self._request_place(secret)
         # The coordinator makes the id; the others take it over from the coordinator.
-        cluster = self._runtime.token_bytes(16) if plan.leads else NO_CLUSTER
+        cluster = self._runtime.token_bytes(16) if plan.leads else None
         agent = self._agent(name, rank, secret, ops, cluster)
+        self._known = name, -1, secret
         try:
             await self._listen(agent)
             # After listening: ranks that read the file dial these addresses at once.
@@ -132,9 +137,11 @@ class Bootstrap:
         rank: int,
         secret: bytes | Mapping[str, bytes],
         ops: Mapping[str, Any] | None = None,
-        cluster: bytes = NO_CLUSTER,
+        cluster: bytes | None = None,
     ) -> Agent:
         host, locality = self._runtime.network.whereabouts()
+        if cluster is None:
+            cluster = self._invited_to
         agent = Agent(
             name,
             rank,
@@ -149,6 +156,26 @@ class Bootstrap:
         return agent
 
     @property
+    def _invited_to(self) -> bytes:
+        """The id of the cluster that the invitation is for; zeros if there is none."""
+        # Another cluster may listen at the address by now, with the same secret.
+        invitation = self._plan.invitation
+        if invitation is None or not invitation.cluster:
+            return NO_CLUSTER
+        try:
+            found = bytes.fromhex(invitation.cluster)
+        except ValueError:
+            found = b""
+        if len(found) != len(NO_CLUSTER):
+            raise RpcError("the invitation is damaged: its cluster id is not 32 hex digits")
+        return found
+
+    def make_probe(self) -> Agent:
+        """Make an agent that dials in the name of this worker, to ask something."""
+        assert self._known is not None
+        return self._agent(*self._known)
+
+    @property
     def _label(self) -> str:
         return self._plan.name or "a newcomer"
 
@@ -160,7 +187,7 @@ class Bootstrap:
         author = f"{agent.name} on {host}, process {os.getpid()}, at {when}"
         content = RendezvousFile(agent.info.addresses, generated, locality=locality, author=author)
         content.write(path)
-        self._written = path
+        self._written = path, content
 
     def lead_on(self, agent: Agent) -> None:
         """Write the rendezvous file again, if there is one: newcomers must find the successor."""
@@ -181,7 +208,7 @@ class Bootstrap:
         if self._written is None:
             return False
         # The file outlives this worker, until the next start replaces it: `close` leaves it alone.
-        path, self._written = self._written, None
+        (path, _), self._written = self._written, None
         refusal = Refusal(why, self._runtime.wall_time(), tuple(informed))
         try:
             RendezvousFile((), refusal=refusal).write(path)
@@ -213,8 +240,11 @@ class Bootstrap:
     async def close(self) -> None:
         """Remove the folder of sockets and the rendezvous file."""
         if self._written is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._written)
+            path, content = self._written
+            # A successor, or the next start, may have replaced it: theirs has to stay.
+            with contextlib.suppress(FileNotFoundError, AuthError, RpcError):
+                if RendezvousFile.read(path) == content:
+                    os.unlink(path)
         if self._folder is not None:
             self._folder.close()
         self._written = self._folder = None
@@ -447,6 +477,7 @@ class Bootstrap:
             told, locality = await self._told_addresses()
             await self._check_secret_in_file(secret)
             failure: Exception | None = None
+            strangers: list[str] = []
             usable = self._usable(told, locality)
             for address in usable:
                 try:
@@ -459,10 +490,17 @@ class Bootstrap:
                 except SecurityError:
                     # Another secret in the file: that of a run whose rank 0 has just come.
                     await self._check_secret_in_file(secret)
-                    raise  # retrying does not make the secrets equal
+                    if not await self._is_other_cluster(address, secret):
+                        raise  # retrying does not make the secrets equal
+                    strangers.append(address)
                 except OSError as error:
                     _log.debug("%s: no coordinator at %s yet: %s", self._label, address, error)
                     failure = error
+            if strangers and len(strangers) == len(usable):
+                raise AuthError(
+                    f"another cluster listens at {', '.join(strangers)} now than the one that the "
+                    "invitation is for: ask a member of that one for a new invitation"
+                )
             where = self._where(usable)
             if not usable:
                 failure = OSError(
@@ -475,6 +513,24 @@ class Bootstrap:
                     f"nobody answered at {where} in time; is rank 0 running? "
                     f"(tried for {plan.join_timeout:g} s from {host_name()}: {failure})"
                 )
+
+    async def _is_other_cluster(self, address: str, secret: bytes | Mapping[str, bytes]) -> bool:
+        """Whether a worker listens there that knows the secret, but not the cluster we look for.
+
+        It has refused us without a word, as it refuses all. As a newcomer to any cluster we hear
+        which one it is.
+        """
+        if self._invited_to == NO_CLUSTER:
+            return False
+        name = self._plan.name or f"newcomer-{self._runtime.token_bytes(8).hex()}"
+        scout = self._agent(name, -1, secret, cluster=NO_CLUSTER)
+        try:
+            await scout.connect(address)
+            return scout.cluster != self._invited_to
+        except (OSError, ProtocolError):  # SecurityError is an OSError
+            return False
+        finally:
+            await scout.close()
 
     async def _check_name(self, address: str) -> None:
         """Raise OSError for a name that DNS does not know yet."""

@@ -7,23 +7,40 @@ the members. The services are listed in `member.py`. A newcomer is admitted in t
 
 so that, when `join` returns, it can call every member and every member can call it. Newcomers that
 come in between wait for these confirmations, and are admitted together by one change; in a large
-cluster for a moment longer, so that announcements come at a bounded rate.
+cluster for a moment longer, so that announcements come at a bounded rate. Losses that follow each
+other are announced together for the same reason.
+
+Where members elect, a change that half of the electorate has acknowledged is confirmed to all
+(`Electorate`). While one is not, more members are out of reach than there are here, and they may
+have elected a successor: this coordinator asks them, again and again. If they have, it resigns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from aiograd.cluster.joining.invitation import check_versions
 from aiograd.cluster.membership.collectives import mark_retrieved
-from aiograd.cluster.membership.member import CONFIRM_TIMEOUT, Member, check_peer
+from aiograd.cluster.membership.election import VOTE
+from aiograd.cluster.membership.forms import check_peer
+from aiograd.cluster.membership.member import CONFIRM_TIMEOUT, Member
 from aiograd.cluster.membership.roster import Action, Admit, Announce, Membership, Refuse, Update
+from aiograd.cluster.membership.succession import Electorate
 from aiograd.cluster.membership.termination import TerminationDetector
-from aiograd.errors import NotAllowed, ProtocolError, RpcError, SecurityError, WorkerClosed
+from aiograd.errors import (
+    NotAllowed,
+    ProtocolError,
+    RpcError,
+    SecurityError,
+    WorkerClosed,
+    WorkerLost,
+)
+from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import PeerInfo
 from aiograd.rpc.transport.network import is_local
 
@@ -37,6 +54,21 @@ _log = logging.getLogger("aiograd.cluster")
 _PAUSE_PER_MEMBER: Final = 0.002  # seconds
 _LONGEST_PAUSE: Final = 0.25
 _FEW: Final = 8  # members up to which nobody is held for that
+# Seconds for which losses wait for others: workers of one host end within a few milliseconds, and
+# WorkerLost is promised within a second.
+_LOSS_PAUSE: Final = 0.02
+
+# Seconds for a member to acknowledge a change, for the electorate: it may be stopped for a while.
+_ACKNOWLEDGE: Final = 10.0
+_FOLLOW: Final = 10.0  # seconds for a member to follow a successor
+# Seconds for one that is not even connected. A cut is noticed after 6 s, so within 10 s of it all
+# know who is left.
+_CONNECT: Final = 2.5
+_TELL_AGAIN: Final = 0.3  # seconds until it is told again
+_UNCONFIRMED: Final = 2.0  # seconds until those are asked that did not acknowledge, and between two
+_PROBE: Final = 2.0  # seconds for one of them to answer
+_PROBES: Final = 8  # of them are asked at a time
+_TERMS: Final = 1024  # that a majority which is dead by now may have used up
 
 
 class Coordinator:
@@ -51,7 +83,7 @@ class Coordinator:
         self._member = member
         self._agent = agent = member.agent
         # Whether the members elect a successor if this worker is lost; they hear it when they join.
-        self._elects = elects
+        self._elects = member.elects = elects
         self._membership: Membership[PeerInfo] = (
             Membership(agent.info, member.world_size) if membership is None else membership
         )
@@ -65,6 +97,12 @@ class Coordinator:
         self._round: asyncio.Future[bool] = agent.loop.create_future()  # ends with the round
         # Gives name and rank to a process that an engine knows by a key; None if it is not wanted.
         self.assign: Callable[[str], tuple[str, int] | None] = lambda key: None
+        self._losses: list[tuple[bytes, str]] = []  # not announced yet
+        self._next_losses = 0.0  # loop time before which losses wait for others
+        self._loss_timer: asyncio.TimerHandle | None = None  # announces them
+        self._electorate: Electorate[PeerInfo] = Electorate(agent.incarnation, (agent.info,))
+        self._doubt: asyncio.Task[None] | None = None  # while a change is not confirmed
+        self.resigned: bool = False  # another worker is the coordinator
         self._leaving = False  # this worker has begun to leave: no newcomers
         self._terminated = False  # the last round is over
         agent.services.update(
@@ -78,8 +116,12 @@ class Coordinator:
         )
         agent.lost.append(self._on_lost)
         # Members hear of losses from here, so this worker has to see them at once.
-        members = self._membership.members
-        agent.watched.append(lambda: [peer.incarnation for peer in members.values()])
+        agent.watched.append(self._watched)
+        member.resign = self._resign
+
+    def _watched(self) -> list[bytes]:
+        # Looked up each time: a static world that is complete has another table than before.
+        return [peer.incarnation for peer in self._membership.members.values()]
 
     # ── joining ─────────────────────────────────────────────────────────────────────────────────
 
@@ -181,6 +223,8 @@ class Coordinator:
         # A newcomer would have to report in rounds that may be over before it has joined.
         if self._leaving:
             raise RpcError("this cluster is being closed")
+        if self.resigned:  # a request that was under way
+            raise RpcError(f"{self._agent.name} is not the coordinator of this cluster any more")
         self._check_fits(peer, versions)
         member = self._membership.members.get(peer.name)
         if member is not None and member.incarnation not in (
@@ -191,6 +235,7 @@ class Coordinator:
         return self._join(peer, world_size)
 
     def _join(self, peer: PeerInfo, world_size: int | None) -> asyncio.Future[Any]:
+        self._announce_losses()  # the name of a worker whose loss is not announced yet is free
         reply = self._reply_to_join(peer.incarnation)
         hold = self._admissions > 0 or self._agent.loop.time() < self._next_admission
         partner = self._agent.restricts(peer)
@@ -290,24 +335,34 @@ class Coordinator:
         if self._terminated:
             return []  # all members are leaving, and need no more updates
         others = [peer for peer in to if peer.incarnation != self._agent.incarnation]
-        return self._request_each(others, "cluster.change", update)
+        told = self._request_each(others, "cluster.change", update)
+        if self._elects:
+            for peer, reply in told.items():
+                take = functools.partial(self._take_answer, update.version, peer)
+                reply.add_done_callback(take)
+            self._confirm_if(self._electorate.announced(*self._membership.roster()))
+            if not self._electorate.confirmed and self._doubt is None:
+                self._doubt = self._agent.spawn(self._resolve_doubt())
+        return list(told.values())
 
     def _welcome(self, admitted: Sequence[PeerInfo]) -> list[asyncio.Future[Any]]:
         """Send the roster to newcomers; gives their confirmations."""
         newcomers = [peer for peer in admitted if peer.incarnation != self._agent.incarnation]
         terms = self._elects, self._membership.highest_rank
-        return self._request_each(newcomers, "cluster.welcome", *self._membership.roster(), *terms)
+        told = (*self._membership.roster(), *terms)
+        return list(self._request_each(newcomers, "cluster.welcome", *told).values())
 
     def _request_each(
         self, peers: Sequence[PeerInfo], service: str, *arguments: Any
-    ) -> list[asyncio.Future[Any]]:
-        replies: list[asyncio.Future[Any]] = []
+    ) -> dict[PeerInfo, asyncio.Future[Any]]:
+        replies: dict[PeerInfo, asyncio.Future[Any]] = {}
+        timeout = _ACKNOWLEDGE if self._elects else CONFIRM_TIMEOUT
         for peer in peers:
             # A peer that is gone already is lost on its own account, which is announced separately.
             with contextlib.suppress(RpcError):
-                request = self._agent.request(peer, service, *arguments, timeout=CONFIRM_TIMEOUT)
+                request = self._agent.request(peer, service, *arguments, timeout=timeout)
                 request.add_done_callback(mark_retrieved)
-                replies.append(request)
+                replies[peer] = request
         return replies
 
     async def _admit(
@@ -321,9 +376,11 @@ class Coordinator:
             self._member.adopt(*self._membership.roster())
         try:
             if confirmations:
-                await asyncio.wait(confirmations)
+                await asyncio.wait(confirmations, timeout=CONFIRM_TIMEOUT)
         finally:
             self._admissions -= 1
+        if self.resigned:
+            return  # nobody else knows the newcomers
         for peer in admitted:
             reply = self._joining.pop(peer.incarnation, None)
             if reply is not None and not reply.done():
@@ -364,10 +421,9 @@ class Coordinator:
             self._agent.links.declare_lost(peer, why, cause)
 
     def lose(self, peer: PeerInfo, why: str) -> None:
-        """Declare a member lost that was out of reach before this worker led."""
+        """Declare a member lost that does not follow this coordinator."""
         self._agent.links.declare_lost(peer, why)
-        self._apply(self._membership.lost(peer.incarnation, why))
-        self._member.notify()
+        self._lose(peer.incarnation, why)
 
     def _on_lost(self, peer: PeerInfo, error: Exception) -> None:
         if isinstance(error, SecurityError):
@@ -376,11 +432,169 @@ class Coordinator:
         if reply is not None and not reply.done():
             reply.cancel()  # no connection is left to send it on
         # The reason alone, without the name: every member adds that in its own WorkerLost.
-        why = getattr(error, "why", "") or str(error)
-        self._apply(self._membership.lost(peer.incarnation, why))
-        self._member.notify()
+        self._lose(peer.incarnation, getattr(error, "why", "") or str(error))
         self._member.lose(peer, error)
         self._end_round_if_complete()
+
+    def _lose(self, incarnation: bytes, why: str) -> None:
+        """Announce a loss: the first one at once, in a large cluster those that follow together."""
+        self._losses.append((incarnation, why))
+        now = self._agent.loop.time()
+        if now >= self._next_losses:
+            self._announce_losses()
+        elif self._loss_timer is None:
+            call = self._agent.loop.call_at
+            self._loss_timer = call(self._next_losses, self._announce_losses)
+
+    def _announce_losses(self) -> None:
+        if self._loss_timer is not None:
+            self._loss_timer.cancel()
+            self._loss_timer = None
+        if not self._losses or self.resigned or self._agent.closed:
+            return
+        many = len(self._membership.members) > _FEW
+        self._next_losses = self._agent.loop.time() + (_LOSS_PAUSE if many else 0.0)
+        losses, self._losses = self._losses, []
+        self._apply(self._membership.lost_all(losses))
+        self._member.notify()
+
+    # ── succession ──────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def succeed(cls, member: Member, lost: PeerInfo, why: str) -> Coordinator:
+        """Go on with the open cluster of a coordinator that was lost; the member leads already."""
+        agent = member.agent
+        version, peers = member.roster.version, member.peers
+        membership = Membership.inherit(agent.info, version, peers, member.highest_rank)
+        made = cls(member, True, membership)
+        made._electorate = Electorate(agent.incarnation, member.electors((*peers, lost)))
+        made._confirm_if(made._electorate.announced(version, peers))
+        for peer in member.others:
+            # Also opens a connection to each: nobody else would notice their end.
+            agent.spawn(made._tell_succession(peer, ((lost, why),)))
+        if not made._electorate.confirmed:
+            made._doubt = agent.spawn(made._resolve_doubt())
+        return made
+
+    async def _tell_succession(self, peer: PeerInfo, lost: Sequence[tuple[PeerInfo, str]]) -> None:
+        """Tell a member who leads now, until it follows or is lost."""
+        loop, links = self._agent.loop, self._agent.links
+        began, why = loop.time(), "it does not answer"
+        while not self.resigned and self._is_member(peer):
+            link = links.get(peer.incarnation)
+            patience = _FOLLOW if link is not None and link.is_open else _CONNECT
+            left = began + patience - loop.time()
+            if left <= 0:
+                self.lose(peer, f"it does not follow {self._agent.name}: {why}")
+                return
+            version, peers = self._membership.roster()
+            try:
+                news = "cluster.succeed", version, peers, lost
+                timeout = min(left, CONFIRM_TIMEOUT + VOTE)
+                known = await self._agent.request(peer, *news, timeout=timeout)
+            except WorkerLost as error:
+                # It may have been lost before we led; nobody else declares it lost now.
+                self._lose(peer.incarnation, error.why)
+                return
+            except Exception as error:  # whatever it raised there
+                known, why = None, str(error)
+                if self._agent.restricts(peer):
+                    self.lose(peer, "it follows no successor of its coordinator")
+                    return
+            if known is True:
+                self._confirm_if(self._electorate.acknowledged(version, peer.incarnation))
+                if version == self._membership.version:
+                    return
+            else:
+                if known is False:
+                    began = loop.time()  # it follows; a vote of its keeps it from saying so
+                await asyncio.sleep(min(left, _TELL_AGAIN))
+
+    def _is_member(self, peer: PeerInfo) -> bool:
+        member = self._membership.members.get(peer.name)
+        return member is not None and member.incarnation == peer.incarnation
+
+    def _take_answer(self, version: int, peer: PeerInfo, reply: asyncio.Future[Any]) -> None:
+        """Take the answer of a member to a change."""
+        if not reply.cancelled() and reply.exception() is None and reply.result() is True:
+            self._confirm_if(self._electorate.acknowledged(version, peer.incarnation))
+
+    def _confirm_if(self, confirmed: bool) -> None:
+        """Tell all members that the last roster elects from now on, if it does."""
+        if not confirmed or self.resigned or self._agent.closed:
+            return
+        if self._electorate.alone:
+            # The dead may have had coordinators of their own, in terms that nobody else may have.
+            self._apply(self._membership.skip_terms(_TERMS))
+            return
+        self._member.confirm()
+        for peer in self._member.others:
+            with contextlib.suppress(RpcError):
+                self._agent.post(peer, "cluster.confirmed", self._membership.version)
+
+    async def _resolve_doubt(self) -> None:
+        """Ask those that are out of reach, until a change is confirmed or another one leads."""
+        try:
+            await asyncio.sleep(_UNCONFIRMED)
+            while not (self._electorate.confirmed or self.resigned):
+                missing = self._electorate.missing()
+                for i in range(0, len(missing), _PROBES):
+                    await asyncio.gather(*map(self._probe, missing[i : i + _PROBES]))
+                await asyncio.sleep(_UNCONFIRMED)
+        finally:
+            self._doubt = None
+
+    async def _probe(self, peer: PeerInfo) -> None:
+        """Ask a worker that was lost here whom it follows."""
+        # With an agent of its own: both sides take the other one's incarnation for lost, for good.
+        # A partner is not believed: it takes no part in elections.
+        if self._member.make_probe is None or self.resigned or self._agent.restricts(peer):
+            return
+        near = self._agent.info.shares_loopback(peer)
+        addresses = [each for each in peer.addresses if near or not is_local(each)]
+        probe = self._member.make_probe()
+        try:
+            async with asyncio.timeout(_PROBE):
+                gone = [await self._asks(probe, peer, address) for address in addresses]
+            # Nobody listens there any more, or another process: it is dead, not out of reach.
+            if gone and all(gone):
+                self._confirm_if(self._electorate.died(peer.incarnation))
+        except (OSError, RpcError, SecurityError, ProtocolError):  # TimeoutError is an OSError
+            pass
+        finally:
+            await probe.close()
+
+    async def _asks(self, probe: Agent, peer: PeerInfo, address: str) -> bool:
+        """Ask at one address; True if the worker is not there any more."""
+        try:
+            found = await probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        if found.incarnation != peer.incarnation:
+            return True
+        probe.directory.add(found)
+        term, leader, _ = await probe.request(found, "cluster.term", timeout=_PROBE)
+        check_peer(leader, "cluster.term", found)
+        if type(term) is int and term > self._member.succession.term and not self.resigned:
+            self._give_way(leader, term)
+        return False
+
+    def _give_way(self, successor: PeerInfo, term: int) -> None:
+        """Leave, because the others have elected a successor while this worker was cut off."""
+        member, others = self._member, self._member.others
+        why = f"{successor.name} became the coordinator (term {term}) while it was out of reach"
+        _log.warning("%s: resigns: %s", self._agent.name, why)
+        member.follow(successor)
+        member.abandon(why)
+        for peer in others:  # they have no coordinator any more, and leave as well
+            self._agent.links.declare_lost(peer, why)
+
+    def _resign(self, successor: PeerInfo) -> None:
+        """End this worker's part as the coordinator."""
+        self.resigned = True
+        self._agent.lost.remove(self._on_lost)
+        self._agent.watched.remove(self._watched)
+        self._end(RpcError(f"{successor.name} is the coordinator of this cluster now"))
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────
 
@@ -397,9 +611,13 @@ class Coordinator:
 
     def close(self) -> None:
         """Fail everything that waits for a decision of this coordinator."""
-        error = WorkerClosed(f"{self._agent.name} was shut down", self._agent.name)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._end(WorkerClosed(f"{self._agent.name} was shut down", self._agent.name))
+
+    def _end(self, error: Exception) -> None:
+        for timer in (self._timer, self._loss_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._loss_timer = None
         for future in (*self._joining.values(), self._round):
             if not future.done():
                 future.add_done_callback(mark_retrieved)

@@ -10,16 +10,21 @@ about the membership; `coordinator.py` has the other end of these services:
                                                  versions                      else after `welcome`
     cluster.welcome      coordinator → newcomer  roster, what a successor      when applied
                                                  has to know
-    cluster.change       coordinator → member    an update of the roster       when applied
+    cluster.change       coordinator → member    an update of the roster       when applied: may
+                                                                               it count as known
+    cluster.confirmed    coordinator → member    the version that elects       –
     cluster.roster       member → coordinator    – (an update was missed)      roster
     cluster.leave        member → coordinator    –                             when announced
     cluster.dismiss      coordinator → member    leave alone or together       –
     cluster.report       member → coordinator    counts of calls               is it the last round
-    cluster.elect        candidate → member      term, version, who is lost    vote, own roster
-    cluster.succeed      successor → member      term, roster, who was lost    when applied
+    cluster.term         any → member            –                             term, coordinator,
+                                                                               does it campaign
+    cluster.elect        candidate → member      term, version, who is lost    vote, newer roster
+    cluster.succeed      successor → member      roster, who was lost          when applied: may
+                                                                               it count as known
 
 Barriers and gathers are in `collectives.py`. In an open cluster the loss of the coordinator begins
-an election (`succession.py` decides); where nobody can be elected, the member leaves.
+an election (`election.py`); where nobody can be elected, the member leaves.
 """
 
 from __future__ import annotations
@@ -34,8 +39,10 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from aiograd.cluster.joining.invitation import own_versions
 from aiograd.cluster.membership.collectives import Collectives
-from aiograd.cluster.membership.roster import RANKS, Roster, Update
-from aiograd.cluster.membership.succession import Succession, first_version, term_of
+from aiograd.cluster.membership.election import Election
+from aiograd.cluster.membership.forms import check_roster, check_update
+from aiograd.cluster.membership.roster import Roster, Update, first_version, term_of
+from aiograd.cluster.membership.succession import Succession
 from aiograd.errors import (
     NotAllowed,
     ProtocolError,
@@ -47,21 +54,14 @@ from aiograd.errors import (
 from aiograd.rpc.agent import Agent
 from aiograd.rpc.directory import LOST_PEERS, PeerInfo
 from aiograd.rpc.extension import RecordTraveller
-from aiograd.wire.names import is_name
 
-__all__ = ["CONFIRM_TIMEOUT", "Dismissal", "Member", "check_peer"]
+__all__ = ["CONFIRM_TIMEOUT", "Dismissal", "Member"]
 
 _log = logging.getLogger("aiograd.cluster")
 
 # Seconds for a member to confirm a change. One that is slower does not hold up the others: it sees
 # the gap in the versions later, and asks for the roster.
 CONFIRM_TIMEOUT: Final = 1.0
-
-# Seconds for all of an election. API: joins work again within 10 s of the loss, and a loss may take
-# a while to be noticed.
-ELECTION: Final = 7.0
-TURN: Final = 1.0  # seconds that a candidate waits for each live member of a lower rank
-VOTE: Final = 1.5  # seconds for a member to confirm the loss, and to vote
 
 COORDINATOR_SERVICES: Final = (
     "cluster.place",
@@ -71,9 +71,8 @@ COORDINATOR_SERVICES: Final = (
     "cluster.report",
 )
 
-
-Lose = Callable[[PeerInfo, str], None]
-TakeOver = Callable[[int, Sequence[PeerInfo]], Lose]
+# term, the lost coordinator, why it was lost
+TakeOver = Callable[[int, PeerInfo, str], None]
 
 
 class Dismissal(NamedTuple):
@@ -107,30 +106,33 @@ class Member:
         self._lost_peers: deque[tuple[PeerInfo, str]] = deque()
         self._together = world_size is not None or coordinator is None  # see `leaves_together`
         self.succession: Succession[PeerInfo] = Succession()
-        self.elects = False  # the coordinator said so: open, and not led by a driver
-        self.highest_rank = agent.rank  # ever given out, as far as this member knows
-        self._election: asyncio.Task[None] | None = None
-        # Makes this worker the coordinator of a term, with these members; gives the function that
-        # declares one lost. `Worker` sets it.
+        # The coordinator said so: open, and not led by a driver.
+        self.elects: bool = False
+        self.highest_rank: int = agent.rank  # ever given out, as far as this member knows
+        self._election = Election(self)
+        # What `Worker` sets: how this worker becomes the coordinator, and an agent of its own with
+        # which a coordinator asks those that it has lost.
         self.take_over: TakeOver | None = None
+        self.make_probe: Callable[[], Agent] | None = None
+        # Ends the part of this worker as a coordinator; its `Coordinator` sets it.
+        self.resign: Callable[[PeerInfo], None] = lambda successor: None
         agent.services.update(
             {
-                # Refused by name, instead of as unknown: a worker may be given the address of an
-                # ordinary member as its rendezvous. A `Coordinator` replaces these.
-                **dict.fromkeys(COORDINATOR_SERVICES, self._not_coordinator),
                 "cluster.coordinator": self._on_coordinator,
                 "cluster.welcome": self._on_welcome,
                 "cluster.change": self._on_change,
+                "cluster.confirmed": self._on_confirmed,
                 "cluster.dismiss": self._on_dismiss,
-                "cluster.elect": self._on_elect,
-                "cluster.succeed": self._on_succeed,
             }
         )
         # Members that exchange plain data only have to read updates as well.
         agent.plain_travellers.add(Update, RecordTraveller("update", Update))
-        if coordinator is not None:  # else the `Coordinator` decides first, and then calls `lose`
-            agent.lost.append(self._on_lost)
-            agent.watched.append(lambda: (self._coordinator().incarnation,))
+        self._refuse_to_coordinate()
+        agent.lost.append(self._on_lost)
+        # A member has to hear at once that its coordinator is gone; a coordinator watches all.
+        agent.watched.append(
+            lambda: () if self.coordinator is None else (self.coordinator.incarnation,)
+        )
         agent.returned.append(self.collectives.returned)
 
     @property
@@ -268,7 +270,7 @@ class Member:
         self, sender: PeerInfo, version: int, peers: Sequence[PeerInfo], elects: bool, highest: int
     ) -> None:
         self._check_coordinator(sender)
-        _check_roster(version, peers, "cluster.welcome", sender)
+        check_roster(version, peers, "cluster.welcome", sender)
         if type(elects) is not bool or type(highest) is not int:
             raise ProtocolError("cluster.welcome: malformed terms", sender.name)
         self.elects = elects
@@ -277,21 +279,40 @@ class Member:
 
     def _on_change(self, sender: PeerInfo, update: Update[PeerInfo]) -> Any:
         self._check_coordinator(sender)
-        _check_update(update, sender)
+        check_update(update, sender)
         match self.roster.apply(update):
             case "applied":
                 self._follow(update)
             case "gap":
                 return self._catch_up()
-        return None
+        return self.acknowledges()
 
-    async def _catch_up(self) -> None:
+    def _on_confirmed(self, sender: PeerInfo, version: int) -> None:
+        # No error: it is a post, and may overtake the news that there is another coordinator. For
+        # an earlier version there is a later one to come; one that we do not have yet follows from
+        # an update that we have missed.
+        leader = self.coordinator
+        led = leader is not None and leader.incarnation == sender.incarnation
+        if led and version == self.roster.version:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Let the members of the current roster elect."""
+        members = self.roster.members.values()
+        self.succession.electorate = frozenset(peer.incarnation for peer in members)
+
+    def electors(self, known: Iterable[PeerInfo]) -> list[PeerInfo]:
+        """List those of `known` that elect."""
+        return [peer for peer in known if peer.incarnation in self.succession.electorate]
+
+    async def _catch_up(self) -> bool:
         coordinator = self._coordinator()
         answer = await self.agent.request(coordinator, "cluster.roster", timeout=math.inf)
         if not (type(answer) is tuple and len(answer) == 2):
             raise ProtocolError("cluster.roster: malformed answer", coordinator.name)
-        _check_roster(*answer, "cluster.roster", coordinator)
+        check_roster(*answer, "cluster.roster", coordinator)
         self.adopt(*answer)
+        return self.acknowledges()
 
     def _follow(self, update: Update[PeerInfo], log_joins: bool = True) -> None:
         """Apply a change of the roster to the directory, the links and the collectives."""
@@ -337,212 +358,76 @@ class Member:
         if isinstance(error, SecurityError):
             return  # alive, and in contact with others; it shares no secret, or no mode, with us
         leader = self.coordinator
-        if leader is not None and peer.incarnation == leader.incarnation:
+        if leader is None:
+            return  # the `Coordinator` decides first, and then calls `lose`
+        if peer.incarnation == leader.incarnation:
             self._lost_coordinator(leader, error)
         self.lose(peer, error)
 
     def _lost_coordinator(self, leader: PeerInfo, error: Exception) -> None:
-        if self.dismissed.done() or self._election is not None:
+        if self.dismissed.done() or self._election.running:
             return
         # Not a warning: when a driver closes without grace, each of its workers passes here.
         _log.info("%s: lost the coordinator %s: %s", self.agent.name, _label(leader), error)
         why = f"lost the coordinator {_label(leader)}: {getattr(error, 'why', '') or error}"
         # Two members cannot tell a loss from a cut between them.
-        if (
-            self.elects
-            and len(self.roster.members) > 2
-            and self.take_over is not None
-            and self._electors(leader)
-        ):
-            self._election = self.agent.spawn(self._elect(leader, why))
+        several = self.elects and len(self.roster.members) > 2
+        if several and self.take_over is not None and self._election.electors(leader):
+            self._election.begin(leader, why)
         else:
-            self.dismissed.set_result(Dismissal(False, None, why))
+            self.abandon(why)
 
     # ── a new coordinator ───────────────────────────────────────────────────────────────────────
 
-    def _electors(self, lost: PeerInfo) -> list[PeerInfo]:
-        """List the other members whose votes count here, and that may lead: those we trust.
-
-        A coordinator decides who is a member and asks members to leave. A partner is not given
-        that, nor believed what it says of votes and rosters; it leaves when its coordinator is
-        lost. Partners still count as members: so two majorities share a member, whoever counts.
-        """
-        return [
-            peer
-            for peer in self.others
-            if peer.incarnation != lost.incarnation and not self.agent.restricts(peer)
-        ]
-
-    async def _elect(self, lost: PeerInfo, why: str) -> None:
-        """Find a successor of the coordinator, or leave."""
-        loop = self.agent.loop
-        deadline = loop.time() + ELECTION
-        try:
-            while loop.time() < deadline:
-                gone = {lost.name, *self.agent.links.suspects()}
-                turn = TURN * self.succession.position(self.agent.info, self._electors(lost), gone)
-                if await self._succeeded(lost, min(turn, deadline - loop.time())):
-                    return
-                if loop.time() < deadline and await self._campaign(lost, why):
-                    return
-                if await self._succeeded(lost, TURN / 2):
-                    return
-        finally:
-            self._election = None
-        if not self.dismissed.done():
-            reason = f"{why}; no majority of {len(self.roster.members)} members elects a successor"
-            self.dismissed.set_result(Dismissal(False, None, reason))
-
-    async def _succeeded(self, lost: PeerInfo, within: float) -> bool:
-        """Wait for another coordinator than the lost one; False if none comes in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(within, 0.0)):
-                while self.coordinator is not None and (
-                    self.coordinator.incarnation == lost.incarnation
-                ):
-                    await self.changed.wait()
-        return self.coordinator is None or self.coordinator.incarnation != lost.incarnation
-
-    async def _campaign(self, lost: PeerInfo, why: str) -> bool:
-        """Ask the others for their votes, and take over with those of a majority."""
-        roster, term = self.roster, self.succession.next_term()
-        self.succession.vote(term, self.agent.incarnation)
-        version, members = roster.version, len(roster.members)
-        asked = [
-            self._ask(peer, VOTE * 2, "cluster.elect", term, version, lost)
-            for peer in self._electors(lost)
-        ]
-        votes, newer = 1, None
-        for answer in await asyncio.gather(*asked):
-            if not (type(answer) is tuple and len(answer) == 3):
-                continue  # lost, too slow, or not one of ours
-            granted, theirs, peers = answer
-            votes += granted is True
-            if type(theirs) is int and theirs > roster.version:
-                newer = theirs, peers
-        if newer is not None and self.coordinator is not None:
-            # A change that we have missed: with it we campaign again.
-            _check_roster(*newer, "cluster.elect", self.coordinator)
-            self.adopt(*newer)
-            return False
-        # The vote took time: meanwhile another one may have won a later term.
-        current = self.coordinator is not None and self.coordinator.incarnation == lost.incarnation
-        if not current or not self.succession.wins(votes, members):
-            return not current
+    def lead(self, term: int, lost: PeerInfo, why: str) -> None:
+        """Become the coordinator of a term, in place of one that was lost."""
         assert self.take_over is not None
-        self.succession.follow(term)
         heirs = self.succession.heirs(self.peers, lost.incarnation)
         _log.warning(
-            "%s takes over as the coordinator of %d members (term %d, %d of %d votes): %s",
-            *(self.agent.name, len(heirs), term, votes, members, why),
+            "%s takes over as the coordinator of %d members (term %d): %s",
+            *(self.agent.name, len(heirs), term, why),
         )
+        self.succession.follow(term)
         self.coordinator, self._together = None, True
-        self.agent.lost.remove(self._on_lost)
         self.adopt(first_version(term), heirs, lost=((lost, why),))
-        lose = self.take_over(term, heirs)
-        told = self.others
-        news = "cluster.succeed", term, first_version(term), heirs, (lost, why)
-        asked = [self._ask(peer, CONFIRM_TIMEOUT, *news) for peer in told]
-        for peer, answer in zip(told, await asyncio.gather(*asked), strict=True):
-            # It may have been lost before we led; nobody else declares it lost now.
-            if isinstance(answer, WorkerLost):
-                lose(peer, answer.why)
-            elif isinstance(answer, SecurityError):  # a partner: it leaves
-                lose(peer, "it follows no successor of its coordinator")
-        return True
+        self.take_over(term, lost, why)
 
-    async def _ask(self, peer: PeerInfo, timeout: float, service: str, *arguments: Any) -> Any:
-        """Return the answer of a member, or the error."""
-        try:
-            return await self.agent.request(peer, service, *arguments, timeout=timeout)
-        except Exception as error:  # whatever it raised there: no member ends our election
-            return error
+    def follow(self, leader: PeerInfo) -> None:
+        """Follow another coordinator from now on, also if this worker led before."""
+        if self.coordinator is None:
+            self.resign(leader)
+            self._refuse_to_coordinate()
+            self._together = self.world_size is not None
+        self.coordinator = leader
 
-    async def _on_elect(
-        self, sender: PeerInfo, term: int, version: int, lost: PeerInfo
-    ) -> tuple[bool, int, tuple[PeerInfo, ...]]:
-        self._check_elector(sender)
-        check_peer(lost, "cluster.elect", sender)
-        if type(term) is not int or type(version) is not int:
-            raise ProtocolError("cluster.elect: malformed request", sender.name)
-        no = False, self.roster.version, tuple(self.peers)
-        leader, known = self.coordinator, self.roster.members.get(sender.name)
-        if not self.elects or known is None or known.incarnation != sender.incarnation:
-            return no
-        if leader is None or leader.incarnation != lost.incarnation:
-            return no  # we lead, or follow another one
-        may = self.succession.may_vote
-        facts = term, sender.incarnation, version
-        if not may(*facts, self.roster.version):
-            return no
-        # Confirmed by ourselves: the candidate alone may have lost it.
-        if await self._answers(leader):
-            return no
-        follows = self.coordinator is not None and self.coordinator.incarnation == lost.incarnation
-        if not follows or not may(*facts, self.roster.version):
-            return False, self.roster.version, tuple(self.peers)
-        self.succession.vote(term, sender.incarnation)
-        return True, self.roster.version, ()
-
-    async def _answers(self, peer: PeerInfo) -> bool:
-        """Whether a worker can be reached from here."""
-        try:
-            await self.agent.request(peer, "cluster.coordinator", timeout=VOTE)
-        except RpcError:
-            return False
-        return True
-
-    def _on_succeed(
-        self,
-        sender: PeerInfo,
-        term: int,
-        version: int,
-        peers: Sequence[PeerInfo],
-        lost: tuple[PeerInfo, str],
-    ) -> Any:
-        self._check_elector(sender)
-        if type(term) is not int or version != first_version(term):
-            raise ProtocolError("cluster.succeed: malformed term", sender.name)
-        _check_roster(version, peers, "cluster.succeed", sender)
-        if not (type(lost) is tuple and len(lost) == 2 and type(lost[1]) is str):
-            raise ProtocolError("cluster.succeed: malformed loss", sender.name)
-        check_peer(lost[0], "cluster.succeed", sender)
-        known = self.roster.members.get(sender.name)
-        if not self.elects or known is None or known.incarnation != sender.incarnation:
-            raise NotAllowed(f"{sender.name} is not a member", self.agent.name)
-        refused = NotAllowed(f"{sender.name} is not the coordinator", self.agent.name)
-        leader = self.coordinator
-        if leader is None or term <= self.succession.term:
-            raise refused
-        succession = known, term, version, peers, lost
-
-        async def make_sure() -> None:
-            if await self._answers(leader):
-                raise refused
-            self._follow_successor(*succession)
-            await self._catch_up()  # its changes since then were refused here
-
-        # Who did not vote for it makes sure itself that there is a need: no member can take over
-        # from a coordinator that is there. Who did follows at once, before the next message is
-        # read: it may be a change of the roster.
-        if not self.succession.voted(term, sender.incarnation):
-            return make_sure()
-        return self._follow_successor(*succession)
-
-    def _follow_successor(
-        self,
-        successor: PeerInfo,
-        term: int,
-        version: int,
-        peers: Sequence[PeerInfo],
-        lost: tuple[PeerInfo, str],
+    def accept(
+        self, version: int, peers: Sequence[PeerInfo], lost: Sequence[tuple[PeerInfo, str]]
     ) -> None:
-        if self.coordinator is None or not self.succession.follow(term):
-            raise NotAllowed(f"{successor.name} is not the coordinator", self.agent.name)
-        _log.info("%s: %s is the coordinator now (term %d)", self.agent.name, successor.name, term)
-        self.coordinator = successor
-        self.adopt(version, peers, lost=(lost,))
+        """Replace the roster by that of a new coordinator."""
+        here = {peer.incarnation for peer in self.roster.members.values()}
+        self.adopt(version, peers, [each for each in lost if each[0].incarnation in here])
         self.notify()
+
+    def acknowledges(self) -> bool:
+        """Whether what the coordinator announces now may count as known here.
+
+        Not while a vote of this member may make another one the coordinator; see `succession.py`.
+        """
+        bound = self.succession.bound_to(self.agent.loop.time())
+        if bound == self.agent.incarnation:
+            return not self._election.campaigning
+        return bound is None
+
+    def abandon(self, why: str) -> None:
+        """Leave the cluster, because there is no coordinator that has this worker as a member."""
+        if not self.dismissed.done():
+            self.dismissed.set_result(Dismissal(False, None, why))
+
+    def _refuse_to_coordinate(self) -> None:
+        # Refused by name, instead of as unknown: a worker may be given the address of an ordinary
+        # member as its rendezvous. A `Coordinator` replaces these.
+        refusals = dict.fromkeys(COORDINATOR_SERVICES, self._not_coordinator)
+        self.agent.services.update(refusals)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────
 
@@ -566,63 +451,6 @@ class Member:
     def _coordinator(self) -> PeerInfo:
         assert self.coordinator is not None
         return self.coordinator
-
-
-# ── forms ───────────────────────────────────────────────────────────────────────────────────────
-
-# What follows from a roster reaches directory, links and collectives of every member. So everything
-# in it is checked before anything is changed, from any sender.
-_ADDRESSES: Final = 16  # of one worker
-_ADDRESS: Final = 1024  # characters
-_LABELS: Final = 64  # of one worker
-
-
-def check_peer(peer: Any, service: str, sender: PeerInfo) -> None:
-    """ProtocolError unless this describes a worker as the library would."""
-    fits = (
-        type(peer) is PeerInfo
-        and type(peer.name) is str
-        and is_name(peer.name)
-        and type(peer.rank) is int
-        and 0 <= peer.rank < RANKS
-        and type(peer.incarnation) is bytes
-        and len(peer.incarnation) == 16
-        and _are_texts(peer.addresses, _ADDRESSES)
-        and type(peer.restricted) is bool
-        and _are_texts(peer.exceptions, RANKS)
-        and _are_texts((peer.host, peer.locality), 2)
-        and _are_texts(peer.labels, _LABELS)
-        and all("=" in label for label in peer.labels)
-    )
-    if not fits:
-        raise ProtocolError(f"{service}: malformed description of a worker", sender.name)
-
-
-def _are_texts(value: Any, most: int) -> bool:
-    return (
-        type(value) is tuple
-        and len(value) <= most
-        and all(type(text) is str and len(text) <= _ADDRESS for text in value)
-    )
-
-
-def _check_roster(version: Any, peers: Any, service: str, sender: PeerInfo) -> None:
-    if type(version) is not int or type(peers) not in (tuple, list):
-        raise ProtocolError(f"{service}: malformed roster", sender.name)
-    for peer in peers:
-        check_peer(peer, service, sender)
-
-
-def _check_update(update: Any, sender: PeerInfo) -> None:
-    service = "cluster.change"
-    if type(update) is not Update:
-        raise ProtocolError(f"{service}: malformed update", sender.name)
-    _check_roster(update.version, update.joined, service, sender)
-    _check_roster(update.version, update.left, service, sender)
-    for entry in update.lost:
-        if not (type(entry) is tuple and len(entry) == 2 and type(entry[1]) is str):
-            raise ProtocolError(f"{service}: malformed loss", sender.name)
-        check_peer(entry[0], service, sender)
 
 
 def _label(peer: PeerInfo) -> str:

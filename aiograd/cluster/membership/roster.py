@@ -2,7 +2,8 @@
 
 One worker, the coordinator, keeps the `Membership`. Joins, leaves and losses go in; replies and
 announcements come out. Every change has a version number, so that a member can see that it missed
-one; each member has a `Roster`. `coordinator.py` and `member.py` carry both over the wire.
+one; its upper bits are the term of the coordinator (`succession.py`). Each member has a `Roster`.
+`coordinator.py` and `member.py` carry both over the wire.
 
     join(b) ─▶ [Announce(update 7: b joined, to a c), Admit(b)]
     join(b) ─▶ [Refuse(b, "there is already a worker named b …")]
@@ -22,14 +23,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from aiograd.wire.names import RANKS, look_alike
 
-__all__ = ["RANKS", "Admit", "Announce", "Membership", "Refuse", "Roster", "Update"]
+__all__ = [
+    "RANKS",
+    "Admit",
+    "Announce",
+    "Membership",
+    "Refuse",
+    "Roster",
+    "Update",
+    "first_version",
+    "term_of",
+]
 
 
+_TERM: Final = 32  # bits of a version that count changes within a term
 MARGIN = 16  # ranks that a successor leaves out: newcomers may have got them and not joined yet
+
+
+def first_version(term: int) -> int:
+    """Return the version of the first roster of a term; all of earlier terms are lower."""
+    return (term << _TERM) + 1
+
+
+def term_of(version: int) -> int:
+    """Return the term of the coordinator that announced a version."""
+    return version >> _TERM
 
 
 class Peer(Protocol):
@@ -121,6 +143,12 @@ class Membership(Generic[P]):
     def highest_rank(self) -> int:
         """The highest rank ever seen or given out."""
         return self._highest_rank
+
+    def skip_terms(self, count: int) -> list[Action[P]]:
+        """Go on in a later term; see `succession.py`."""
+        # Nothing has changed, but members see the gap in the versions and ask for the roster.
+        self.version = first_version(term_of(self.version) + count)
+        return [self._announce()]
 
     def roster(self) -> tuple[int, tuple[P, ...]]:
         """Give the current version and its members, in order of rank."""
@@ -229,8 +257,13 @@ class Membership(Generic[P]):
 
     def lost(self, incarnation: bytes, why: str) -> list[Action[P]]:
         """Remove a worker whose connection or process is gone."""
-        peer = self._remove(incarnation)
-        return [self._announce(lost=((peer, why),))] if peer else []
+        return self.lost_all([(incarnation, why)])
+
+    def lost_all(self, losses: Iterable[tuple[bytes, str]]) -> list[Action[P]]:
+        """Remove several of them by one announcement."""
+        gone = [(self._remove(incarnation), why) for incarnation, why in losses]
+        lost = tuple((peer, why) for peer, why in gone if peer is not None)
+        return [self._announce(lost=lost)] if lost else []
 
     def give_up(self, why: str) -> list[Action[P]]:
         """Refuse a start that takes too long."""

@@ -233,7 +233,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             # reset. The network resets connections, and so does a listener that is full.
             self.error = ConnectionResetError(
                 "the connection was reset during the handshake: by the network, or because too "
-                "many connections are unauthenticated"
+                "many connections are unauthenticated there, or no file descriptor is left"
             )
         elif isinstance(exc, ssl.SSLError):
             # With TLS 1.3 a client is told after its own part that its certificate was refused.
@@ -287,7 +287,10 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
 
     def _late(self) -> None:
         self.late = True
-        self.fail(self._handshake.refusal(f"no proof within {self._timeout:g} s"))
+        why = f"no proof within {self._timeout:g} s"
+        if self._admit is None and not self.answered:  # its kernel has accepted, and nobody else
+            why += ": the worker there is stopped or busy, or has no file descriptor left"
+        self.fail(self._handshake.refusal(why))
 
     def fail(self, error: Exception) -> None:
         """End the handshake with an error, unless it has ended."""

@@ -366,6 +366,7 @@ class Links:
     def _beat_slowly(self) -> None:
         """Every few seconds, also at rest: free memory, and close connections that nobody uses."""
         agent = self._agent
+        agent.listener.check_descriptors()
         self._slow = agent.loop.call_later(self._slow_pause, self._beat_slowly)
         if self._heart is None:
             agent.memory.trim()

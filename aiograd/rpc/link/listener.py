@@ -16,9 +16,11 @@ leaves a line in the log `aiograd.security` and, with where it came from, in `re
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import math
+import os
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
@@ -52,6 +54,7 @@ _MAKES_ROOM: Final = 0.5
 # Refusals. Anybody could fill this; the last few are enough for a person who looks for a missing
 # worker.
 _REMEMBERED: Final = 8
+_DESCRIPTOR_WARNING_PAUSE: Final = 30.0  # seconds between two about file descriptors
 _WARNING_PAUSE: Final = 10.0  # seconds between two warnings about refused connections
 
 
@@ -98,6 +101,7 @@ class Listener:
         self._rate = LogRate(asyncio.get_running_loop().time)
         self._closed = False
         self._next_warning = -math.inf  # loop time from which on a refusal is a warning again
+        self._next_descriptor_warning = -math.inf  # likewise, about file descriptors
         self._unshown = 0  # refusals since the last warning
         self.refusals: dict[str, str] = {}  # by place or name: why the latest few were refused
 
@@ -128,6 +132,30 @@ class Listener:
             "secret and TLS" if credentials is not None else "secret",
             self._options.mode,
         )
+
+    def check_descriptors(self) -> None:
+        """Log it if no file descriptor is left: then no connection can be accepted.
+
+        Loops do not tell: asyncio's own log has a traceback, uvloop resets what comes in. Callers
+        see a handshake that does not end, and only this side can say which limit that is.
+        """
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            self._limits.reached("descriptors")
+            now = asyncio.get_running_loop().time()
+            if self._listeners and now >= self._next_descriptor_warning:
+                self._next_descriptor_warning = now + _DESCRIPTOR_WARNING_PAUSE
+                _log.error(
+                    "%s accepts no connections at %s: %s (%s); raise `ulimit -n`, or close what "
+                    "this process holds open",
+                    self._authenticator.name,
+                    ", ".join(each.address for each in self._listeners),
+                    "it has no file descriptors left" if error.errno == errno.EMFILE else error,
+                    _descriptor_limit(),
+                )
 
     def descriptors(self) -> Iterator[int]:
         """Give the descriptors that are open here: of listeners, and of pending handshakes."""
@@ -229,6 +257,14 @@ class Listener:
             self.refusals[who] = str(error)
             if len(self.refusals) > _REMEMBERED:
                 del self.refusals[next(iter(self.refusals))]
+
+
+def _descriptor_limit() -> str:
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return "the limit of the system"
+    return f"the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
 
 
 class PendingHandshake(HandshakeProtocol):

@@ -5,6 +5,7 @@
 `Limits` counts, from the start of the worker, how often each limit was reached:
 
     strangers        connections refused: too many were not authenticated yet        (closed)
+    descriptors      looks, every few seconds, at which no file descriptor was left  –
     handshake        connections that failed to authenticate, or not in time        AuthError
     protocol         connections ended because a peer broke the protocol            ProtocolError
     inbound_budget   messages beyond the memory for incoming ones                   Overloaded
@@ -53,6 +54,7 @@ from aiograd.rpc.scope import current
 # Documented for users (docs/security.md), who read `agent.limits`: they do not change.
 NAMES: Final = (
     "strangers",
+    "descriptors",
     "handshake",
     "protocol",
     "inbound_budget",

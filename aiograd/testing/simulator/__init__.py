@@ -14,6 +14,7 @@
     simulate       a program of the user's own
     large          a cluster of hundreds of workers, with the cluster layer's own messages
     crashpoints/   small programs with a fault at every boundary
+    succession/    a cluster that loses its coordinator again and again
 
 `python -m aiograd.testing.simulator` replays seeds and looks for planted bugs.
 

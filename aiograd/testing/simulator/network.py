@@ -35,6 +35,7 @@ from aiograd.rpc.transport.network import Network
 SYN_TIMEOUT: Final = 127.0  # seconds after which a Linux kernel stops trying to connect
 USER_TIMEOUT: Final = 5.0  # seconds; what `rpc.transport.network` asks of the kernel
 KEEP_ALIVE: Final = 6.0  # seconds; likewise: a probe after one, and five more
+_KEEP_IDLE: Final = 1.0  # seconds of quiet after which the kernel asks whether the peer is there
 _PROBE: Final = 1.0  # seconds after which the kernel probes a closed window
 _READ: Final = 256 * 1024  # bytes that a loop reads at once: asyncio's own limit
 
@@ -115,6 +116,8 @@ class Wire:
             for pair in list(self.connections):
                 for end in pair:
                     end.outgoing.retransmit()
+            later = self.loop.call_later
+            later(_KEEP_IDLE, self._probe_closed, sender, to, context=self.context)
             # A fresh event for the next cut: dials that wait see this one set exactly once.
             healed, self.healed = self.healed, asyncio.Event()
             healed.set()
@@ -128,6 +131,17 @@ class Wire:
                 if end.node.alive and not end.gone:
                     self.record("unanswered", end.outgoing.name)
                     end.fail(TimeoutError(110, "Connection timed out"))
+
+    def _probe_closed(self, sender: str, to: str) -> None:
+        """As the kernels' keep-alive: a quiet end hears that the other one was closed meanwhile."""
+        if not (self.open_path(sender, to) and self.open_path(to, sender)):
+            return
+        for pair in self.between(sender, to):
+            for end, other in (pair, pair[::-1]):
+                # The kernel of a process that ended answers, that of a host without power does not.
+                if other.gone and not (end.gone or other.silent) and end.node.alive:
+                    self.record("closed", end.outgoing.name)
+                    end.peer_reset()
 
     def delay(self, sender: str, to: str) -> float:
         """Draw the delay of one piece on this path."""

@@ -9,7 +9,7 @@ itself. A comment above each replacement says what breaks, and which invariant s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -408,9 +408,9 @@ BUGS: Final[dict[str, Bug]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[Bug]:
+def planted(name: str, bugs: Mapping[str, Bug] = BUGS) -> Iterator[Bug]:
     """Put one bug into the library for a while."""
-    bug = BUGS[name]
+    bug = bugs[name]
     originals = [vars(where)[name] for where, name, _ in bug.patches]
     try:
         for (where, name, make), original in zip(bug.patches, originals, strict=True):

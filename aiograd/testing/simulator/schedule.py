@@ -264,6 +264,11 @@ class Player:
         self.harm.note(fault)
         apply(self.world, fault)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether faults are left that a message is to trigger."""
+        return bool(self._triggered)
+
     def stop(self) -> None:
         """Let no message trigger a fault any more: the checks after a run send messages, too."""
         self._triggered.clear()

@@ -121,6 +121,7 @@ class Node:
         self.world, self.name, self.rank, self.start_number = world, name, rank, start_number
         self.alive = True
         self.silent = False  # its host lost power, instead of its process crashing
+        self.unreachable: list[str] = []  # workers that its lost power keeps from it
         self.died: float = math.inf
         # The next four are what `loop.Owner` asks for.
         self.busy_until: float = 0.0
@@ -254,8 +255,11 @@ class World:
             self._introduce(node)
 
     async def start_alone(self, name: str, rank: int) -> Node:
-        """Start a worker that knows no other one."""
-        return await self._start(name, rank, 0)
+        """Start a worker that knows no other one; again, if it has been started before."""
+        before = self.nodes.get(name)
+        if before is not None and before.silent:
+            self._power_up(before)
+        return await self._start(name, rank, 0 if before is None else before.start_number + 1)
 
     async def _start(self, name: str, rank: int, number: int) -> Node:
         node = self.nodes[name] = Node(self, name, rank, number)
@@ -305,6 +309,7 @@ class World:
             # A random part of what was written has reached the kernel, and still arrives.
             end.crash(silent=silent, keep=self.random.randrange(2048), held=bool(told))
         if silent:
+            node.unreachable = [other for other in self.nodes if other != name]
             self._darken(node, 1)
 
     def _tell_end(self, node: Node) -> None:
@@ -314,10 +319,10 @@ class World:
             self.loop.call_soon(_tell_loss, other, node.agent.info, context=other.context)
 
     def _darken(self, node: Node, by: int) -> None:
-        for other in self.nodes:
-            if other != node.name:
-                self.wire.change_cut(node.name, other, by)
-                self.wire.change_cut(other, node.name, by)
+        # Those that were there then: who came later found nobody there.
+        for other in node.unreachable:
+            self.wire.change_cut(node.name, other, by)
+            self.wire.change_cut(other, node.name, by)
 
     async def restart(self, name: str, told: float | None = None) -> None:
         """Start a dead worker again, under its old name and rank, as another incarnation.
@@ -327,12 +332,8 @@ class World:
         old = self.nodes[name]
         if old.alive:
             return
-        # The host has power again. Its kernel knows nothing of the old connections, and resets
-        # them when something arrives.
         if old.silent:
-            for end in self.wire.of(old):
-                end.silent = False
-            self._darken(old, -1)
+            self._power_up(old)
         node = await self._start(name, old.rank, old.start_number + 1)
         self._introduce(node)
         for other in self.living:
@@ -343,6 +344,16 @@ class World:
                 when = max(self.loop.time() + later, self._told.get((other, name), 0.0))
                 self._told[other, name] = when + 1e-5
                 self.loop.call_at(when, _tell_restart, *facts, context=other.context)
+
+    def _power_up(self, node: Node) -> None:
+        """Give power to a host again.
+
+        Its kernel knows nothing of the old connections, and resets them when something arrives.
+        """
+        node.silent = False
+        for end in self.wire.of(node):
+            end.silent = False
+        self._darken(node, -1)
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process for some seconds, as SIGSTOP does; its kernel goes on."""

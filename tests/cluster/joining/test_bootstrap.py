@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import aiograd as ag
 from aiograd.cluster.config import WorkerPlan, plan_worker
 from aiograd.cluster.joining import bootstrap
 from aiograd.cluster.joining.rendezvous import Refusal, RendezvousFile
@@ -252,3 +253,29 @@ async def test_versions_that_do_not_fit_are_named_on_both_sides(world, monkeypat
     with pytest.raises(ProtocolError, match=f"speaks {VERSION}, we speak {VERSION - 1}"):
         await world.worker("b", 1, 2).start()
     assert f"speaks {VERSION - 1}, we speak {VERSION}" in await first
+
+
+async def test_a_successor_writes_the_file_and_the_lost_coordinator_does_not_remove_it(tmp_path):
+    where = f"file:{tmp_path}/meet"
+    options = Options(grace=1.0)
+    first = ag.Worker("a", rank=0, rendezvous=where, options=options)
+    await first.start()
+    others = [await ag.join(where, name, options=options) for name in "bcd"]
+    try:
+        # It ends without a word, and cleans up when another one leads already.
+        first.agent.listener.close()
+        for link in list(first.agent.links.all()):
+            assert link.connection is not None
+            link.connection.transport.abort()
+        first.agent.dialer.close()
+        await until(lambda: {each.member.leader.name for each in others} == {"b"}, 15)
+        await first.close(graceful=False)
+        content = RendezvousFile.read(str(tmp_path / "meet"))
+        assert content is not None
+        assert content.author.startswith("b on ")
+        async with await ag.join(where, "e", options=options) as newcomer:
+            assert [each.name for each in newcomer.workers()] == list("bcde")
+    finally:
+        for worker in (*reversed(others), first):
+            await worker.close(graceful=False)
+    assert not (tmp_path / "meet").exists()

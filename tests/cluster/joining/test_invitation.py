@@ -351,3 +351,35 @@ async def test_a_stale_file_is_named_with_its_author(tmp_path):
     (tmp_path / "meet").write_bytes(content)
     with pytest.raises(RpcError, match=f"which a on {os.uname().nodename}, process {os.getpid()}"):
         await ag.join(path, options=QUICK, patience=0.3)
+
+
+async def test_an_invitation_leads_to_the_cluster_it_is_for_and_to_no_other_one(place):
+    secret = ag.Options(secret=b"one secret for two clusters", grace=1.0)
+    async with ag.Worker("a", rank=0, rendezvous=place, options=secret) as first:
+        invitation = first.invitation()
+        assert invitation.cluster == first.agent.cluster.hex()
+    # The next cluster of the same name, at the same address.
+    async with ag.Worker("a", rank=0, rendezvous=place, options=secret) as second:
+        assert second.agent.cluster.hex() != invitation.cluster
+        here = replace(invitation, addresses=second.addresses)
+        with pytest.raises(ag.errors.AuthError, match=r"another cluster.*invitation"):
+            await ag.join(here, "b", patience=3)
+        async with await ag.join(second.invitation(), "b") as b:
+            assert len(b.workers()) == 2
+
+
+async def test_an_address_that_another_cluster_has_now_does_not_hide_the_others(place, tmp_path):
+    secret = ag.Options(secret=b"one secret for two clusters", grace=1.0)
+    async with (
+        ag.Worker("a", rank=0, rendezvous=place, options=secret) as a,
+        ag.Worker("z", rank=0, rendezvous=f"unix:{tmp_path}/other", options=secret) as z,
+    ):
+        invitation = replace(a.invitation(), addresses=(*z.addresses, *a.addresses))
+        async with await ag.join(invitation, "b") as b:
+            assert [worker.name for worker in b.workers()] == ["a", "b"]
+
+
+async def test_a_damaged_cluster_id_is_named(place):
+    async with ag.Worker("a", rank=0, rendezvous=place, options=ag.Options(grace=1.0)) as a:
+        with pytest.raises(ag.errors.RpcError, match="cluster id"):
+            await ag.join(replace(a.invitation(), cluster="12ab"), "b", patience=2)

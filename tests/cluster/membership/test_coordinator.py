@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from aiograd.cluster.api import all_gather, current_worker
+from aiograd.cluster.membership import coordinator as coordinator_module
 from aiograd.cluster.membership.coordinator import Coordinator
+from aiograd.cluster.worker import Worker
 from aiograd.errors import RpcError, UnknownWorker, WorkerLost
 from tests.support.waiting import until
 
@@ -114,3 +116,44 @@ async def test_a_refused_worker_is_logged_with_the_reason(world, caplog):
         await world.worker("b", 2).start()
     (line,) = [text for text in caplog.messages if "refused" in text]
     assert line.startswith("a: refused b (rank 2): worker names must be unique")
+
+
+def watched(worker: Worker) -> set[bytes]:
+    """Those whose connections stay open, so that their end is noticed at once."""
+    return {peer for layer in worker.agent.watched for peer in layer()}
+
+
+async def test_the_coordinator_watches_all_members_of_a_static_world(world):
+    a, *others = await world.static(*"abc")
+    assert watched(a) >= {worker.agent.incarnation for worker in others}
+    for worker in others:
+        assert watched(worker) == {a.agent.incarnation}
+
+
+async def test_a_successor_opens_a_connection_to_every_member_and_watches_it(world):
+    a, b, *others = await world.open(*"abcde")
+
+    def met() -> set[str]:
+        return {link.peer.name for link in b.agent.links.all() if link.is_open}
+
+    assert met() == {"a"}  # nobody else was called
+    await a.close(graceful=False)
+    await until(lambda: all(each.member.leader.name == "b" for each in others))
+    await until(
+        lambda: {link.peer.name for link in b.agent.links.all() if link.is_open} >= {*"cde"}
+    )
+    assert watched(b) >= {worker.agent.incarnation for worker in others}
+    for worker in others:
+        assert watched(worker) == {b.agent.incarnation}
+
+
+async def test_losses_in_quick_succession_are_announced_together(world, monkeypatch):
+    monkeypatch.setattr(coordinator_module, "_FEW", 0)
+    monkeypatch.setattr(coordinator_module, "_LOSS_PAUSE", 0.1)
+    a, *others = await world.open(*"abcdefg")
+    before = a.member.roster.version
+    for worker in others[:4]:
+        a.coordinator.lose(worker.agent.info, "gone")
+    await until(lambda: len(a.member.peers) == 3)
+    assert a.member.roster.version == before + 2  # the first at once, the others together
+    await until(lambda: all(len(each.member.peers) == 3 for each in others[4:]))

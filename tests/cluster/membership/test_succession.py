@@ -1,22 +1,14 @@
-"""When the coordinator is lost, one member takes over, and never two."""
+"""Who may be elected, and whose votes count: no two members win one term."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
-from aiograd.cluster.api import barrier, get_worker_info
-from aiograd.cluster.membership import member as member_module
-from aiograd.cluster.membership.succession import Succession, first_version, term_of
-from aiograd.cluster.worker import Worker
-from aiograd.errors import NotAllowed, ProtocolError
-from aiograd.rpc.extension import FaultAction
-from aiograd.rpc.options import Options
-from tests.support.waiting import until
+from aiograd.cluster.membership.roster import first_version, term_of
+from aiograd.cluster.membership.succession import BINDS, Electorate, Succession
 
 
 @dataclass(frozen=True)
@@ -29,7 +21,14 @@ class Peer:
         return self.name.encode()
 
 
-# ── decisions ───────────────────────────────────────────────────────────────────────────────────
+def peers(names: str) -> list[Peer]:
+    return [Peer(name, rank) for rank, name in enumerate(names)]
+
+
+def voter(electorate: str) -> Succession[Peer]:
+    made: Succession[Peer] = Succession()
+    made.electorate = frozenset(name.encode() for name in electorate)
+    return made
 
 
 def test_versions_of_a_later_term_are_higher_than_all_of_an_earlier_one():
@@ -39,237 +38,119 @@ def test_versions_of_a_later_term_are_higher_than_all_of_an_earlier_one():
 
 
 @pytest.mark.parametrize(("members", "least"), [(2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
-def test_only_more_than_half_of_the_roster_elects(members, least):
-    assert not Succession.wins(least - 1, members)
-    assert Succession.wins(least, members)
+def test_only_more_than_half_of_the_electorate_elects(members, least):
+    names = "abcdef"[:members]
+    roster = [peer.incarnation for peer in peers(names)]
+    assert not voter(names).wins(roster[: least - 1], roster)
+    assert voter(names).wins(roster[:least], roster)
+    assert not Succession().wins(roster, roster)  # who has no electorate elects nobody
+
+
+def test_a_candidate_needs_more_than_half_of_its_roster_too():
+    roster = [peer.incarnation for peer in peers("abcdefg")]  # with newcomers d to g
+    assert not voter("abc").wins([b"b", b"c"], roster)
+    assert not voter("abc").wins([b"d", b"e", b"f", b"g"], roster)
+    assert voter("abc").wins([b"b", b"c", b"d", b"e"], roster)
 
 
 def test_a_member_grants_one_vote_per_term_and_none_to_an_older_roster():
-    voter = Succession()
-    assert voter.may_vote(1, b"b", version=5, own_version=5)
-    voter.vote(1, b"b")
-    assert voter.may_vote(1, b"b", 5, 5)  # asked again, because the answer was lost
-    assert not voter.may_vote(1, b"c", 5, 5)
-    assert voter.may_vote(2, b"c", 5, 5)
-    assert not voter.may_vote(2, b"c", 4, 5)
-    assert voter.follow(2)
-    assert not voter.may_vote(2, b"d", 9, 5)
-    assert not voter.follow(1)
-    assert voter.next_term() == 3
+    one = voter("abcd")
+    assert one.may_vote(1, b"b", version=5, own_version=5)
+    one.vote(1, b"b", now=0.0)
+    assert one.may_vote(1, b"b", 5, 5)  # asked again, because the answer was lost
+    assert not one.may_vote(1, b"c", 5, 5)
+    assert one.may_vote(2, b"c", 5, 5)
+    assert not one.may_vote(2, b"c", 4, 5)
+    assert one.follow(2)
+    assert not one.may_vote(2, b"d", 9, 5)
+    assert not one.follow(1)
+    assert one.next_term() == 3
+    assert not Succession().may_vote(1, b"b", 5, 5)  # a newcomer has no vote
+
+
+def test_a_vote_binds_while_it_may_count():
+    one = voter("abc")
+    assert one.bound_to(0.0) is None
+    one.vote(1, b"b", now=10.0)
+    assert one.bound_to(10.0 + BINDS - 0.1) == b"b"
+    assert one.bound_to(10.0 + BINDS) is None
+    one.vote(2, b"c", now=11.0)
+    assert one.bound_to(12.0) == b"c"
+    one.follow(2)
+    assert one.bound_to(12.0) is None
+
+
+def test_a_vote_for_a_later_candidate_ends_the_own_campaign():
+    one = voter("abc")
+    one.vote(1, b"own", now=0.0)
+    assert one.stands(1, b"own")
+    one.vote(2, b"b", now=0.1)
+    assert not one.stands(1, b"own")
+
+
+# ── the electorate ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_roster_elects_when_half_of_the_electorate_has_it():
+    electorate = Electorate(b"a", peers("a"))
+    assert electorate.announced(1, peers("ab"))  # alone it is half, and more
+    assert electorate.announced(2, peers("abcd"))
+    assert electorate.confirmed  # for a is half of a and b
+    assert not electorate.announced(3, peers("abc"))
+    assert not electorate.acknowledged(2, b"b")  # an answer to an earlier change
+    assert electorate.acknowledged(3, b"b")
+    assert not electorate.acknowledged(3, b"c")  # it elects already
+
+
+def test_the_larger_side_of_a_partition_goes_on_to_count():
+    electorate = Electorate(b"a", peers("abcde"))
+    assert not electorate.announced(2, peers("abde"))
+    assert not electorate.announced(3, peers("ab"))
+    assert not electorate.acknowledged(3, b"b")
+    assert [peer.name for peer in electorate.missing()] == ["c", "d", "e"]
+    assert not electorate.announced(4, peers("abxyz"))
+    for name in (b"x", b"y", b"z"):  # newcomers to the smaller side change nothing
+        assert not electorate.acknowledged(4, name)
+    assert not electorate.confirmed
+
+
+def test_the_dead_may_have_voted_but_where_all_others_are_dead_nobody_was_elected():
+    electorate = Electorate(b"a", peers("abcde"))
+    electorate.announced(2, peers("ab"))
+    electorate.acknowledged(2, b"b")
+    assert not electorate.died(b"c")  # it may have made d the coordinator before
+    assert not electorate.died(b"d")
+    assert electorate.died(b"e")
+    assert electorate.confirmed
+    assert electorate.alone
+
+
+# ── any order ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_no_two_members_win_one_term_whatever_is_lost_on_the_way(seed):
     chance = random.Random(seed)
-    count = chance.randint(2, 7)
-    voters = {Peer(f"w{rank}", rank).name: Succession() for rank in range(count)}
+    names = "abcdefg"[: chance.randint(2, 7)]
+    roster = [name.encode() for name in names]
+    voters = {name: voter(names) for name in names}
     winners: dict[int, set[str]] = {}
     for _ in range(30):
-        candidate = chance.choice(list(voters))
-        term = voters[candidate].next_term()
-        voters[candidate].vote(term, candidate.encode())
-        votes = 1
-        for name, voter in voters.items():
+        candidate = chance.choice(names)
+        own = voters[candidate]
+        term = own.next_term()
+        own.vote(term, candidate.encode(), 0.0)
+        votes = {candidate.encode()}
+        for name, other in voters.items():
             if name == candidate or chance.random() < 0.3:  # a lost request
                 continue
-            if voter.may_vote(term, candidate.encode(), 1, 1):
-                voter.vote(term, candidate.encode())
-                votes += chance.random() < 0.8  # else the answer is lost
-        if Succession.wins(votes, count):
+            if other.may_vote(term, candidate.encode(), 1, 1):
+                other.vote(term, candidate.encode(), 0.0)
+                if chance.random() < 0.8:  # else the answer is lost
+                    votes.add(name.encode())
+        if own.wins(votes, roster):
             winners.setdefault(term, set()).add(candidate)
-            for voter in voters.values():
+            for other in voters.values():
                 if chance.random() < 0.7:  # else it does not hear of it yet
-                    voter.follow(term)
-    assert all(len(names) == 1 for names in winners.values())
-
-
-# ── elections ───────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(member_module, "TURN", 0.2)
-    monkeypatch.setattr(member_module, "ELECTION", 3.0)
-
-
-def leaders(workers: list[Worker]) -> set[str]:
-    """Whom these workers follow."""
-    found = set()
-    for worker in workers:
-        leader = worker.member.coordinator
-        found.add(worker.name if leader is None else leader.name)
-    return found
-
-
-def crash(worker: Worker) -> asyncio.Task[None]:
-    return asyncio.create_task(worker.close(graceful=False))
-
-
-async def agree(workers: list[Worker], names: list[str], within: float = 10.0) -> None:
-    """Wait until these workers follow one coordinator, and know each other."""
-
-    def settled() -> bool:
-        rosters = [[peer.name for peer in worker.member.peers] for worker in workers]
-        return len(leaders(workers)) == 1 and all(roster == names for roster in rosters)
-
-    await until(settled, within)
-
-
-async def who() -> str:
-    return get_worker_info().name
-
-
-async def test_the_lowest_rank_takes_over_and_joins_and_barriers_work_again(world):
-    a, *others = await world.open(*"abcdef")
-    calls = [x.agent.call(y.name, who) for x in others for y in others for _ in range(4)]
-    await crash(a)
-    await agree(others, list("bcdef"))
-    assert leaders(others) == {"b"}
-    assert len(await asyncio.gather(*calls)) == 100
-    await world.everyone(others, barrier)
-    # A newcomer finds the successor through any member.
-    plan = replace(
-        world.worker("x", 9)._plan,
-        name="",
-        rank=None,
-        rendezvous=None,
-        secret=None,
-        invitation=replace(others[3].invitation(), addresses=others[3].addresses),
-    )
-    newcomer = Worker.from_plan(replace(plan, listen=("memory:newcomer",)))
-    await newcomer.start()
-    try:
-        assert newcomer.rank > 5
-        await agree([*others, newcomer], [*"bcdef", newcomer.name])
-        assert await others[4].agent.call(newcomer.name, who) == newcomer.name
-        # The successor can be lost, too.
-        await crash(others[0])
-        await agree([*others[1:], newcomer], [*"cdef", newcomer.name])
-        assert leaders(others[1:]) == {"c"}
-    finally:
-        await newcomer.close(graceful=False)
-
-
-@pytest.mark.parametrize("service", ["cluster.elect", "cluster.succeed"])
-@pytest.mark.parametrize("point", range(4))
-async def test_a_candidate_that_crashes_at_any_message_is_replaced(world, service, point):
-    a, b, *others = await world.open(*"abcdef")
-    sent: Counter[str] = Counter()
-    ends = []
-
-    class Crash:
-        def on_send(self, kind: str, to: str) -> FaultAction:
-            sent[kind] += 1
-            if kind == service and sent[kind] == point + 1:
-                ends.append(crash(b))
-            return FaultAction()
-
-    b.faults = Crash()
-    await crash(a)
-    await until(lambda: ends)
-    await ends[0]
-    await agree(others, list("cdef"), within=10)
-    terms = {worker.member.succession.term for worker in others}
-    assert len(terms) == 1
-    assert len(leaders(others)) == 1
-
-
-async def test_the_minority_does_not_elect_and_leaves_with_the_reason(world):
-    a, b, c, *others = await world.open(*"abcde")
-    served = [asyncio.create_task(worker.serve()) for worker in others]
-    left = [worker.left for worker in others]
-    await asyncio.gather(*map(crash, (b, c, a)))
-    # The coordinator may have announced the end of some before it ended itself.
-    remaining = {len(worker.member.roster.members) for worker in others if worker.running}
-    if remaining <= {2, 3}:
-        pytest.skip("the coordinator was quicker: the others are no minority any more")
-    assert await asyncio.gather(*served) == [False, False]
-    for why in await asyncio.gather(*left):
-        assert "lost the coordinator a" in why
-        assert "no majority of" in why
-
-
-async def test_a_member_that_still_reaches_the_coordinator_grants_no_vote(world):
-    a, b, c = await world.open(*"abc")
-    lost = a.agent.info
-    answer = await b.agent.request("c", "cluster.elect", 1, b.member.roster.version, lost)
-    assert answer[0] is False
-    assert leaders([b, c]) == {"a"}
-
-
-async def test_only_the_winner_of_a_later_term_is_followed(world):
-    a, b, c = await world.open(*"abc")
-    peers = tuple(b.member.peers)
-    # Of our term, with another version, and of a later term while the coordinator is there.
-    for term, version in ((0, first_version(0)), (1, 7), (1, first_version(1))):
-        with pytest.raises((NotAllowed, ProtocolError)):
-            await b.agent.request(
-                "c", "cluster.succeed", term, version, peers, (a.agent.info, "why")
-            )
-    assert leaders([b, c]) == {"a"}
-
-
-async def test_two_members_do_not_elect(world):
-    a, b = await world.open("a", "b")
-    serving = asyncio.create_task(b.serve())
-    await crash(a)
-    assert not await serving
-
-
-# ── partners ────────────────────────────────────────────────────────────────────────────────────
-
-
-async def with_a_partner(world) -> list[Worker]:
-    """An open cluster of trusted workers, and a partner of the lowest rank behind rank 0."""
-    found = []
-    for rank, name in enumerate(("a", "partner", "b", "c", "d")):
-        options = Options(grace=2.0, timeout=10.0)
-        if name == "partner":
-            options = replace(options, mode="restricted")
-        found.append(await world.worker(name, rank, options=options).start())
-    return found
-
-
-async def test_a_partner_does_not_lead_and_leaves_when_its_coordinator_is_lost(world):
-    a, partner, *others = await with_a_partner(world)
-    left = partner.left
-    serving = asyncio.create_task(partner.serve())
-    await crash(a)
-    assert not await serving
-    assert "lost the coordinator a" in await left
-    await agree(others, list("bcd"))
-    assert leaders(others) == {"b"}
-
-
-async def test_a_partner_gets_no_vote_and_nobody_follows_it(world, monkeypatch):
-    a, partner, *others = await with_a_partner(world)
-    lost, peers = a.agent.info, tuple(partner.member.peers)
-
-    async def out_of_reach(self: object, peer: object) -> bool:
-        return False
-
-    monkeypatch.setattr(member_module.Member, "_answers", out_of_reach)
-    for worker in others:
-        with pytest.raises(NotAllowed):
-            await partner.agent.request(worker.name, "cluster.elect", 1, first_version(1), lost)
-        with pytest.raises(NotAllowed):
-            await partner.agent.request(
-                *(worker.name, "cluster.succeed", 1, first_version(1), peers, (lost, "why"))
-            )
-    assert leaders(others) == {"a"}
-
-
-async def test_a_partner_that_lies_about_votes_and_rosters_is_not_asked(world):
-    """Its answer would be the roster of the next coordinator."""
-    a, partner, *others = await with_a_partner(world)
-    asked = []
-
-    def lie(sender: object, *request: object) -> object:
-        asked.append(request)
-        return True, 1 << 100, (partner.agent.info,)
-
-    partner.agent.services["cluster.elect"] = lie
-    await crash(a)
-    await until(lambda: leaders(others) == {"b"})
-    await agree(others, list("bcd"))
-    assert not asked
+                    other.follow(term)
+    assert all(len(found) == 1 for found in winners.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 
 import pytest
 
 from aiograd.errors import WorkerLost
 from aiograd.rpc.agent import Agent
+from aiograd.rpc.link import listener as listener_module
 from aiograd.rpc.link.listener import MAX_UNAUTHENTICATED
 from aiograd.rpc.options import Options
 from aiograd.rpc.transport.network import split, split_tcp
@@ -115,3 +117,22 @@ async def test_closing_leaves_no_socket_file(agents, tmp_path):
     async with agents(1, address=f"unix:{tmp_path}/{{}}".format):
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_worker_without_file_descriptors_says_so_and_counts_it(agents, monkeypatch, caplog):
+    async with agents(1) as [worker]:
+        listener = worker.listener
+        listener.check_descriptors()
+        assert worker.limits["descriptors"] == 0
+
+        def none_left(*args):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(listener_module.os, "open", none_left)
+        with caplog.at_level(logging.ERROR, "aiograd.link"):
+            listener.check_descriptors()
+            listener.check_descriptors()
+        assert worker.limits["descriptors"] == 2
+        (line,) = caplog.messages  # at a bounded rate
+        for word in (worker.name, "file descriptors", "the limit is", "ulimit -n"):
+            assert word in line

@@ -40,6 +40,7 @@ from aiograd.observe.snapshot import (
     Data,
     TallyRow,
     WorkerRow,
+    as_dict,
     from_json,
     of_partner,
 )
@@ -81,7 +82,8 @@ class Snapshot(Data):
     """What a cluster is doing: plain data, and `to_json()`. Await it to ask other workers, too.
 
     `workers`, `links`, `pending`, `running`, `references`, `contexts`, `passes` and `collectives`
-    are lists of rows; `version` says what their fields mean.
+    are lists of rows; `version` says what their fields mean. `calls` has both ends of a call in
+    one row.
 
         >>> snapshot = await ag.inspect()
         >>> [(row.name, row.state) for row in snapshot.workers]
@@ -100,6 +102,10 @@ class Snapshot(Data):
             yield
         found = yield from self._ask().__await__()
         return Snapshot(found, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, texts and numbers; `calls` as well."""
+        return {**super().to_dict(), "calls": [as_dict(row) for row in self.calls]}
 
     def __repr__(self) -> str:
         names = ", ".join(row.name for row in self.workers)

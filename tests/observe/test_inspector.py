@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -137,6 +138,11 @@ async def test_calls_have_function_line_age_budget_and_parent():
         assert running[first.key].at == running[second.key].at == line_of("relays")
         assert running[third.key].at == line_of("sleeps")
         assert 0 <= running[third.key].age <= running[first.key].age < 20
+        calls = {row.key: row for row in snapshot.calls}
+        assert len(calls) == len(snapshot.calls) == 3
+        assert (calls[third.key].line, calls[third.key].at) == (third.line, line_of("sleeps"))
+        assert calls[third.key].parent == second.key
+        assert [row["key"] for row in json.loads(snapshot.to_json())["calls"]] == list(calls)
         future.cancel()
 
 

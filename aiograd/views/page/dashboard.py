@@ -321,5 +321,7 @@ def _agent_of(cluster: Any) -> Any:
     """Return the agent of a cluster's driver, of a worker, or the current one."""
     if cluster is None:
         return current_agent()
-    driver = getattr(cluster, "driver", cluster)
-    return driver.agent
+    agent = getattr(getattr(cluster, "driver", cluster), "agent", None)
+    if agent is None:
+        raise TypeError(f"a page is of a cluster or a Worker, not of {type(cluster).__name__}")
+    return agent

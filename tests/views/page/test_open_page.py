@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.testing.soak.run import SETTLED
-from tests.views.page.open_page import Report, keep_open
+from tests.views.page.open_page import SETTLED, Report, keep_open
 
 
 @pytest.mark.deadline(120)

@@ -52,7 +52,7 @@ async def opened(url: str, *, scheme: str = "light", size: Any = WIDE) -> AsyncI
         await page.goto(url)
         await page.wait_for_selector("main")
         yield page
-    assert errors == []
+    assert errors == [], errors[:5]
 
 
 async def show(page: Any, view: str) -> None:

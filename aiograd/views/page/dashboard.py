@@ -1,7 +1,7 @@
 """`Dashboard`: serves the page of a cluster, and writes reports. Needs `aiograd[dashboard]`.
 
     browser ◀── server-sent events, one digest per second ── Feed ◀── Source.snapshot()
-            ─── GET stacks, logs, graph.svg, record ───────▶ Source
+            ─── GET stacks, logs, graph, record ───────────▶ Source
 
 One snapshot per second serves all pages that are open; while none is, nothing is asked. The server
 runs on the loop of the program, installs no signal handlers, and listens on loopback. `security`
@@ -161,7 +161,7 @@ class Dashboard:
             "stacks.json": self._stacks,
             "logs.json": self._logs,
             "record.json": self._record,
-            "graph.svg": self._graph,
+            "graph.json": self._graph,
             "report.html": self._report,
         }
 
@@ -202,11 +202,14 @@ class Dashboard:
         return web.json_response(as_bars(await self._source.recording(seconds)))
 
     async def _graph(self, request: web.Request) -> web.Response:
+        # Why there is none is an answer as well: contexts come and go, also between two looks.
         draw = getattr(self._source, "graph", None)
-        svg = None if draw is None else await draw(int(request.query.get("context", "0")))
-        if svg is None:
-            raise web.HTTPNotFound
-        return web.Response(text=svg, content_type="image/svg+xml", charset="utf-8")
+        svg, why = None, "There is no picture: who serves this page has no part of the context."
+        try:
+            svg = None if draw is None else await draw(int(request.query.get("context", "0")))
+        except (AiogradError, ValueError) as error:
+            why = str(error)
+        return web.json_response({"svg": svg} if svg is not None else {"why": why})
 
     async def _report(self, request: web.Request) -> web.Response:
         assert self._feed is not None

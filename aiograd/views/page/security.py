@@ -4,7 +4,8 @@ token     256 random bits, the first part of every path: who does not know it ge
 host      the name in the request must be one of ours: a name of the web that an attacker lets
           point to 127.0.0.1 (DNS rebinding) would make the page a page of the attacker's
 method    GET and HEAD: there is nothing to change
-headers   no script, style or frame of others; no referrer, which would carry the token
+headers   no script, style or frame of others; no referrer, which would carry the token; pictures
+          may be blobs, which only our own script makes
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

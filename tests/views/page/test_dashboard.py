@@ -81,13 +81,14 @@ async def test_events_have_the_cluster_and_nothing_is_asked_without_a_page():
         await until(lambda: feed.pages == 0 and feed._task is None)
 
 
-async def test_ten_pages_share_one_snapshot_per_second():
-    async with served(every=0.05) as (_, page, client), contextlib.AsyncExitStack() as stack:
+async def test_ten_pages_share_one_snapshot():
+    # Rare ones, so that the next is not taken while a busy machine opens the ten.
+    async with served(every=60.0) as (_, page, client), contextlib.AsyncExitStack() as stack:
         answers = [
             await stack.enter_async_context(client.get(page.url + "events")) for _ in range(10)
         ]
         found = await asyncio.gather(*map(first_event, answers))
-        assert len({each["taken"] for each in found}) <= 3
+        assert len({each["taken"] for each in found}) == 1
         assert page._feed.pages == 10
 
 
@@ -145,10 +146,9 @@ async def test_a_cluster_that_is_gone_is_told_and_the_page_stays():
             assert found["error"] == "it is gone"
         async with client.get(page.url + "stacks.json") as answer:
             assert (answer.status, await answer.text()) == (503, "it is gone")
-        async with client.get(page.url + "graph.svg?context=1") as answer:
-            assert answer.status == 404
-        async with client.get(page.url + "graph.svg?context=none") as answer:
-            assert answer.status in (404, 503)
+        for context in ("1", "none"):
+            found = await _get(client, f"{page.url}graph.json?context={context}")
+            assert found.keys() == {"why"}
 
 
 async def test_stacks_logs_recordings_and_pictures_are_answered():
@@ -164,9 +164,8 @@ async def test_stacks_logs_recordings_and_pictures_are_answered():
         w = ag.ones(2, requires_grad=True)
         async with ag.context() as ctx:
             await ag.rpc_async("worker0", ag.tanh, args=(w,))
-            async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
-                assert answer.content_type == "image/svg+xml"
-                assert (await answer.text()).startswith("<svg")
+            found = await _get(client, f"{page.url}graph.json?context={ctx.id}")
+            assert found["svg"].startswith("<svg")
 
 
 async def test_a_graph_that_is_too_large_is_refused_with_its_size(monkeypatch):
@@ -175,9 +174,8 @@ async def test_a_graph_that_is_too_large_is_refused_with_its_size(monkeypatch):
         w = ag.ones(2, requires_grad=True)
         async with ag.context() as ctx:
             await ag.rpc_async("worker0", ag.tanh, args=(w,))
-            async with client.get(f"{page.url}graph.svg?context={ctx.id}") as answer:
-                assert answer.status == 503
-                assert "too large for a picture" in await answer.text()
+            found = await _get(client, f"{page.url}graph.json?context={ctx.id}")
+            assert "too large for a picture" in found["why"]
 
 
 async def _get(client, url):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aiograd.testing.soak.run import SETTLED
-from tests.views.page.open_page import Report, keep_open
+from tests.views.page.open_page import SETTLED, Report, keep_open
 
 
-@pytest.mark.deadline(60)
+@pytest.mark.deadline(120)
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_every_change_of_the_cluster_is_shown(seed):
     # By the events that a page gets; `make browser` and `make open-page` have the page itself.

@@ -389,23 +389,23 @@
 
   // The graph of operations as the server draws it: again every two seconds, or more rarely if that takes long.
   class Graph extends Component {
-    constructor() { super(); this.state = { turn: 0, why: "" }; this.began = performance.now(); }
-    componentWillUnmount() { clearTimeout(this.timer); }
-    again(why) {
-      if (why !== this.state.why) this.setState({ why });
-      this.timer = setTimeout(() => { this.began = performance.now(); this.setState({ turn: this.state.turn + 1 }); }, Math.max(2000, 10 * (performance.now() - this.began)));
-    }
-    // An image does not say why it is not there, but the server does.
-    async failed(source) {
+    constructor() { super(); this.state = { source: "", why: "" }; this.gone = false; }
+    componentDidMount() { this.load(); }
+    componentWillUnmount() { this.gone = true; clearTimeout(this.timer); URL.revokeObjectURL(this.state.source); }
+    async load() {
+      const began = performance.now();
       try {
-        const answer = await fetch(source);
-        this.again(answer.ok ? "" : answer.status === 404 ? "There is no picture: the worker that serves this page has no part of the context." : await answer.text());
-      } catch (error) { this.again(String(error)); }
+        const answer = await fetch("graph.json?context=" + this.props.id);
+        const found = answer.ok ? await answer.json() : { why: await answer.text() };
+        if (this.gone) return;
+        const before = this.state.source;
+        this.setState({ source: found.svg ? URL.createObjectURL(new Blob([found.svg], { type: "image/svg+xml" })) : "", why: found.why || "" });
+        setTimeout(() => URL.revokeObjectURL(before), 1000); // when the next one is shown
+      } catch (error) { this.setState({ why: String(error) }); }
+      if (!this.gone) this.timer = setTimeout(() => this.load(), Math.max(2000, 10 * (performance.now() - began)));
     }
-    render({ id }, { turn, why }) {
-      const source = "graph.svg?context=" + id + "&t=" + turn;
-      return html`<h3>Graph</h3>${why ? html`<p class="quiet">${why}</p>` : ""}
-        <div class="scroll" tabindex="0" role="region" aria-label="graph"><img class=${"graph" + (why ? " missing" : "")} alt=${"the distributed graph of context " + id} src=${source} onLoad=${() => this.again("")} onError=${() => this.failed(source)}/></div>`;
+    render({ id }, { source, why }) {
+      return html`<h3>Graph</h3>${source ? html`<div class="scroll" tabindex="0" role="region" aria-label="graph"><img class="graph" alt=${"the distributed graph of context " + id} src=${source}/></div>` : html`<p class="quiet">${why || "…"}</p>`}`;
     }
   }
 

@@ -52,7 +52,7 @@ from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Place, Port, is_obse
 class Stage(Joint):
     """Torch nodes that depend on the same entries; one slot per place that they are fed at."""
 
-    __slots__ = ("border", "captures", "culprit", "exits", "own", "roots", "work")
+    __slots__ = ("_edges", "border", "captures", "culprit", "exits", "own", "roots", "work")
 
     def __init__(self) -> None:
         self.roots: list[Place] = []  # where it is fed, one per slot
@@ -60,6 +60,7 @@ class Stage(Joint):
         self.captures: list[Place] = []  # inner places whose gradients are asked for: more parents
         self.border: Border | None = None  # if something goes on to another stage
         self.own: frozenset[Place] = frozenset()  # exits whose hooks a bordered run leaves out
+        self._edges: tuple[list[GradientEdge], list[GradientEdge]] | None = None  # of a plain run
         self.work = inf  # nanoseconds, see `plan.weigh`
         self.culprit: str = ""  # the torch node that has failed
         self.parents: tuple[Node | None, ...] = ()
@@ -106,13 +107,16 @@ class Stage(Joint):
         return found
 
     def _run_plain(self, grads: list[Any], create_graph: bool, retain: bool) -> list[Any]:
-        starts, values = [], []
-        for place, grad in zip(self.roots, grads, strict=True):
-            if grad is not None:
-                starts.append(GradientEdge(*place))
-                values.append(grad)
-        ends = [GradientEdge(*place) for place in (*self.exits, *self.captures)]
-        return list(run_plain(starts, values, ends, retain, create_graph))
+        if self._edges is None:  # the next pass over a retained graph uses them again
+            self._edges = (
+                [GradientEdge(*place) for place in self.roots],
+                [GradientEdge(*place) for place in (*self.exits, *self.captures)],
+            )
+        starts, ends = self._edges
+        if len(grads) > 1:  # the only root of a stage has a gradient, or the stage does not run
+            starts = [edge for edge, grad in zip(starts, grads, strict=True) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        return list(run_plain(starts, grads, ends, retain, create_graph))
 
     def _run_bordered(
         self, border: Border, grads: list[Any], create_graph: bool, retain: bool

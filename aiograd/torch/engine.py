@@ -23,7 +23,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -95,21 +95,25 @@ def run_plain(
     )
 
 
+class Border(NamedTuple):
+    """Where a part of a graph ends."""
+
+    exits: Sequence[Place]
+    # The nodes next to exits, each with the numbers of its edges that lead there.
+    makers: Mapping[Any, Sequence[tuple[int, Place]]]
+    low: Sequence[Any]  # nodes of the part whose sequence number is too low
+    captures: Sequence[Place]  # inner places whose gradients are asked for
+
+
 def run_bordered(
+    border: Border,
     starts: Sequence[GradientEdge],
     gradients: Sequence[torch.Tensor],
-    exits: Sequence[Place],
-    makers: Mapping[Any, Sequence[tuple[int, Place]]],
-    low: Sequence[Any],
-    captures: Sequence[Place],
     retain: bool,
     create_graph: bool,
 ) -> dict[Place, torch.Tensor]:
-    """Return what a part of a graph gives to its exits, and the gradients at `captures`.
-
-    `makers` are the nodes next to exits, each with the numbers of its edges that lead there; `low`
-    are nodes of the part whose sequence number is too low.
-    """
+    """Return what a part of a graph gives to its exits, and the gradients at its captures."""
+    exits, makers, low, captures = border
     _refuse_compiled()
     taken: dict[Place, torch.Tensor] = {}
     thread = threading.get_ident()

@@ -34,6 +34,7 @@ from aiograd.autograd.graph import Joint, Node, Part
 from aiograd.dist.nodes import LastStep, SendNode
 from aiograd.errors import GradError
 from aiograd.torch.engine import (
+    Border,
     is_alone,
     may_have_reducers,
     plus,
@@ -51,16 +52,15 @@ from aiograd.torch.nodes import ACCUMULATE, RECEIVED, Leaf, Place, Port, is_obse
 class Stage(Joint):
     """Torch nodes that depend on the same entries; one slot per place that they are fed at."""
 
-    __slots__ = ("captures", "culprit", "exits", "low", "makers", "own", "roots", "work")
+    __slots__ = ("_edges", "border", "captures", "culprit", "exits", "own", "roots", "work")
 
     def __init__(self) -> None:
         self.roots: list[Place] = []  # where it is fed, one per slot
         self.exits: list[Place] = []  # where gradients leave it, one per parent
         self.captures: list[Place] = []  # inner places whose gradients are asked for: more parents
-        # If something goes on to another stage: the nodes next to exits, see `run_bordered`.
-        self.makers: dict[Any, list[tuple[int, Place]]] | None = None
+        self.border: Border | None = None  # if something goes on to another stage
         self.own: frozenset[Place] = frozenset()  # exits whose hooks a bordered run leaves out
-        self.low: tuple[Any, ...] = ()  # nodes whose sequence number is too low for that
+        self._edges: tuple[list[GradientEdge], list[GradientEdge]] | None = None  # of a plain run
         self.work = inf  # nanoseconds, see `plan.weigh`
         self.culprit: str = ""  # the torch node that has failed
         self.parents: tuple[Node | None, ...] = ()
@@ -84,10 +84,10 @@ class Stage(Joint):
                     f"{self.name} got a {type(grad).__name__} as gradient", "not_tensor"
                 )
         try:
-            if self.makers is None:
+            if self.border is None:
                 found = self._run_plain(grads, create_graph, retain)
             else:
-                found = self._run_bordered(self.makers, grads, create_graph, retain)
+                found = self._run_bordered(self.border, grads, create_graph, retain)
         except Exception as error:
             self.culprit, translated = explained(error, self.roots)
             if translated is error:
@@ -107,20 +107,19 @@ class Stage(Joint):
         return found
 
     def _run_plain(self, grads: list[Any], create_graph: bool, retain: bool) -> list[Any]:
-        starts, values = [], []
-        for place, grad in zip(self.roots, grads, strict=True):
-            if grad is not None:
-                starts.append(GradientEdge(*place))
-                values.append(grad)
-        ends = [GradientEdge(*place) for place in (*self.exits, *self.captures)]
-        return list(run_plain(starts, values, ends, retain, create_graph))
+        if self._edges is None:  # the next pass over a retained graph uses them again
+            self._edges = (
+                [GradientEdge(*place) for place in self.roots],
+                [GradientEdge(*place) for place in (*self.exits, *self.captures)],
+            )
+        starts, ends = self._edges
+        if len(grads) > 1:  # the only root of a stage has a gradient, or the stage does not run
+            starts = [edge for edge, grad in zip(starts, grads, strict=True) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        return list(run_plain(starts, grads, ends, retain, create_graph))
 
     def _run_bordered(
-        self,
-        makers: Mapping[Any, Sequence[tuple[int, Place]]],
-        grads: list[Any],
-        create_graph: bool,
-        retain: bool,
+        self, border: Border, grads: list[Any], create_graph: bool, retain: bool
     ) -> list[Any]:
         starts, values = [], []
         fed: dict[Place, Any] = {}
@@ -134,9 +133,7 @@ class Stage(Joint):
                 values.append(grad)
         taken: dict[Place, Any] = {}
         if starts:
-            taken = run_bordered(
-                starts, values, self.exits, makers, self.low, self.captures, retain, create_graph
-            )
+            taken = run_bordered(border, starts, values, retain, create_graph)
         for place, grad in fed.items():
             taken[place] = plus(taken[place], grad) if place in taken else grad
         own = [place for place in self.exits if place in self.own and place in taken]
@@ -577,13 +574,13 @@ class _Graph:
             )
             nodes = members.get(known, [])
             if known in bordered:
-                stage.makers = makers[known]
+                low = [node for node in nodes if node._sequence_nr() < 2]
+                stage.border = Border(stage.exits, makers[known], low, stage.captures)
                 stage.own = frozenset(
                     place
                     for place, ends in leaving.items()
                     if ends and place[0] not in last and not made.is_simple(place)
                 )
-                stage.low = tuple([node for node in nodes if node._sequence_nr() < 2])
             else:
                 stage.work = _work(nodes, stage.exits)
 

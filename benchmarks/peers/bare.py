@@ -1,5 +1,7 @@
 """The chains and fan-outs of the dist mode with no library at all: processes, shared memory, pipes and numpy.
 
+BENCH_PRODUCTS=torch: with torch's products of matrices, which take another time than numpy's.
+
 The same matrices cross the same number of times, and nothing is said about them but one byte. What a library takes beside
 that is its own; what this takes beside `local.dist_arithmetic` is the machine's: wake-ups, and caches that another process used.
 And arrays that a process sends back over TCP as they came, with blocking sockets and memory that is there already.
@@ -7,6 +9,14 @@ And arrays that a process sends back over TCP as they came, with blocking socket
 import mmap, os, signal, socket
 from common import *
 import numpy as np
+
+product = np.matmul
+if os.environ.get("BENCH_PRODUCTS") == "torch":
+    import torch
+    torch.set_num_threads(1)
+
+    def product(a, b):
+        return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 
 N = 256
 SIZE = N * N * 4
@@ -21,7 +31,7 @@ def worker(index, last, pipes, place):
         word = os.read(pipes[index][0], 1)
         if word == b"f":
             x = place(index, INPUT)
-            y = x @ w
+            y = product(x, w)
             if index < last:
                 place(index + 1, INPUT)[:] = y
                 os.write(pipes[index + 1][1], b"f")
@@ -36,17 +46,17 @@ def worker(index, last, pipes, place):
             os.write(pipes[index + 1][1], b"g")
         elif word in (b"g", b"b"):
             g = place(index, GRADIENT) if word == b"g" else place(index + 1, BACK)
-            kept = x.T @ g
-            place(index, BACK)[:] = g @ w.T
+            kept = product(x.T, g)
+            place(index, BACK)[:] = product(g, w.T)
             os.write(up[1], b"b")
         elif word == b"s":
             x = place(index, INPUT)
-            total = (x @ w).sum()
+            total = product(x, w).sum()
             os.write(pipes[-1][1], b"r")
         elif word == b"h":
             g = np.ones((N, N), np.float32)
-            kept = x.T @ g
-            place(index, BACK)[:] = g @ w.T
+            kept = product(x.T, g)
+            place(index, BACK)[:] = product(g, w.T)
             os.write(pipes[-1][1], b"b")
 
 

@@ -68,6 +68,9 @@ def load() -> dict[str, type]:
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stand_in
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Else a process may be through with `init_process_group` while another one has no default group
+    # yet, and the tests of DistributedDataParallel call a function there that needs it.
+    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
     fixture = importlib.import_module(f"{BASE}.rpc.tensorpipe_rpc_agent_test_fixture")
     case = importlib.import_module("torch.testing._internal.common_utils").TestCase
     made = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from aiograd.torch.engine import is_alone, plus, run_bordered, run_plain
+from aiograd.torch.engine import Border, is_alone, plus, run_bordered, run_plain
 
 
 def test_the_engine_takes_ready_nodes_by_their_number_the_highest_first():
@@ -37,14 +37,13 @@ def residual() -> dict[str, Any]:
     return {"x": x, "y": y, "h": h, "m": m, "product": product, "out": out}
 
 
-def border(graph: dict[str, Any], **options: Any) -> dict[Any, torch.Tensor]:
+def border(graph: dict[str, Any]) -> dict[Any, torch.Tensor]:
     h, m, y = graph["h"].grad_fn, graph["m"].grad_fn, get_gradient_edge(graph["y"]).node
     out, product = graph["out"].grad_fn, graph["product"].grad_fn
     makers = {out: [(0, (h, 0))], product: [(0, (m, 0)), (1, (y, 0))]}
     edges = [get_gradient_edge(graph["out"])]
-    return run_bordered(
-        edges, [torch.ones(3)], [(h, 0), (m, 0), (y, 0)], makers, (), (), False, False, **options
-    )
+    part = Border([(h, 0), (m, 0), (y, 0)], makers, (), ())
+    return run_bordered(part, edges, [torch.ones(3)], False, False)
 
 
 def test_a_bordered_run_stops_at_its_exits_and_calls_no_hook_behind_them():

@@ -71,15 +71,15 @@ def test_a_received_tensor_that_is_passed_on_is_run_if_something_observes_it():
     tensor.register_hook(lambda gradient: None)
     assert not made.fits(True)
     _, (entry,) = condensed(tensor)
-    assert stage_of(entry).makers is None
+    assert stage_of(entry).border is None
 
 
 def test_calls_that_do_not_use_each_others_results_are_a_stage_each():
     weight, one, two = torch.ones(2, requires_grad=True), received(2), received(2)
     _, (first, second) = condensed(one * weight, two * weight)
     assert stage_of(first) is not stage_of(second)
-    assert stage_of(first).makers is None
-    assert stage_of(second).makers is None
+    assert stage_of(first).border is None
+    assert stage_of(second).border is None
     leaves = [
         [parent for parent in stage_of(part).parents if isinstance(parent, Leaf)]
         for part in (first, second)
@@ -93,8 +93,8 @@ def test_a_received_tensor_ends_several_stages_if_nothing_observes_it(hooked: bo
     if hooked:
         tensor.retain_grad()
     made, (first, second) = condensed(tensor.exp(), tensor.sin())
-    assert (stage_of(first).makers is None) is not hooked
-    assert (stage_of(second).makers is None) is not hooked
+    assert (stage_of(first).border is None) is not hooked
+    assert (stage_of(second).border is None) is not hooked
     tensor.retain_grad()
     assert made.fits(True) is hooked
 

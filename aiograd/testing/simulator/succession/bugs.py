@@ -111,11 +111,6 @@ def _unwatched(original: Any) -> Any:
     return lambda self: []
 
 
-# S6: a member that alone has lost the coordinator gets all votes.
-def _credulous(original: Any) -> Any:
-    return _never
-
-
 # S6, S7: the votes of members that have just joined count before others know them.
 def _early_vote(original: Any) -> Any:
     def on_welcome(self: Member, sender: Any, *args: Any) -> None:
@@ -161,6 +156,5 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "untold": Bug("members do not hear who leads", Coordinator, "_tell_succession", _untold),
     "unwatched": Bug("quiet members end unnoticed", Coordinator, "_watched", _unwatched),
-    "credulous": Bug("members do not confirm a loss", Election, "_leads", _credulous),
     "early_vote": Bug("newcomers vote before others know them", Member, "_on_welcome", _early_vote),
 }

@@ -222,7 +222,9 @@ async def test_the_coordinator_is_cut_off_and_comes_back(options):
         hosts[0].plug("down")
         # Two of five are cut off; the other three elect one of them.
         await _agree(alone, ["b", "c", "e"], within=16)
-        assert (await alone[0].do(VIEW))[0] == "b"
+        # The lowest rank, unless another one noticed the loss much sooner.
+        leader = (await alone[0].do(VIEW))[0]
+        assert leader in "bce"
         assert await alone[0].do(EVERYBODY) == ["b", "c", "e"]
         await asyncio.sleep(max(0.0, began + seconds - asyncio.get_running_loop().time()))
         hosts[0].plug("up")
@@ -233,7 +235,7 @@ async def test_the_coordinator_is_cut_off_and_comes_back(options):
             for program in cut_off:
                 while not await program.do("return worker.member.dismissed.done()"):
                     await asyncio.sleep(0.1)
-        assert "b became the coordinator" in await first.do(
+        assert f"{leader} became the coordinator" in await first.do(
             "return worker.member.dismissed.result().why"
         )
         newcomer = await hosts[0].program()

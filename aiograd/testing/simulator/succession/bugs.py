@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from aiograd.cluster.membership.coordinator import Coordinator
 from aiograd.cluster.membership.election import Election
-from aiograd.cluster.membership.member import Member
 from aiograd.cluster.membership.succession import Electorate, Succession
 from aiograd.testing.simulator.planted_bugs import Bug
 
@@ -111,21 +110,6 @@ def _unwatched(original: Any) -> Any:
     return lambda self: []
 
 
-# S6: a member that alone has lost the coordinator gets all votes.
-def _credulous(original: Any) -> Any:
-    return _never
-
-
-# S6, S7: the votes of members that have just joined count before others know them.
-def _early_vote(original: Any) -> Any:
-    def on_welcome(self: Member, sender: Any, *args: Any) -> None:
-        """Take the roster for one that elects."""
-        original(self, sender, *args)
-        self.confirm()
-
-    return on_welcome
-
-
 BUGS: Final[dict[str, Bug]] = {
     "vote_twice": Bug(
         "members vote for two candidates of a term",
@@ -161,6 +145,4 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "untold": Bug("members do not hear who leads", Coordinator, "_tell_succession", _untold),
     "unwatched": Bug("quiet members end unnoticed", Coordinator, "_watched", _unwatched),
-    "credulous": Bug("members do not confirm a loss", Election, "_leads", _credulous),
-    "early_vote": Bug("newcomers vote before others know them", Member, "_on_welcome", _early_vote),
 }

@@ -8,7 +8,7 @@ so that state dicts of the same model fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -179,7 +179,6 @@ class _Convolution(Module):
     """What convolutions over one and two axes share: the kernels, and how they are slid."""
 
     _axes: ClassVar[int]
-    _convolve: ClassVar[Callable[..., Any]]
 
     in_channels: int
     out_channels: int
@@ -219,7 +218,8 @@ class _Convolution(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Convolve a batch, or one sample without a batch."""
-        result: Tensor = type(self)._convolve(
+        convolve = functional.conv1d if self._axes == 1 else functional.conv2d
+        result: Tensor = convolve(
             input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
         return result
@@ -238,7 +238,6 @@ class Conv1d(_Convolution):
     """
 
     _axes = 1
-    _convolve = staticmethod(functional.conv1d)
 
 
 class Conv2d(_Convolution):
@@ -249,7 +248,6 @@ class Conv2d(_Convolution):
     """
 
     _axes = 2
-    _convolve = staticmethod(functional.conv2d)
 
 
 class LayerNorm(Module):

@@ -159,6 +159,14 @@ class Collectives:
         self._gone[peer.incarnation] = peer.name
         if len(self._gone) > LOST_PEERS:
             forget_one(self._gone, self._gone.__getitem__)
+        self.cut_off(peer, error)
+
+    def cut_off(self, peer: PeerInfo, error: Exception) -> None:
+        """Fail the gathers here in which a worker takes part whose session is lost.
+
+        What it sent, or was to be sent, may be lost with it. It is not gone: while it is a member,
+        the next gather may find it again.
+        """
         for contribution in self._pending.gone(peer.incarnation):
             self._fail(contribution, error)
 

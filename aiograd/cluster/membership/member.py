@@ -362,7 +362,8 @@ class Member:
             return  # the `Coordinator` decides first, and then calls `lose`
         if peer.incarnation == leader.incarnation:
             self._lost_coordinator(leader, error)
-        self.lose(peer, error)
+        # Whether it is lost to all is for the coordinator to say: our connection alone may be cut.
+        self.collectives.cut_off(peer, error)
 
     def _lost_coordinator(self, leader: PeerInfo, error: Exception) -> None:
         if self.dismissed.done() or self._election.running:

@@ -408,3 +408,17 @@ async def test_a_loss_that_is_read_right_behind_a_barrier_ends_the_barrier(world
         async with asyncio.timeout(5):
             await asked
     assert caught.value.worker == "c"
+
+
+async def test_a_member_whose_connection_to_one_other_was_cut_takes_part_in_barriers(world):
+    """While both are members, only their own connection is lost; the next one is dialled."""
+    a, b, c = await world.open("a", "b", "c")
+    for told in b.agent.lost:
+        told(c.agent.info, WorkerLost("c", "unknown", "the connection was cut"))
+    async with asyncio.timeout(5):
+        gathers = [
+            worker.member.collectives.gather(worker.name, None, 5.0, "all_gather")
+            for worker in (a, b, c)
+        ]
+        found = await asyncio.gather(*gathers)
+    assert found == [{"a": "a", "b": "b", "c": "c"}] * 3

@@ -21,7 +21,7 @@ FOUND = {
     793: "members left although others followed a successor, which was stopped",
     1092: "a lost successor that not all had heard of: nobody was elected",
     5041: "the dead counted as if they had never voted: two coordinators of one term",
-    30452: "a member whose own connection was cut counted as gone: barriers waited for who saw that",
+    30452: "a member counted as gone for who had lost its own connection: barriers waited",
     5397: "candidates went on for terms that others had used",
 }
 

@@ -159,7 +159,11 @@ def _tidy(where: Path) -> None:
 
 def _read(where: Path) -> Iterator[RunRecord]:
     known = {field.name for field in fields(RunRecord)}
-    for path in sorted(where.glob(f"{WORKER}*.json")):
+    try:
+        paths = sorted(where.glob(f"{WORKER}*.json"))
+    except OSError:  # the last worker has removed the folder just now
+        return
+    for path in paths:
         with contextlib.suppress(OSError, ValueError, TypeError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -113,3 +113,15 @@ async def test_a_secret_that_a_user_gave_is_not_written(runtime):
 async def test_workers_in_one_loop_leave_no_files(runtime):
     async with ag.LocalCluster(1, processes=False):
         assert records() == []
+
+
+def test_a_worker_can_close_while_another_one_removes_the_folder(runtime, monkeypatch):
+    registration = Registration(record())
+
+    def removed_meanwhile(path, pattern):  # between the two looks that `glob` takes
+        path.rmdir()
+        return os.scandir(path)
+
+    monkeypatch.setattr(type(runtime), "glob", removed_meanwhile)
+    registration.close()
+    assert not runtime.exists()

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,12 +58,14 @@ def _command(pid: str) -> str:
 def _addresses(fd: str) -> str:
     """Return both ends of a socket, as text; nothing for other files."""
     try:
+        if not stat.S_ISSOCK(os.fstat(int(fd)).st_mode):
+            return ""
         with socket.socket(fileno=os.dup(int(fd))) as found:
             names = [found.getsockname()]
             with contextlib.suppress(OSError):
                 names.append(found.getpeername())
             return str(names)
-    except OSError:
+    except OSError:  # closed meanwhile
         return ""
 
 

@@ -440,7 +440,7 @@ class Worker:
         self._leaves_on = number
         _log.warning("%s: leaves on %s", self.name, signal.Signals(number).name)
         closing = self.agent.loop.create_task(self.close())
-        # In a callback: a loop passes SystemExit on, and whoever runs it cancels all tasks.
+        # In a callback: a loop passes SystemExit on, and what runs it cancels all tasks.
         closing.add_done_callback(lambda _: sys.exit(128 + number))
 
     async def close(self, graceful: bool = True, timeout: float | None = None) -> None:

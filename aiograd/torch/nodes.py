@@ -207,7 +207,7 @@ class _NodeHooks:
     """
 
     def __init__(self) -> None:
-        # Whoever registered hooks before this was imported may have put some on nodes.
+        # Hooks that were registered before this was imported may be on nodes.
         self.possible = RemovableHandle.next_id > 0
         self._register = torch.autograd.Function._register_hook
         torch.autograd.Function._register_hook = staticmethod(self._note)

@@ -126,7 +126,7 @@ class Election:
 
         A coordinator decides who is a member and asks members to leave. A partner is not given
         that, nor believed what it says of votes and rosters; it leaves when its coordinator is
-        lost. Partners still count as members: so two majorities share a member, whoever counts.
+        lost. Partners still count as members: so two majorities share a member in any case.
         """
         return [
             peer

@@ -121,7 +121,7 @@ class Electorate(Generic[P]):
         announced(version, members) ─▶ acknowledged(version, member) … ─▶ confirmed
 
     Half of the electorate is enough, the coordinator included: a successor needs more than half, so
-    whoever it asks, one of them knows. Those that are known to be dead do not count as half of it:
+    one of its voters knows that roster. Those that are known to be dead do not count as half of it:
     they may have voted before they died. But where all others have acknowledged, nobody is left who
     could have been elected.
     """

@@ -65,10 +65,10 @@ def _tell_the_living(original: Any) -> Any:
     return tell
 
 
-# S1, S4: whoever the coordinator takes for lost does not count any more, also if these are many.
+# S1, S4: members that the coordinator takes for lost do not count any more, also if these are many.
 def _shrink(original: Any) -> Any:
     def decide(self: Electorate[Any]) -> bool:
-        """Let the last roster elect, whoever has it."""
+        """Let the last roster elect, also if few members have it."""
         if self.confirmed:
             return False
         self._members, self.confirmed = self._next, True

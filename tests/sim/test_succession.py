@@ -22,6 +22,7 @@ FOUND = {
     1092: "a lost successor that not all had heard of: nobody was elected",
     5041: "the dead counted as if they had never voted: two coordinators of one term",
     30452: "a member counted as gone for who had lost its own connection: barriers waited",
+    40582: "a member waited for a successor after all who had heard of it had left",
     5397: "candidates went on for terms that others had used",
 }
 

@@ -158,6 +158,8 @@ class Election:
                     return
                 # By its rank, so that two whose campaigns got into each other's way do not again.
                 pause = TURN / 4 + turn / 4
+                # In every round: those who had heard of a successor may have left by now.
+                deadline = began + ELECTION
                 if self._heard:
                     # Not we, but those who follow that one can be elected if it was lost, too.
                     deadline, pause = began + KNOWN, pause + PRECEDENCE

@@ -2,7 +2,7 @@
 
     python benchmarks/instructions.py                          # this tree
     python benchmarks/instructions.py --against ../old         # this tree beside another one
-    python benchmarks/instructions.py --only reference --keep /tmp/out   # for callgrind_annotate
+    python benchmarks/instructions.py --only reference --keep out   # for callgrind_annotate
 
 Two workers share one process and one loop (uvloop, if it is installed) and talk over a Unix socket,
 so that every step of both counts once, and no scheduler has a say. Only the repetitions are
